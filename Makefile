@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run demo test test-fast bench check lock clean
+
+run: $(READY)
+	$(BIN)/keylane demo
+
+demo: $(READY)
+	$(BIN)/keylane demo --once
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+bench: $(READY)
+	$(BIN)/python -m loadtest.bench
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The lock names packages and versions only: where they come from is the machine's business.
+lock: $(READY)
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --extra dev --strip-extras \
+		--allow-unsafe --no-emit-options --no-emit-index-url --no-emit-find-links \
+		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The file exists only while the environment is complete. Without it an install was interrupted, or
+# never begun, and pip cannot tell a half-written package from a whole one: start from nothing.
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Keylane needs Python 3.11 or newer; say which with make PYTHON=..."; exit 1; }
+	test -f $@ || $(PYTHON) -m venv --clear $(VENV)
+	rm -f $@
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@

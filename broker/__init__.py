@@ -1,0 +1,1 @@
+"""The Keylane server: stateless workers whose only state is Redis or Valkey."""

@@ -1,0 +1,88 @@
+"""Every key name, and the rules for the names inside them; docs/keyspace.md shows each to an operator."""
+
+import re
+from typing import NamedTuple
+
+from client.errors import InvalidName
+
+TOPICS = "kl:topics"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return the name, or raise InvalidName: letters, digits, `.`, `_` and `-`, at most 200 of them."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"{kind} name {_shorten(name)} is not allowed: 1 to 200 letters, digits, '.', '_' or '-', "
+            "the first a letter or digit"
+        )
+    return name
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def topic_key(topic: str) -> str:
+    """The topic's own hash, in a slot of its own."""
+    return f"kl:topic:{topic}"
+
+
+class SubscriptionKeys(NamedTuple):
+    """The keys of a subscription's scripts, in the order that lua/lanes.lua names them."""
+
+    lease: str
+    meta: str
+    log: str
+    subs: str
+    sub: str
+    lanes: str
+    runs: str
+    deadlines: str
+    ready: str
+    queue: str
+    retries: str
+    consumers: str
+
+
+class PartitionKeys(NamedTuple):
+    """The keys of one partition; all share one hash tag, so they live in one slot."""
+
+    lease: str
+    meta: str
+    log: str
+    subs: str
+    marks_0: str
+    marks_1: str
+
+    @classmethod
+    def of(cls, topic: str, partition: int) -> "PartitionKeys":
+        """Name the keys of a partition."""
+        base = f"kl:{{{topic}:{partition}}}:"
+        return cls(
+            *(base + part for part in ("lease", "meta", "log", "subs", "marks:0", "marks:1"))
+        )
+
+    @property
+    def subscription_prefix(self) -> str:
+        """What the name of every subscription's key starts with."""
+        return self.lease.removesuffix("lease") + "sub:"
+
+    def subscription(self, name: str) -> SubscriptionKeys:
+        """Name the keys of one subscription."""
+        own = (self.subscription_prefix + name + suffix for suffix in SUBSCRIPTION_SUFFIXES)
+        return SubscriptionKeys(self.lease, self.meta, self.log, self.subs, *own)
+
+
+SUBSCRIPTION_SUFFIXES = (
+    "",
+    ":lanes",
+    ":runs",
+    ":deadlines",
+    ":ready",
+    ":queue",
+    ":retries",
+    ":consumers",
+)

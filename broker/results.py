@@ -1,0 +1,177 @@
+"""What the engine takes and answers: small typed values, no dicts of bytes."""
+
+from typing import NamedTuple
+
+import msgspec
+
+
+class Outgoing(NamedTuple):
+    """A message to publish: `key` is "" for none, `about` is what client.wire.about() makes."""
+
+    key: str
+    uid: str
+    about: str
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A partition lease: who holds which partition in which epoch."""
+
+    topic: str
+    partition: int
+    worker: str
+    epoch: int
+
+    @property
+    def text(self) -> str:
+        """The value of the lease's key while it is valid."""
+        return f"{self.worker} {self.epoch}"
+
+
+class Published(msgspec.Struct, frozen=True):
+    """The answer for one message of a batch."""
+
+    id: str | None
+    duplicate: bool = False
+    no_subscribers: bool = False
+
+
+class PublishResult(msgspec.Struct, frozen=True):
+    """The answer for a batch; `stored` messages took consecutive entries from `first` on."""
+
+    ledger: int
+    first: int
+    stored: int
+    unowed: int
+    published_ms: int
+    duplicates: dict[int, str]
+    durability: str
+    size: int
+
+    def each(self) -> list[Published]:
+        """One answer per message, in the order given."""
+        if not self.duplicates and not self.unowed:
+            prefix = f"{self.ledger}-"
+            return [
+                Published(prefix + str(entry))
+                for entry in range(self.first, self.first + self.stored)
+            ]
+        answers = []
+        entry = self.first
+        for index in range(self.size):
+            if index in self.duplicates:
+                answers.append(Published(self.duplicates[index], duplicate=True))
+            elif self.unowed:
+                answers.append(Published(None, no_subscribers=True))
+            else:
+                answers.append(Published(f"{self.ledger}-{entry}"))
+                entry += 1
+        return answers
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One entry of a log as it is delivered; `key` is "" for none."""
+
+    id: str
+    key: str
+    uid: str
+    about: str
+    retries: int = 0
+
+    @property
+    def entry(self) -> int:
+        """The entry's number in its partition."""
+        return int(self.id.partition("-")[2])
+
+
+class Receipt(NamedTuple):
+    """Proof of a lease on entries first..last; `lane` is "" where there is no order."""
+
+    partition: int
+    lane: str
+    token: int
+    first: int
+    last: int
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """Messages leased to one consumer under one receipt."""
+
+    consumer: str
+    receipt: Receipt
+    deadline_ms: int
+    messages: list[Message]
+
+
+class Room(NamedTuple):
+    """A consumer, how many messages it can take now, and the lease it asks for."""
+
+    consumer: str
+    permits: int
+    lease_ms: int = 30_000
+
+
+class FetchResult(msgspec.Struct, frozen=True):
+    """Deliveries, and when to look again: at once if `more`, else at `next_due_ms` (0: never)."""
+
+    deliveries: list[Delivery]
+    now_ms: int
+    next_due_ms: int
+    more: bool
+    unknown_consumers: list[str]
+
+
+class Stale(NamedTuple):
+    """A part of a receipt that did not hold any more: its place in the call, and the entries."""
+
+    index: int
+    first: int
+    last: int
+
+
+class SettleResult(msgspec.Struct, frozen=True):
+    """What was stale (everything else is settled), and which entries left the log for good."""
+
+    stale: list[Stale]
+    forgotten: list[tuple[int, int]] = []
+    deadline_ms: int = 0
+
+    def outcomes(self, count: int) -> list[str]:
+        """Settled or stale for each of `count` receipts; stale if any part of it was."""
+        answers = ["settled"] * count
+        for stale in self.stale:
+            answers[stale.index] = "stale"
+        return answers
+
+
+class ExpireResult(msgspec.Struct, frozen=True):
+    """How many lanes were given back and whose sessions ended; `next_due_ms` is 0 for never."""
+
+    released: int
+    next_due_ms: int
+    expired_consumers: list[str]
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """The wait before redelivery n: initial * factor^(n-1) up to maximum, less a share of jitter."""
+
+    initial: float
+    factor: float = 2.0
+    maximum: float = 3600.0
+    jitter: float = 0.0
+
+
+class SubscriptionSettings(msgspec.Struct, frozen=True):
+    """What a subscription is made with."""
+
+    mode: str = "shared"
+    delivery: str = "at_least_once"
+    lease_ms: int = 30_000
+    backoff: Backoff | None = None
+
+
+class TopicSettings(msgspec.Struct, frozen=True):
+    """What a topic is made with."""
+
+    partitions: int = 1
+    retain: bool = False
+    dedupe_ms: int = 600_000

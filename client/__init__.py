@@ -1,0 +1,1 @@
+"""The Keylane client: publish to topics and consume from subscriptions."""

@@ -1,0 +1,155 @@
+"""What can go wrong, by name; the same codes in Python, the protocol, REST and `--json`.
+
+BrokerError
+├── ConnectionFailed         retriable
+├── ConnectionClosed         retriable
+├── Unavailable              retriable   the broker cannot reach Redis
+├── Overloaded               retriable
+├── Fenced                   retriable   another worker owns the partition now
+├── Unauthorized
+├── Forbidden
+├── TopicNotFound
+├── TopicExists
+├── SubscriptionNotFound
+├── SubscriptionExists
+├── SubscriptionBusy         retriable
+├── InvalidName
+├── InvalidArgument
+├── MessageTooLarge
+├── MessageLeased            retriable
+├── MessageNotFound
+├── BacklogFull              retriable
+├── StaleReceipt
+├── PayloadMissing
+├── DurabilityNotReached     retriable
+├── IncompatibleVersion
+└── ProtocolError
+"""
+
+import re
+from typing import ClassVar
+
+
+class BrokerError(Exception):
+    """The broker said no; `code` says why and `retriable` whether trying again can help."""
+
+    code: ClassVar[str] = "broker_error"
+    retriable: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+class ConnectionFailed(BrokerError):
+    """No broker could be reached."""
+
+    retriable = True
+
+
+class ConnectionClosed(BrokerError):
+    """The connection ended before the answer came."""
+
+    retriable = True
+
+
+class Unavailable(BrokerError):
+    """The broker cannot reach Redis."""
+
+    retriable = True
+
+
+class Overloaded(BrokerError):
+    """The broker or its Redis has no room for more right now."""
+
+    retriable = True
+
+
+class Fenced(BrokerError):
+    """The partition lease of the caller has ended or moved on; nothing was changed."""
+
+    retriable = True
+
+
+class Unauthorized(BrokerError):
+    """The token is missing or unknown."""
+
+
+class Forbidden(BrokerError):
+    """The token does not allow this action on this topic."""
+
+
+class TopicNotFound(BrokerError):
+    """There is no topic of that name."""
+
+
+class TopicExists(BrokerError):
+    """There is a topic of that name already."""
+
+
+class SubscriptionNotFound(BrokerError):
+    """There is no subscription of that name on the topic."""
+
+
+class SubscriptionExists(BrokerError):
+    """There is a subscription of that name with other settings."""
+
+
+class SubscriptionBusy(BrokerError):
+    """An exclusive subscription has a consumer already."""
+
+    retriable = True
+
+
+class InvalidName(BrokerError):
+    """A topic, subscription, consumer or worker name breaks the rules."""
+
+
+class InvalidArgument(BrokerError):
+    """An argument cannot be right; nothing was changed."""
+
+
+class MessageTooLarge(BrokerError):
+    """A message or a part of it is over a limit."""
+
+
+class MessageLeased(BrokerError):
+    """Somebody holds the message."""
+
+    retriable = True
+
+
+class MessageNotFound(BrokerError):
+    """The message is not there (any more)."""
+
+
+class BacklogFull(BrokerError):
+    """The topic's backlog quota is used up."""
+
+    retriable = True
+
+
+class StaleReceipt(BrokerError):
+    """The lease behind the receipt has ended."""
+
+
+class PayloadMissing(BrokerError):
+    """The message's body is not in the payload store."""
+
+
+class DurabilityNotReached(BrokerError):
+    """The durability asked for was not reached; `stored` says whether Redis has the message."""
+
+    retriable = True
+
+    def __init__(self, text: str, *, stored: bool) -> None:
+        super().__init__(text)
+        self.stored = stored
+
+
+class IncompatibleVersion(BrokerError):
+    """Client and broker have no protocol version in common."""
+
+
+class ProtocolError(BrokerError):
+    """The other side sent something that the protocol does not allow."""

@@ -1,0 +1,1 @@
+"""Load tests and the benchmark suite of Keylane."""

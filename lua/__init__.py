@@ -1,0 +1,1 @@
+"""The atomic operations of Keylane, one Lua file each, shipped as package data."""

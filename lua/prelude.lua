@@ -1,0 +1,119 @@
+-- prelude: what every script shares. The loader puts it in front of each file of this folder.
+--
+-- A script answers an array whose first element is a word: OK, or why nothing was changed
+-- (FENCED, NO_TOPIC, NO_SUBSCRIPTION, ...). It checks everything first and writes after.
+--
+-- An entry's number counts through the whole partition and its ledger follows from it, so ranges of
+-- entries are pairs of numbers; only the log's ids carry the ledger. Entries, tokens and times stay below
+-- 10^14, where Lua prints a double as the integer that it is.
+
+local CHUNK = 2000 -- arguments per call: Lua's unpack is bounded by its C stack
+
+-- Redis time in ms. Tests put a clock of their own in place of this function.
+local function clock()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Calls a command on a key with any number of arguments; CHUNK is even, so pairs stay together.
+local function call_with(command, key, arguments)
+  for from = 1, #arguments, CHUNK do
+    redis.call(command, key, unpack(arguments, from, math.min(from + CHUNK - 1, #arguments)))
+  end
+end
+
+-- Like call_with for commands that answer one value per argument.
+local function map_with(command, key, arguments)
+  if #arguments <= CHUNK then
+    return redis.call(command, key, unpack(arguments))
+  end
+  local answers = {}
+  for from = 1, #arguments, CHUNK do
+    local last = math.min(from + CHUNK - 1, #arguments)
+    local part = redis.call(command, key, unpack(arguments, from, last))
+    for index = 1, #part do
+      answers[from + index - 1] = part[index]
+    end
+  end
+  return answers
+end
+
+-- The partition's time: Redis time that never goes backwards, also after a failover.
+local function tick(meta_key, stored)
+  local now = clock()
+  stored = tonumber(stored or '0')
+  if now > stored then
+    redis.call('HSET', meta_key, 'clock', now)
+    return now
+  end
+  return stored
+end
+
+-- ledgers: "<ledger>:<first entry> ..." oldest first -> a function from entry to stream id.
+local function id_maker(ledgers)
+  local starts, names = {}, {}
+  for ledger, first in string.gmatch(ledgers, '(%d+):(%d+)') do
+    starts[#starts + 1] = tonumber(first)
+    names[#names + 1] = ledger
+  end
+  return function(entry)
+    for index = #starts, 2, -1 do
+      if entry >= starts[index] then
+        return names[index] .. '-' .. entry
+      end
+    end
+    return (names[1] or '0') .. '-' .. entry
+  end
+end
+
+local function entry_of(id)
+  return tonumber(string.match(id, '%-(%d+)$'))
+end
+
+-- The entry number of the log's oldest entry, or nil.
+local function first_entry(log)
+  local found = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)
+  return found[1] and entry_of(found[1][1])
+end
+
+-- Sorted, disjoint ranges {first, last} out of any list of ranges.
+local function normalise(ranges)
+  local sorted = true
+  for index = 2, #ranges do
+    if ranges[index][1] < ranges[index - 1][1] then
+      sorted = false
+      break
+    end
+  end
+  if not sorted then
+    table.sort(ranges, function(left, right) return left[1] < right[1] end)
+  end
+  local merged = {}
+  for _, range in ipairs(ranges) do
+    local previous = merged[#merged]
+    if previous and range[1] <= previous[2] + 1 then
+      previous[2] = math.max(previous[2], range[2])
+    else
+      merged[#merged + 1] = { range[1], range[2] }
+    end
+  end
+  return merged
+end
+
+-- What is left of ranges without the range first..last.
+local function without(ranges, first, last)
+  local left = {}
+  for _, range in ipairs(ranges) do
+    if range[2] < first or range[1] > last then
+      left[#left + 1] = range
+    else
+      if range[1] < first then
+        left[#left + 1] = { range[1], first - 1 }
+      end
+      if range[2] > last then
+        left[#left + 1] = { last + 1, range[2] }
+      end
+    end
+  end
+  return left
+end

@@ -1,0 +1,21 @@
+-- create: make a subscription that owes everything after a position.
+--
+-- KEYS   as in lanes.lua
+-- ARGV   3 position   4 its value, or ""   5.. field, value pairs of settings
+-- Returns  {"OK", cursor}   {"EXISTS", {field, value, ...}}   {"NO_TOPIC"}
+-- Cost     O(log n) probes for a time, O(1) otherwise
+local position, value = ARGV[3], ARGV[4]
+
+if not last_entry then
+  return { 'NO_TOPIC' }
+end
+if cursor then
+  return { 'EXISTS', redis.call('HGETALL', sub) }
+end
+now = tick(meta, stored[3])
+
+-- Tokens start from the time, so that they go on growing when a subscription is made anew.
+cursor = cursor_at(position, value)
+redis.call('HSET', subs, name, cursor)
+redis.call('HSET', sub, 'token', now, 'sparse', last_entry, unpack(ARGV, 5))
+return { 'OK', cursor }

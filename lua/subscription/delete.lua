@@ -1,0 +1,15 @@
+-- delete: remove a subscription; reclaim then drops what only it owed.
+--
+-- KEYS   as in lanes.lua
+-- ARGV   (the subscription only)
+-- Returns  {"OK"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
+-- Cost     O(1); the memory is freed in the background
+local refused = refusal(true)
+if refused then
+  return refused
+end
+
+redis.call('HDEL', subs, name)
+redis.call('UNLINK', sub, lanes, runs, deadlines, ready, queue, retries, consumers)
+redis.call('HSET', meta, 'sweep', 1)
+return { 'OK' }

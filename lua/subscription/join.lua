@@ -1,0 +1,28 @@
+-- join: open a consumer's session, or renew the one of that name.
+--
+-- KEYS   as in lanes.lua
+-- ARGV   3 consumer   4 session_ms
+-- Returns  {"OK", 1 when the session was already open}
+--          {"BUSY", consumer}: an exclusive subscription has another one
+--          {"LEAVING"}: the last session of that name has ended and must be cleared with leave first
+--          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
+-- Cost     O(consumers)
+local consumer, session_ms = ARGV[3], tonumber(ARGV[4])
+
+local refused = refusal()
+if refused then
+  return refused
+end
+
+local session = tonumber(redis.call('ZSCORE', consumers, consumer) or nil)
+if session and session <= now then
+  return { 'LEAVING' }
+end
+if not session and redis.call('HGET', sub, 'mode') == 'exclusive' then
+  local other = redis.call('ZRANGE', consumers, 0, 0)[1]
+  if other then
+    return { 'BUSY', other }
+  end
+end
+redis.call('ZADD', consumers, now + session_ms, consumer)
+return { 'OK', session and 1 or 0 }

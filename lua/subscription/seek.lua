@@ -1,0 +1,19 @@
+-- seek: move a subscription to a position; all its leases and retry counts end.
+--
+-- KEYS   as in lanes.lua
+-- ARGV   3 position   4 its value, or ""
+-- Returns  {"OK", cursor}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
+-- Cost     O(log n) probes for a time, O(1) otherwise
+local position, value = ARGV[3], ARGV[4]
+
+local refused = refusal(true)
+if refused then
+  return refused
+end
+
+cursor = cursor_at(position, value)
+redis.call('HSET', subs, name, cursor)
+redis.call('HSET', sub, 'sparse', last_entry)
+redis.call('UNLINK', lanes, runs, deadlines, ready, queue, retries)
+redis.call('HSET', meta, 'sweep', 1)
+return { 'OK', cursor }

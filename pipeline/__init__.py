@@ -1,0 +1,1 @@
+"""The Keylane data pipeline: topics in and out of Spark."""

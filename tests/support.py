@@ -1,0 +1,38 @@
+"""What several test folders share: an engine whose scripts run on a clock that the test moves."""
+
+import re
+
+from broker.engine import Engine
+from broker.scripts import Scripts, read_sources
+from broker.store import Store
+
+CLOCK = "kl:test:clock"
+
+
+def with_test_clock(sources: dict[str, str]) -> dict[str, str]:
+    """The same sources, with the time read from a key (single server only)."""
+    body = f"local function clock()\n  return tonumber(redis.call('GET', '{CLOCK}'))\nend"
+    prelude, replaced = re.subn(
+        r"local function clock\(\)\n.*?\nend", body, sources["prelude"], flags=re.DOTALL
+    )
+    assert replaced == 1, "the prelude has one clock"
+    return {**sources, "prelude": prelude}
+
+
+class ManualTime:
+    """An engine on a clock that stands still until it is moved."""
+
+    def __init__(self, url: str, sources: dict[str, str] | None = None) -> None:
+        store = Store.connect(url)
+        store.scripts = Scripts(with_test_clock(sources or read_sources()))
+        self.engine = Engine(store)
+        self.now_ms = 1_000_000
+
+    async def start(self) -> None:
+        """Set the clock."""
+        await self.engine.store.command("SET", CLOCK, self.now_ms)
+
+    async def advance(self, ms: int) -> None:
+        """Move the clock."""
+        self.now_ms += ms
+        await self.start()
