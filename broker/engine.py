@@ -1,23 +1,44 @@
 """Every operation on topics, partitions and subscriptions: one typed method per script.
 
-    engine = Engine.connect("redis://localhost")
-    await engine.create_topic("orders", TopicSettings(partitions=8))
-    await engine.create_subscription("orders", "billing", SubscriptionSettings(mode="key_shared"))
+engine = Engine.connect("redis://localhost")
+await engine.create_topic("orders", TopicSettings(partitions=8))
+await engine.create_subscription("orders", "billing", SubscriptionSettings(mode="key_shared"))
 
-    lease = await engine.acquire("orders", 3, worker="w1", ttl_ms=5000)
-    await engine.publish(lease, [Outgoing("customer-7", uid, pack_about(now_ms))])
-    await engine.join(lease, "billing", "c1")
-    result = await engine.fetch(lease, "billing", [Room("c1", 100)])
-    await engine.ack(lease, "billing", [delivery.receipt for delivery in result.deliveries])
+lease = await engine.acquire("orders", 3, worker="w1", ttl_ms=5000)
+await engine.publish(lease, [Outgoing("customer-7", uid, pack_about(now_ms))])
+await engine.join(lease, "billing", "c1")
+result = await engine.fetch(lease, "billing", [Room("c1", 100)])
+await engine.ack(lease, "billing", [delivery.receipt for delivery in result.deliveries])
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from broker.arguments import (
+    MAX_BATCH,
+    MAX_PARTITIONS,
+    check_batch,
+    check_settings,
+    covering_ranges,
+    id_maker,
+    optional,
+    pack,
+    pack_receipts,
+    place_of,
+    rows,
+    split_by_lane,
+    stale_parts,
+    subscription_fields,
+    subscription_settings,
+    to_dict,
+    to_flat,
+    topic_fields,
+    topic_settings,
+)
 from broker.keys import (
     SUBSCRIPTION_SUFFIXES,
     TOPICS,
@@ -27,7 +48,6 @@ from broker.keys import (
     topic_key,
 )
 from broker.results import (
-    Backoff,
     Delivery,
     ExpireResult,
     FetchResult,
@@ -38,15 +58,14 @@ from broker.results import (
     Receipt,
     Room,
     SettleResult,
-    Stale,
     SubscriptionSettings,
     TopicSettings,
 )
-from broker.store import Store
+from broker.store import Call, Store
+from broker.tail import TailCache
 from client.errors import (
     Fenced,
     InvalidArgument,
-    MessageTooLarge,
     SubscriptionBusy,
     SubscriptionExists,
     SubscriptionNotFound,
@@ -54,17 +73,8 @@ from client.errors import (
     TopicNotFound,
 )
 
-MAX_PARTITIONS = 10_000
-MAX_BATCH = 1_000  # messages or receipts per call: a script blocks the server
-MAX_KEY = 1_024  # bytes
-MAX_UID = 256
-MAX_ABOUT = 65_536
-MODES = ("shared", "key_shared", "exclusive", "failover")
-DELIVERIES = ("at_least_once", "at_most_once")
 _STEP = 500  # entries or lanes that one call of a longer piece of work looks at
-_GAP = 16  # unwanted entries worth reading rather than asking twice
 
-_pack = msgspec.msgpack.Encoder().encode
 _partition_keys = lru_cache(maxsize=65_536)(PartitionKeys.of)
 
 
@@ -75,10 +85,11 @@ def _keys(topic: str, partition: int, subscription: str) -> SubscriptionKeys:
 
 
 class Engine:
-    """The broker's operations on Redis; holds no state but the connection."""
+    """The broker's operations on Redis; holds nothing that it cannot lose."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._tails = TailCache()
 
     @classmethod
     def connect(cls, url: str) -> "Engine":
@@ -98,21 +109,19 @@ class Engine:
         check_name("topic", topic)
         settings = settings or TopicSettings()
         if not 1 <= settings.partitions <= MAX_PARTITIONS:
-            raise InvalidArgument(
-                f"{settings.partitions} partitions: a topic has 1 to {MAX_PARTITIONS}"
-            )
+            raise InvalidArgument(f"{settings.partitions} partitions: a topic has 1 to {MAX_PARTITIONS}")
         await self.store.command("SADD", TOPICS, topic)
-        stored = _topic_fields(settings)
-        answer = await self.store.run("topic/create", [topic_key(topic)], *_flat(stored))
+        stored = topic_fields(settings)
+        answer = await self.store.run("topic/create", [topic_key(topic)], *to_flat(stored))
         if answer[0] == "EXISTS":
-            stored = _dict(answer[1])
+            stored = to_dict(answer[1])
             if stored["state"] == "deleting":
                 await self.delete_topic(topic)
                 return await self.create_topic(topic, settings, exist_ok=exist_ok)
             if stored["state"] == "ready" and not exist_ok:
                 raise TopicExists(f"topic {topic!r} exists already")
-        made = _topic_settings(stored)
-        fields = _flat({key: stored[key] for key in ("retain", "dedupe_ms")})
+        made = topic_settings(stored)
+        fields = to_flat({key: stored[key] for key in ("retain", "dedupe_ms")})
         await self._in_partitions(
             topic, made.partitions, lambda keys: ("partition/create", [keys.meta], fields)
         )
@@ -130,7 +139,7 @@ class Engine:
         self._check(answer, topic)
         await self._in_partitions(
             topic,
-            _topic_settings(_dict(answer[1])).partitions,
+            topic_settings(to_dict(answer[1])).partitions,
             lambda keys: (
                 "partition/delete",
                 list(keys),
@@ -150,7 +159,7 @@ class Engine:
         stored = await self.store.command("HGETALL", topic_key(topic))
         if stored.get("state") != "ready":
             raise TopicNotFound(f"no topic {topic!r}")
-        return _topic_settings(stored)
+        return topic_settings(stored)
 
     # Partition leases
 
@@ -177,16 +186,21 @@ class Engine:
 
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         """Extend leases, all in one round trip; False for each that is lost."""
-        calls = [
-            ("partition/renew", [_partition_keys(held.topic, held.partition).lease], [held.text, ttl_ms])
+        calls: list[Call] = [
+            (
+                "partition/renew",
+                [_partition_keys(held.topic, held.partition).lease],
+                [held.text, ttl_ms],
+            )
             for held in leases
         ]
-        return [answer[0] == "OK" for answer in await self.store.run_all(calls)] if calls else []
+        return [answer[0] == "OK" for answer in await self.store.run_all(calls)]
 
     async def release(self, lease: Lease) -> bool:
         """Give a partition up; False if it was lost before."""
         keys = _partition_keys(lease.topic, lease.partition)
-        return (await self.store.run("partition/release", [keys.lease], lease.text))[0] == "OK"
+        answer = await self.store.run("partition/release", [keys.lease], lease.text)
+        return bool(answer[0] == "OK")
 
     # Publishing
 
@@ -199,21 +213,22 @@ class Engine:
         timeout_ms: int = 5_000,
     ) -> PublishResult:
         """Append a batch to the partition, each uid once within the topic's dedupe window."""
-        _check_batch(messages)
-        answer, reached = await self.store.run_durably(
+        check_batch(messages)
+        answer = await self.store.run_durably(
             durability,
             timeout_ms,
             "partition/publish",
             _partition_keys(lease.topic, lease.partition),
             lease.text,
-            _pack([part for message in messages for part in message]),
+            pack([part for message in messages for part in message]),
         )
         self._check(answer, lease.topic, lease=lease)
         _, now_ms, first, stored, unowed, pairs = answer
-        duplicates = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        return PublishResult(
-            lease.epoch, first, stored, unowed, now_ms, duplicates, reached, len(messages)
+        result = PublishResult(
+            lease.epoch, first, stored, unowed, now_ms, dict(rows(pairs, 2)), durability, len(messages)
         )
+        self._tails.add(lease, messages, result)
+        return result
 
     # Subscriptions
 
@@ -232,9 +247,9 @@ class Engine:
         """
         check_name("subscription", name)
         settings = settings or SubscriptionSettings()
-        _check_settings(settings)
-        fields = _subscription_fields(settings)
-        position, value = _position(start)
+        check_settings(settings)
+        fields = subscription_fields(settings)
+        position, value = place_of(start)
         partitions = (await self.describe_topic(topic)).partitions
         answers = await self._in_partitions(
             topic,
@@ -242,12 +257,12 @@ class Engine:
             lambda keys: (
                 "subscription/create",
                 keys.subscription(name),
-                ["", name, position, value, *_flat(fields)],
+                ["", name, position, value, *to_flat(fields)],
             ),
         )
         for answer in answers:
             if answer[0] == "EXISTS":
-                stored = _dict(answer[1])
+                stored = to_dict(answer[1])
                 if not exist_ok:
                     raise SubscriptionExists(f"subscription {name!r} of {topic!r} exists already")
                 if stored["mode"] != settings.mode:
@@ -278,7 +293,7 @@ class Engine:
         if not stored:
             await self.describe_topic(topic)
             raise SubscriptionNotFound(f"no subscription {name!r} on {topic!r}")
-        return _subscription_settings(stored)
+        return subscription_settings(stored)
 
     async def seek(
         self, topic: str, name: str, position: str | int | datetime, partition: int | None = None
@@ -290,7 +305,7 @@ class Engine:
         if isinstance(position, int) and partition is None:
             raise InvalidArgument("seek to an entry touches one partition: name it")
         check_name("topic", topic)
-        kind, value = _position(position)
+        kind, value = place_of(position)
         count = (await self.describe_topic(topic)).partitions
         for number in range(count) if partition is None else (partition,):
             keys = _keys(topic, number, name)
@@ -300,9 +315,7 @@ class Engine:
 
     # Consumers
 
-    async def join(
-        self, lease: Lease, subscription: str, consumer: str, session_ms: int = 10_000
-    ) -> bool:
+    async def join(self, lease: Lease, subscription: str, consumer: str, session_ms: int = 10_000) -> bool:
         """Open a consumer's session; True if one of that name was open, so that it may hold leases."""
         check_name("consumer", consumer)
         while True:
@@ -323,17 +336,13 @@ class Engine:
         answer = await self._run("touch", lease, subscription, session_ms, *consumers)
         return list(answer[1])
 
-    async def leave(
-        self, lease: Lease, subscription: str, consumer: str, *, crashed: bool = False
-    ) -> int:
+    async def leave(self, lease: Lease, subscription: str, consumer: str, *, crashed: bool = False) -> int:
         """Give back all that a consumer holds, uncharged unless it crashed; answers how many lanes."""
         position: Sequence[str] = ("", "", "")
         released = 0
         while True:
-            answer = await self._run(
-                "leave", lease, subscription, consumer, int(crashed), _STEP, *position
-            )
-            released += answer[2]
+            answer = await self._run("leave", lease, subscription, consumer, int(crashed), _STEP, *position)
+            released += int(answer[2])
             position = answer[3:]
             if answer[1]:
                 return released
@@ -352,11 +361,16 @@ class Engine:
             retries += charged
             if done:
                 break
-        items = [
-            (consumer, Receipt(lease.partition, lane, token, first, last), deadline)
-            for lane, token, first, last, deadline in _rows(found, 5)
+        messages = await self._read(lease, ledgers, [(row[2], row[3]) for row in rows(found, 5)], retries)
+        return [
+            Delivery(
+                consumer,
+                Receipt(lease.partition, lane, token, first, last),
+                deadline,
+                [messages[entry] for entry in range(first, last + 1) if entry in messages],
+            )
+            for lane, token, first, last, deadline in rows(found, 5)
         ]
-        return await self._deliveries(lease, ledgers, items, retries)
 
     # Delivery
 
@@ -369,12 +383,18 @@ class Engine:
         answer = await self._run(
             "fetch", lease, subscription, limit, *(part for room in consumers for part in room)
         )
-        _, now_ms, next_due_ms, more, token, ledgers, unknown, found, retries = answer
-        items = [
-            (consumers[index].consumer, Receipt(lease.partition, lane, token, first, last), deadline)
-            for index, lane, first, last, deadline in _rows(found, 5)
-        ]
-        deliveries = await self._deliveries(lease, ledgers, items, retries)
+        _, now_ms, next_due_ms, more, mode, token, ledgers, unknown, found, kept, retries = answer
+        messages = await self._read(
+            lease, ledgers, [(first, last) for _, first, last in rows(found, 3)], retries
+        )
+        deadlines = dict(rows(kept, 2))
+        deliveries = []
+        for index, first, last in rows(found, 3):
+            consumer, _, lease_ms = consumers[index]
+            for lane, start, end, part in split_by_lane(mode, first, last, messages):
+                deadline = deadlines.get(lane) or now_ms + lease_ms
+                receipt = Receipt(lease.partition, lane, token, start, end)
+                deliveries.append(Delivery(consumer, receipt, deadline, part))
         return FetchResult(deliveries, now_ms, next_due_ms, bool(more), unknown)
 
     async def fetch_settled(
@@ -393,14 +413,12 @@ class Engine:
         ]
         return msgspec.structs.replace(result, deliveries=kept)
 
-    async def ack(
-        self, lease: Lease, subscription: str, receipts: Sequence[Receipt]
-    ) -> SettleResult:
+    async def ack(self, lease: Lease, subscription: str, receipts: Sequence[Receipt]) -> SettleResult:
         """Settle leased messages for good."""
-        packed = _pack_receipts(lease, receipts)
+        packed = pack_receipts(lease, receipts)
         answer = await self._run("ack", lease, subscription, packed)
-        forgotten = list(_rows(answer[2], 2))
-        return SettleResult(_stale(answer[1]), forgotten)
+        forgotten = list(rows(answer[2], 2))
+        return SettleResult(stale_parts(answer[1]), forgotten)
 
     async def nack(
         self,
@@ -418,17 +436,17 @@ class Engine:
         """
         if not charged and delay_ms is None and until_ms is None:
             delay_ms = 0
-        packed = _pack_receipts(lease, receipts)
+        packed = pack_receipts(lease, receipts)
         answer = await self._run(
             "nack",
             lease,
             subscription,
             packed,
-            _optional(until_ms),
-            _optional(delay_ms),
+            optional(until_ms),
+            optional(delay_ms),
             "all" if charged else "none",
         )
-        return SettleResult(_stale(answer[1]))
+        return SettleResult(stale_parts(answer[1]))
 
     async def extend(
         self,
@@ -442,25 +460,23 @@ class Engine:
         """Move deadlines to `lease_ms` from now, or to a time."""
         if (lease_ms is None) == (until_ms is None):
             raise InvalidArgument("extend takes lease_ms or until_ms")
-        packed = _pack_receipts(lease, receipts)
+        packed = pack_receipts(lease, receipts)
         answer = await self._run(
-            "extend", lease, subscription, packed, _optional(until_ms), _optional(lease_ms)
+            "extend", lease, subscription, packed, optional(until_ms), optional(lease_ms)
         )
-        return SettleResult(_stale(answer[1]), deadline_ms=answer[2])
+        return SettleResult(stale_parts(answer[1]), deadline_ms=answer[2])
 
     async def expire(self, lease: Lease, subscription: str) -> ExpireResult:
         """Give back what has timed out and what consumers whose sessions ended held."""
-        released = 0
+        released, expired = 0, list[str]()
         while True:
             _, more, next_due_ms, lanes, gone = await self._run("expire", lease, subscription, _STEP)
             released += lanes
             for consumer in gone:
                 released += await self.leave(lease, subscription, consumer, crashed=True)
-            if not more:
-                break
-        if gone:
-            _, _, next_due_ms, _, _ = await self._run("expire", lease, subscription, _STEP)
-        return ExpireResult(released, next_due_ms, gone)
+            expired += gone
+            if not more and not gone:
+                return ExpireResult(released, next_due_ms, expired)
 
     # Below: how the methods above reach Redis.
 
@@ -504,15 +520,13 @@ class Engine:
         self,
         topic: str,
         partitions: int,
-        call: Callable[[PartitionKeys], tuple[str, Sequence[str], Sequence[str]]],
+        call: Callable[[PartitionKeys], Call],
     ) -> list[list[Any]]:
         """Run one script call in every partition, some hundred to a round trip."""
         answers: list[list[Any]] = []
         for first in range(0, partitions, _STEP):
             numbers = range(first, min(first + _STEP, partitions))
-            answers += await self.store.run_all(
-                [call(_partition_keys(topic, number)) for number in numbers]
-            )
+            answers += await self.store.run_all([call(_partition_keys(topic, number)) for number in numbers])
         return answers
 
     async def _reclaim(self, topic: str, partition: int, subscription: str) -> None:
@@ -520,187 +534,34 @@ class Engine:
         keys = _partition_keys(topic, partition).subscription(subscription)
         position = 1
         while position:
-            answer = await self.store.run(
-                "subscription/reclaim", keys, "", subscription, position, _STEP
-            )
+            answer = await self.store.run("subscription/reclaim", keys, "", subscription, position, _STEP)
             if answer[0] != "OK":
                 return
             position = answer[1]
 
-    async def _deliveries(
-        self,
-        lease: Lease,
-        ledgers: str,
-        items: list[tuple[str, Receipt, int]],
-        retries: list[int],
-    ) -> list[Delivery]:
-        """Read the messages that receipts stand for."""
-        if not items:
-            return []
-        log = _partition_keys(lease.topic, lease.partition).log
-        id_of = _id_maker(ledgers)
-        stretches = _stretches((receipt.first, receipt.last) for _, receipt, _ in items)
-        read = await self.store.entries(log, [(id_of(a), id_of(b)) for a, b in stretches])
-        counts = dict(_rows(retries, 2))
-        by_entry = {
-            (entry := int(id.partition("-")[2])): Message(
-                id, fields[1], fields[3], fields[5], counts.get(entry, 0)
+    async def _read(
+        self, lease: Lease, ledgers: str, ranges: list[tuple[int, int]], retries: list[int]
+    ) -> dict[int, Message]:
+        """Read messages by their entries; `retries` lists entry, count, ... of those redelivered."""
+        found = {}
+        tail = self._tails.of(lease)
+        missing = []
+        for first, last in ranges:
+            try:
+                for entry in range(first, last + 1):
+                    found[entry] = tail[entry]
+            except KeyError:
+                missing.append((entry, last))
+        if missing:
+            id_of = id_maker(ledgers)
+            parts = await self.store.entries(
+                _partition_keys(lease.topic, lease.partition).log,
+                [(id_of(first), id_of(last)) for first, last in covering_ranges(missing)],
             )
-            for part in read
-            for id, fields in part
-        }
-        deliveries = []
-        for consumer, receipt, deadline in items:
-            if receipt.first == receipt.last:
-                messages = [by_entry[receipt.first]] if receipt.first in by_entry else []
-            else:
-                messages = [
-                    by_entry[entry]
-                    for entry in range(receipt.first, receipt.last + 1)
-                    if entry in by_entry
-                ]
-            deliveries.append(Delivery(consumer, receipt, deadline, messages))
-        return deliveries
-
-
-def _stretches(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Few ranges that cover all of them, with small gaps read rather than skipped."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + _GAP:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
-
-
-def _id_maker(ledgers: str) -> Callable[[int], str]:
-    """From an entry's number to its id in the log; ledgers as in the meta hash."""
-    starts = [(int(first), ledger) for ledger, _, first in (p.partition(":") for p in ledgers.split())]
-
-    def id_of(entry: int) -> str:
-        ledger = next((name for first, name in reversed(starts) if entry >= first), starts[0][1])
-        return f"{ledger}-{entry}"
-
-    return id_of
-
-
-def _check_batch(messages: Sequence[Outgoing]) -> None:
-    if not 1 <= len(messages) <= MAX_BATCH:
-        raise InvalidArgument(f"a batch has 1 to {MAX_BATCH} messages, not {len(messages)}")
-    for message in messages:
-        key, uid, about = message
-        if not (isinstance(key, str) and isinstance(uid, str) and isinstance(about, str)):
-            raise InvalidArgument(f"not a message: {message!r:.100}")
-        if "\0" in key:
-            raise InvalidArgument(f"key {key[:50]!r} has a NUL character")
-        if not uid:
-            raise InvalidArgument("a message needs a uid")
-        if len(key.encode()) > MAX_KEY or len(uid) > MAX_UID or len(about) > MAX_ABOUT:
-            raise MessageTooLarge(
-                f"message {uid[:50]!r}: key of at most {MAX_KEY} bytes, uid {MAX_UID}, "
-                f"attributes and the rest {MAX_ABOUT}"
-            )
-
-
-def _pack_receipts(lease: Lease, receipts: Sequence[Receipt]) -> bytes:
-    if not 1 <= len(receipts) <= MAX_BATCH:
-        raise InvalidArgument(f"a call takes 1 to {MAX_BATCH} receipts, not {len(receipts)}")
-    flat: list[str | int] = []
-    for receipt in receipts:
-        try:
-            partition, lane, token, first, last = receipt
-            whole = isinstance(lane, str) and 0 < token < 10**14 and 0 < first <= last < 10**14
-            whole = whole and last - first < 10 * MAX_BATCH
-        except (TypeError, ValueError):
-            whole = False
-        if not whole or partition != lease.partition:
-            raise InvalidArgument(
-                f"{receipt!r:.100} is not a receipt of partition {lease.partition} of {lease.topic!r}"
-            )
-        flat += (lane, token, first, last)
-    return _pack(flat)
-
-
-def _check_settings(settings: SubscriptionSettings) -> None:
-    if settings.mode not in MODES:
-        raise InvalidArgument(f"mode {settings.mode!r}: use one of {', '.join(MODES)}")
-    if settings.delivery not in DELIVERIES:
-        raise InvalidArgument(f"delivery {settings.delivery!r}: use one of {', '.join(DELIVERIES)}")
-    if settings.lease_ms < 1:
-        raise InvalidArgument(f"lease of {settings.lease_ms} ms: use at least 1")
-    backoff = settings.backoff
-    if backoff and not (
-        0 <= backoff.initial <= backoff.maximum and backoff.factor >= 1 and 0 <= backoff.jitter <= 1
-    ):
-        raise InvalidArgument(
-            f"{backoff}: 0 <= initial <= maximum, factor >= 1 and 0 <= jitter <= 1 are needed"
-        )
-
-
-def _position(start: str | int | datetime) -> tuple[str, int | str]:
-    if start in ("latest", "earliest"):
-        return str(start), ""
-    if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise InvalidArgument(f"{start} has no time zone: use an aware datetime")
-        return "time", int(start.timestamp() * 1000)
-    if isinstance(start, int) and 0 < start < 10**14:
-        return "entry", start
-    raise InvalidArgument(f"position {start!r}: use 'earliest', 'latest', an entry or a datetime")
-
-
-def _subscription_fields(settings: SubscriptionSettings) -> dict[str, str]:
-    backoff = settings.backoff
-    return {
-        "mode": settings.mode,
-        "delivery": settings.delivery,
-        "lease_ms": str(settings.lease_ms),
-        "backoff": f"{backoff.initial * 1000:.0f} {backoff.factor} {backoff.maximum * 1000:.0f} {backoff.jitter}"
-        if backoff
-        else "",
-    }
-
-
-def _subscription_settings(stored: dict[str, str]) -> SubscriptionSettings:
-    backoff = None
-    if stored["backoff"]:
-        initial, factor, maximum, jitter = map(float, stored["backoff"].split())
-        backoff = Backoff(initial / 1000, factor, maximum / 1000, jitter)
-    return SubscriptionSettings(
-        stored["mode"], stored["delivery"], int(stored["lease_ms"]), backoff
-    )
-
-
-def _topic_fields(settings: TopicSettings) -> dict[str, str]:
-    return {
-        "partitions": str(settings.partitions),
-        "retain": str(int(settings.retain)),
-        "dedupe_ms": str(settings.dedupe_ms),
-    }
-
-
-def _topic_settings(stored: dict[str, str]) -> TopicSettings:
-    return TopicSettings(
-        int(stored["partitions"]), stored["retain"] == "1", int(stored["dedupe_ms"])
-    )
-
-
-def _rows(flat: Sequence[Any], width: int) -> Iterable[tuple[Any, ...]]:
-    return zip(*([iter(flat)] * width), strict=True)
-
-
-def _dict(flat: Sequence[str]) -> dict[str, str]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _flat(fields: dict[str, str]) -> list[str]:
-    return [part for pair in fields.items() for part in pair]
-
-
-def _stale(flat: Sequence[int]) -> list[Stale]:
-    return [Stale(*row) for row in _rows(flat, 3)]
-
-
-def _optional(value: int | None) -> int | str:
-    return "" if value is None else value
+            for part in parts:
+                for id, fields in part:
+                    found[int(id[id.index("-") + 1 :])] = Message(id, fields[1], fields[3], fields[5])
+        for entry, count in rows(retries, 2):
+            if entry in found:
+                found[entry] = msgspec.structs.replace(found[entry], retries=count)
+        return found

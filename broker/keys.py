@@ -61,9 +61,7 @@ class PartitionKeys(NamedTuple):
     def of(cls, topic: str, partition: int) -> "PartitionKeys":
         """Name the keys of a partition."""
         base = f"kl:{{{topic}:{partition}}}:"
-        return cls(
-            *(base + part for part in ("lease", "meta", "log", "subs", "marks:0", "marks:1"))
-        )
+        return cls(*(base + part for part in ("lease", "meta", "log", "subs", "marks:0", "marks:1")))
 
     @property
     def subscription_prefix(self) -> str:

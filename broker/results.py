@@ -51,10 +51,7 @@ class PublishResult(msgspec.Struct, frozen=True):
         """One answer per message, in the order given."""
         if not self.duplicates and not self.unowed:
             prefix = f"{self.ledger}-"
-            return [
-                Published(prefix + str(entry))
-                for entry in range(self.first, self.first + self.stored)
-            ]
+            return [Published(prefix + str(entry)) for entry in range(self.first, self.first + self.stored)]
         answers = []
         entry = self.first
         for index in range(self.size):
@@ -121,9 +118,9 @@ class FetchResult(msgspec.Struct, frozen=True):
 
 
 class Stale(NamedTuple):
-    """A part of a receipt that did not hold any more: its place in the call, and the entries."""
+    """A part of a receipt that did not hold any more: the receipt's place in the call, and the entries."""
 
-    index: int
+    receipt: int
     first: int
     last: int
 
@@ -139,7 +136,7 @@ class SettleResult(msgspec.Struct, frozen=True):
         """Settled or stale for each of `count` receipts; stale if any part of it was."""
         answers = ["settled"] * count
         for stale in self.stale:
-            answers[stale.index] = "stale"
+            answers[stale.receipt] = "stale"
         return answers
 
 

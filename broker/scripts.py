@@ -1,6 +1,7 @@
-"""Loads the Lua scripts: each file of lua/ behind the preludes that it shares with its neighbours."""
+"""Loads the Lua scripts: each behind the parts of lua/lib that its header names."""
 
 import hashlib
+import re
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -21,7 +22,9 @@ class Scripts:
     def __init__(self, sources: dict[str, str] | None = None, *, shebang: bool = True) -> None:
         self.sources = read_sources() if sources is None else sources
         self._by_name = {
-            name: _assemble(name, self.sources, shebang) for name in self.sources if "/" in name
+            name: _assemble(name, self.sources, shebang)
+            for name in self.sources
+            if not name.startswith("lib/")
         }
 
     def __getitem__(self, name: str) -> Script:
@@ -30,24 +33,20 @@ class Scripts:
 
 def read_sources() -> dict[str, str]:
     """The text of every Lua file by its path in lua/, without `.lua`."""
-    root = files("lua")
-    sources = {
+    return {
         f"{folder}/{item.name[:-4]}": item.read_text("utf-8")
-        for folder in ("topic", "partition", "subscription")
-        for item in (root / folder).iterdir()
+        for folder in ("lib", "topic", "partition", "subscription")
+        for item in (files("lua") / folder).iterdir()
         if item.name.endswith(".lua")
     }
-    for prelude in ("prelude", "lanes"):
-        sources[prelude] = (root / f"{prelude}.lua").read_text("utf-8")
-    return sources
 
 
 def _assemble(name: str, sources: dict[str, str], shebang: bool) -> Script:
-    parts = [sources["prelude"]]
-    if name.startswith("subscription/"):
-        parts.append(sources["lanes"])
+    """A script behind the prelude and the parts of lib/ that its `Uses` line names."""
+    uses = re.search(r"^-- Uses +(.+)$", sources[name], re.MULTILINE)
+    parts = [sources[f"lib/{part}"] for part in ["prelude", *(uses[1].split() if uses else [])]]
     parts.append(sources[name])
     if shebang:
-        parts.insert(0, "#!lua" + ("" if name in _NEED_MEMORY else " flags=allow-oom"))
+        parts.insert(0, "#!lua" if name in _NEED_MEMORY else "#!lua flags=allow-oom")
     text = "\n".join(parts)
     return Script(text, hashlib.sha1(text.encode()).hexdigest())

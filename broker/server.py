@@ -1,7 +1,9 @@
 """A real Valkey or Redis server, run as a child process that lives exactly as long as its owner.
 
-with Server(data_dir="keylane-data") as server:
-    redis = Redis.from_url(server.url)
+For example:
+
+    with Server(data_dir="keylane-data") as server:
+        redis = Redis.from_url(server.url)
 """
 
 import contextlib

@@ -1,7 +1,8 @@
-"""The connection to Redis: runs scripts, reads logs, and turns Redis trouble into named errors."""
+"""The way to Redis: runs scripts, reads logs, and turns Redis trouble into named errors."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -9,60 +10,71 @@ from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
-    ClusterDownError,
     ConnectionError,
+    MovedError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
+    RedisError,
     TimeoutError,
+    TryAgainError,
 )
 
+from broker.link import Link
 from broker.scripts import Scripts
 from client.errors import DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
 
 Argument = str | bytes | int
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
+_KINDS = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://host:port/master"
+
 
 class Store:
-    """Runs the scripts on a single server, behind Sentinel, or on a cluster."""
+    """Runs the scripts on a single server, behind Sentinel, or on a cluster.
 
-    def __init__(self, redis: "Redis | RedisCluster", scripts: Scripts | None = None) -> None:
-        self.redis = redis
+    redis-py knows the servers. Commands go over two shared connections to each of them, one for those
+    that wait for a disk or a replica and hold up what comes behind them. Nothing is retried: an ack that
+    was carried out and then repeated would be answered "stale", so the callers decide what to repeat.
+    """
+
+    def __init__(
+        self, redis: "Redis | RedisCluster", scripts: Scripts | None = None, *, linked: bool = False
+    ) -> None:
+        self.redis: Any = redis  # redis-py's clients share no type, and half of them has none
         self.scripts = scripts or Scripts()
-        self._can_fsync: bool | None = None
-        # redis-py turns each entry into a tuple and a dict, which costs more than reading it.
+        self._linked = linked
+        self._links: dict[tuple[Any, bool], Link] = {}
+        self._opening = asyncio.Lock()
+        self._fsync: str | None = None
+        # For clients that are not linked: redis-py's own shape of an entry costs more than reading it.
         redis.set_response_callback("XRANGE", _as_it_is)
 
     @classmethod
-    def connect(cls, url: str) -> "Store":
-        """Open `redis://…`, `rediss://…`, `unix://…`, `redis+cluster://…` or `redis+sentinel://host:port/master`.
-
-        redis-py never retries here: an ack that was carried out and then retried would be answered
-        "stale". The callers know what may be repeated.
-        """
-        options: dict[str, Any] = {
-            "decode_responses": True,
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        scheme, _, rest = url.partition("://")
-        if scheme in ("redis", "rediss", "unix"):
-            return cls(Redis.from_url(url, **options))
-        if scheme == "redis+cluster":
-            return cls(RedisCluster.from_url(f"redis://{rest}", **options))
-        if scheme == "redis+sentinel":
+    def connect(cls, url: str, scripts: Scripts | None = None) -> "Store":
+        """Get ready for a Redis; connections are made when they are needed."""
+        options: dict[str, Any] = {"decode_responses": True, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        scheme, mark, rest = url.partition("://")
+        if mark and scheme in ("redis", "rediss", "unix"):
+            return cls(Redis.from_url(url, **options), scripts, linked=True)
+        if mark and scheme == "redis+cluster":
+            return cls(RedisCluster.from_url(f"redis://{rest}", **options), scripts, linked=True)
+        if mark and scheme == "redis+sentinel":
             parts = urlsplit(url)
-            sentinels = [_host_and_port(item) for item in parts.netloc.split(",")]
-            master = parts.path.strip("/") or "mymaster"
-            return cls(Sentinel(sentinels).master_for(master, **options))
-        raise InvalidArgument(
-            f"cannot connect to {url!r}: use redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
-        )
+            sentinel: Any = Sentinel
+            servers = [_host_and_port(item) for item in parts.netloc.split(",")]
+            master = sentinel(servers).master_for(parts.path.strip("/") or "mymaster", **options)
+            return cls(master, scripts, linked=True)
+        raise InvalidArgument(f"cannot connect to {url!r}: use {_KINDS}")
 
     async def close(self) -> None:
         """Close all connections."""
+        for link in self._links.values():
+            await link.close()
+        self._links.clear()
         await self.redis.aclose()
 
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
@@ -70,75 +82,38 @@ class Store:
         text, sha = self.scripts[script]
         with _named_errors():
             try:
-                return await self.redis.execute_command(
-                    "EVALSHA", sha, len(keys), *keys, *arguments
-                )
+                answer = await self._execute(keys[0], "EVALSHA", sha, len(keys), *keys, *arguments)
             except NoScriptError:
-                return await self.redis.execute_command("EVAL", text, len(keys), *keys, *arguments)
+                answer = await self._execute(keys[0], "EVAL", text, len(keys), *keys, *arguments)
+        return list(answer)
 
     async def run_all(self, calls: Sequence[Call]) -> list[list[Any]]:
-        """Run many scripts in one round trip per server, in no particular order between partitions."""
-        with _named_errors():
-            for name in {call[0] for call in calls}:
-                await self._load(name)
-            pipeline = self.redis.pipeline(transaction=False)
-            for name, keys, arguments in calls:
-                sha = self.scripts[name].sha
-                pipeline.execute_command("EVALSHA", sha, len(keys), *keys, *arguments)
-            return await pipeline.execute()
+        """Run many scripts at once; each server gets its share in one go."""
+        return await _together(*(self.run(script, keys, *arguments) for script, keys, arguments in calls))
 
     async def run_durably(
         self, level: str, timeout_ms: int, script: str, keys: Sequence[str], *arguments: Argument
-    ) -> tuple[list[Any], str]:
-        """Run a script and wait on the same connection until its writes are as safe as asked.
-
-        Answers the script's answer and the level reached; `timeout_ms` bounds the wait.
-        """
-        kind, _, count = level.partition(":")
-        if kind == "memory":
-            return await self.run(script, keys, *arguments), level
-        if kind == "fsync":
-            if not await self._fsync_is_possible():
-                raise DurabilityNotReached(
-                    "this Redis cannot confirm fsync: it needs appendonly yes, and Redis 7.2, "
-                    "Valkey 8 or appendfsync always; nothing was stored",
-                    stored=False,
-                )
-            wait: tuple[Argument, ...] = ("WAITAOF", 1, 0, timeout_ms)
-            needed = 1
-        elif kind == "replicated":
-            needed = int(count or 1)
-            wait = ("WAIT", needed, timeout_ms)
-        else:
-            raise InvalidArgument(f"durability {level!r}: use memory, fsync, replicated or replicated:N")
+    ) -> list[Any]:
+        """Run a script and wait until its writes are as safe as asked: fsync, replicated, replicated:N."""
+        wait = await self._wait_for(level, timeout_ms)
+        if wait is None:
+            return await self.run(script, keys, *arguments)
         text, sha = self.scripts[script]
         with _named_errors():
             try:
-                answer, reached = await self._pair(
-                    keys[0], ("EVALSHA", sha, len(keys), *keys, *arguments), wait
-                )
+                answer, reached = await self._pair(wait, keys, "EVALSHA", sha, *arguments)
             except NoScriptError:
-                answer, reached = await self._pair(
-                    keys[0], ("EVAL", text, len(keys), *keys, *arguments), wait
-                )
-        confirmed = reached[0] if isinstance(reached, list) else reached
-        if answer[0] == "OK" and confirmed < needed:
-            raise DurabilityNotReached(
-                f"{level} was not reached within {timeout_ms} ms: {confirmed} of {needed} confirmed; "
-                "the messages are stored in memory",
-                stored=True,
-            )
-        return answer, level
+                answer, reached = await self._pair(wait, keys, "EVAL", text, *arguments)
+        if answer[0] == "OK":
+            _check_reached(level, int(wait[1]), timeout_ms, reached)
+        return list(answer)
 
     async def entries(self, log: str, ranges: Sequence[tuple[str, str]]) -> list[list[Any]]:
         """Read ranges of a log: for each a list of `[id, [field, value, …]]`."""
         with _named_errors():
             if len(ranges) == 1:
-                return [await self.redis.execute_command("XRANGE", log, *ranges[0])]
-            pipeline = self.redis.pipeline(transaction=False)
-            for first, last in ranges:
-                pipeline.execute_command("XRANGE", log, first, last)
-            return await pipeline.execute()
+                return [await self._execute(log, "XRANGE", log, *ranges[0])]
+            return await _together(*(self._execute(log, "XRANGE", log, *bounds) for bounds in ranges))
 
     async def atomically(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
         """Run plain commands on the keys of one partition as one transaction."""
@@ -146,73 +121,124 @@ class Store:
             pipeline = self.redis.pipeline(transaction=True)
             for command in commands:
                 pipeline.execute_command(*command)
-            return await pipeline.execute()
+            return list(await pipeline.execute())
 
     async def command(self, *command: Argument) -> Any:
-        """Run one plain command."""
+        """Run one plain command, the way redis-py does and answers it."""
         with _named_errors():
             return await self.redis.execute_command(*command)
 
-    async def _load(self, name: str) -> None:
-        text, sha = self.scripts[name]
+    async def keys_like(self, pattern: str) -> set[str]:
+        """All keys that match a pattern, found by scanning."""
+        with _named_errors():
+            return {key async for key in self.redis.scan_iter(match=pattern, count=1_000)}
+
+    async def _execute(self, key: str, *command: Argument, waits: bool = False) -> Any:
+        if not self._linked:
+            return await self.redis.execute_command(*command)
+        server = None
         if isinstance(self.redis, RedisCluster):
-            await self.redis.execute_command("SCRIPT LOAD", text, target_nodes="primaries")
-        elif (await self.redis.execute_command("SCRIPT EXISTS", sha)) != [True]:
-            await self.redis.execute_command("SCRIPT LOAD", text)
+            server = await self._server_of(key)
+        link = self._links.get((server, waits))
+        if link is None or not link.usable:
+            link = await self._open(server, waits)
+        try:
+            return await link.call(*command)
+        except (MovedError, AskError, TryAgainError):
+            # The slot is on the move: redis-py follows it and learns the new map on the way.
+            return await self.redis.execute_command(*command)
 
     async def _pair(
-        self, key: str, first: tuple[Argument, ...], second: tuple[Argument, ...]
+        self, wait: tuple[Argument, ...], keys: Sequence[str], command: str, *arguments: Argument
     ) -> tuple[Any, Any]:
-        """Run two commands back to back on one connection to the server that holds the key."""
-        async with self._connection_to(key) as connection:
-            await connection.send_packed_command(connection.pack_commands([first, second]))
-            answers = []
-            for _ in range(2):
-                try:
-                    answers.append(await connection.read_response())
-                except Exception as error:
-                    answers.append(error)
-            for answer in answers:
-                if isinstance(answer, Exception):
-                    raise answer
-            return answers[0], answers[1]
+        """A script's answer, and that of the command that waits for its writes.
 
-    @contextlib.asynccontextmanager
-    async def _connection_to(self, key: str) -> AsyncIterator[Any]:
-        if isinstance(self.redis, RedisCluster):
-            await self.redis.initialize()
-            node = self.redis.get_node_from_key(key)
-            if node is None:
-                raise Unavailable(f"no cluster node serves the slot of {key!r}")
-            connection = node.acquire_connection()
-            try:
-                await connection.connect()
-                yield connection
-            except BaseException:
-                await connection.disconnect()
-                raise
-            finally:
-                node.release(connection)
-        else:
-            pool = self.redis.connection_pool
-            connection = await pool.get_connection()
-            try:
-                yield connection
-            except BaseException:
-                await connection.disconnect()
-                raise
-            finally:
-                await pool.release(connection)
+        Both go out together on one connection: WAIT is about the writes of its own connection.
+        """
+        script, *rest = arguments
+        answers: list[Any] = await asyncio.gather(
+            self._execute(keys[0], command, script, len(keys), *keys, *rest, waits=True),
+            self._execute(keys[0], *wait, waits=True),
+            return_exceptions=True,
+        )
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0], answers[1]
 
-    async def _fsync_is_possible(self) -> bool:
-        if self._can_fsync is None:
+    async def _server_of(self, key: str) -> Any:
+        await self.redis.initialize()
+        server = self.redis.get_node_from_key(key)
+        if server is None:
+            raise Unavailable(f"no server of the cluster serves {key!r}")
+        return server
+
+    async def _open(self, server: Any, waits: bool) -> Link:
+        async with self._opening:
+            link = self._links.get((server, waits))
+            if link is None or not link.usable:
+                pool = server or self.redis.connection_pool
+                connection = pool.connection_class(**pool.connection_kwargs)
+                link = self._links[(server, waits)] = await Link.open(connection)
+            return link
+
+    async def _wait_for(self, level: str, timeout_ms: int) -> tuple[Argument, ...] | None:
+        """The command that waits for a level, None where there is nothing to wait for."""
+        kind, colon, count = level.partition(":")
+        if level == "memory":
+            return None
+        if level == "fsync":
+            fsync = await self._fsync_support()
+            if fsync == "no":
+                raise DurabilityNotReached(
+                    "this Redis cannot confirm fsync: it needs appendonly yes, and Redis 7.2, Valkey 8 "
+                    "or appendfsync always; nothing was stored",
+                    stored=False,
+                )
+            return ("WAITAOF", 1, 0, timeout_ms) if fsync == "wait" else None
+        if kind == "replicated" and (not colon or (count.isdecimal() and 0 < int(count) < 100)):
+            return ("WAIT", int(count or 1), timeout_ms)
+        raise InvalidArgument(f"durability {level!r}: use memory, fsync, replicated or replicated:N")
+
+    async def _fsync_support(self) -> str:
+        """How fsync is confirmed here: "always" with every answer, "wait" by WAITAOF, or "no"."""
+        if self._fsync is None:
             info = await self.command("INFO", "everything")
-            if isinstance(info, dict) and "aof_enabled" not in info:  # a cluster answers per node
+            if "redis_version" not in info:  # a cluster answers per server
                 info = next(iter(info.values()))
-            version = info.get("valkey_version") or info["redis_version"]
-            modern = tuple(int(part) for part in version.split(".")[:2]) >= (7, 2)
-            self._can_fsync = bool(info["aof_enabled"]) and modern
-        return self._can_fsync
+            policy: dict[str, str] = {}
+            with contextlib.suppress(RedisError):  # managed servers forbid CONFIG
+                policy = await self.redis.config_get("appendfsync")
+            version = str(info.get("valkey_version") or info["redis_version"]).split(".")
+            if not info["aof_enabled"]:
+                self._fsync = "no"
+            elif policy.get("appendfsync") == "always":
+                self._fsync = "always"
+            else:
+                self._fsync = "wait" if (int(version[0]), int(version[1])) >= (7, 2) else "no"
+        return self._fsync
+
+
+async def _together(*calls: Any) -> list[Any]:
+    """Await all of them; the first error is raised when all are done, so none is left alone."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
+
+
+def _check_reached(level: str, needed: int, timeout_ms: int, reached: Any) -> None:
+    if isinstance(reached, BaseException):
+        raise DurabilityNotReached(
+            f"{level} was not confirmed ({reached}); the messages are stored in memory", stored=True
+        ) from reached
+    confirmed = reached[0] if isinstance(reached, list) else reached
+    if confirmed < needed:
+        raise DurabilityNotReached(
+            f"{level} was not reached within {timeout_ms} ms: {confirmed} of {needed} confirmed; "
+            "the messages are stored in memory",
+            stored=True,
+        )
 
 
 def _as_it_is(response: Any, **_options: Any) -> Any:
@@ -230,5 +256,12 @@ def _named_errors() -> Iterator[None]:
         yield
     except OutOfMemoryError as error:
         raise Overloaded(f"Redis has reached its maxmemory: {error}") from error
-    except (ConnectionError, TimeoutError, BusyLoadingError, ClusterDownError, ReadOnlyError) as error:
+    except (
+        ConnectionError,
+        TimeoutError,
+        BusyLoadingError,
+        RedisClusterException,
+        ReadOnlyError,
+        TryAgainError,
+    ) as error:
         raise Unavailable(f"Redis cannot be reached: {error}") from error

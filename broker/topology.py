@@ -55,9 +55,9 @@ def replica_pair(
     config: Mapping[str, str] | None = None,
 ) -> Iterator[ReplicaPair]:
     """Run a master and a replica that has caught up with it."""
-    # By way of files, and with the default delay, the first synchronisation takes seconds.
-    in_memory = {"hz": "100", "repl-diskless-sync": "no", "repl-diskless-load": "swapdb"}
-    settings = {**in_memory, **(config or {})}
+    # The other ways to copy the data wait for a timer that ticks once a second.
+    prompt_sync = {"repl-diskless-sync": "no", "repl-diskless-load": "swapdb"}
+    settings = {**prompt_sync, **(config or {})}
     with Server(appendonly=appendonly, binary=binary, config=settings) as master:
         settings["replicaof"] = f"{HOST} {master.port}"
         with Server(appendonly=appendonly, binary=binary, config=settings) as replica:
@@ -84,9 +84,7 @@ def three_node_cluster(
             node.stop()
 
 
-def _start_nodes(
-    appendonly: bool, binary: str | Path | None, settings: Mapping[str, str]
-) -> list[Server]:
+def _start_nodes(appendonly: bool, binary: str | Path | None, settings: Mapping[str, str]) -> list[Server]:
     """Start three nodes on ports that they all know beforehand."""
     for _ in range(PORT_ATTEMPTS):
         bus_ports = [free_port() for _ in SLOT_RANGES]

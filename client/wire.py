@@ -14,9 +14,7 @@ class About(msgspec.Struct, frozen=True):
     attributes: dict[str, str]
 
 
-def pack_about(
-    produced_ms: int, producer_group: str = "", attributes: dict[str, str] | None = None
-) -> str:
+def pack_about(produced_ms: int, producer_group: str = "", attributes: dict[str, str] | None = None) -> str:
     """What a producer says about a message: `<produced_ms> <group> <attributes as JSON>`.
 
     The broker puts its own time in front and stores the text as it is.

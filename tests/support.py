@@ -13,10 +13,10 @@ def with_test_clock(sources: dict[str, str]) -> dict[str, str]:
     """The same sources, with the time read from a key (single server only)."""
     body = f"local function clock()\n  return tonumber(redis.call('GET', '{CLOCK}'))\nend"
     prelude, replaced = re.subn(
-        r"local function clock\(\)\n.*?\nend", body, sources["prelude"], flags=re.DOTALL
+        r"local function clock\(\)\n.*?\nend", body, sources["lib/prelude"], flags=re.DOTALL
     )
     assert replaced == 1, "the prelude has one clock"
-    return {**sources, "prelude": prelude}
+    return {**sources, "lib/prelude": prelude}
 
 
 class ManualTime:

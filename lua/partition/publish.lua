@@ -48,7 +48,8 @@ local newer = map_with('HMGET', generations[current], uids)
 local older = redis.call('EXISTS', generations[other]) == 1 and map_with('HMGET', generations[other], uids) or {}
 
 local owed = stored[3] == '1' or redis.call('EXISTS', subs) == 1
-local ledger = string.match(held, ' (%d+)$') .. '-'
+local ledger = string.match(held, ' (%d+)$')
+local next_id = ledger .. '-*' -- Redis counts on from the entry before
 local published = now .. ' '
 local first = tonumber(stored[1]) + 1
 local entry, unowed = first - 1, 0
@@ -59,9 +60,9 @@ for index, uid in ipairs(uids) do
     duplicates[#duplicates + 1] = index - 1
     duplicates[#duplicates + 1] = known
   elseif owed then
+    -- The first of a ledger, and of a batch, is numbered here.
+    local id = redis.call('XADD', log, entry < first and ledger .. '-' .. first or next_id, 'key', batch[index * 3 - 2], 'uid', uid, 'about', published .. batch[index * 3])
     entry = entry + 1
-    local id = ledger .. entry
-    redis.call('XADD', log, id, 'key', batch[index * 3 - 2], 'uid', uid, 'about', published .. batch[index * 3])
     seen[uid] = id
     marks[#marks + 1] = uid
     marks[#marks + 1] = id

@@ -1,7 +1,8 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- KEYS   as in lanes.lua
--- ARGV   3 MessagePack array of receipts: lane ("" for a run), token, first, last, ...
+-- Uses   subscription ranges lanes runs receipts forget
+-- KEYS   as in lib/subscription.lua
+-- ARGV   3 receipts, as in lib/receipts.lua
 -- Returns  {"OK", {index, first, last, ...}, {first, last, ...}}
 --            stale parts of receipts, index from 0; ranges that left the log
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
@@ -11,33 +12,47 @@ if refused then
   return refused
 end
 
-local receipts = cmsgpack.unpack(ARGV[3])
-local settled, stale = {}, {}
-load_receipts(receipts)
+load_receipts()
+local settled = {}
 for index = 1, #receipts, 4 do
-  local lane, token, first, last = receipts[index], receipts[index + 1], receipts[index + 2], receipts[index + 3]
-  local from = #settled
+  local lane, item, first, last = receipts[index], receipts[index + 1], receipts[index + 2], receipts[index + 3]
+  local found
   if lane == '' then
-    for _, record in ipairs(held_runs(token, first, last)) do
-      settled[#settled + 1] = record.ranges[1]
+    found = {}
+    for _, record in ipairs(held_runs(token_of(item), first, last)) do
+      found[#found + 1] = record.ranges[1]
       record.ranges = {}
       touch(record)
     end
   else
-    take_from_lane(lane, token, first, last, settled)
+    local record = known[lane]
+    found = held_of_lane(record, item, first, last)
+    if found[1] then
+      if record.leased then
+        record.leased = ''
+      else
+        for _, range in ipairs(found) do
+          record.ranges = without(record.ranges, range[1], range[2])
+        end
+      end
+      touch(record)
+    end
   end
-  note_stale(stale, (index - 1) / 4, first, last, settled, from)
+  for _, range in ipairs(found) do
+    settled[#settled + 1] = range
+  end
+  note_stale(index, first, last, found)
 end
 
 for _, record in ipairs(touched) do
   if not is_run(record.lane) then
-    if #record.ranges > 0 then
-      record.deadline = now + record.lease_ms
-    else
+    if record.leased == '' or record.ranges and #record.ranges == 0 then
       record.consumer = ''
+    else
+      record.deadline = now + record.lease_ms
     end
   end
 end
 flush()
 drop_retries(settled)
-return { 'OK', stale, flat(forget(settled)) }
+return { 'OK', stale, flat(forget(settled, name)) }

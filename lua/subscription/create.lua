@@ -1,6 +1,7 @@
 -- create: make a subscription that owes everything after a position.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription position
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 position   4 its value, or ""   5.. field, value pairs of settings
 -- Returns  {"OK", cursor}   {"EXISTS", {field, value, ...}}   {"NO_TOPIC"}
 -- Cost     O(log n) probes for a time, O(1) otherwise

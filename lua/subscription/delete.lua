@@ -1,6 +1,7 @@
 -- delete: remove a subscription; reclaim then drops what only it owed.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription
+-- KEYS   as in lib/subscription.lua
 -- ARGV   (the subscription only)
 -- Returns  {"OK"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(1); the memory is freed in the background

@@ -1,6 +1,7 @@
 -- expire: give back what was leased and whose deadline has passed; name the consumers that are gone.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription lanes runs release
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: lanes, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...}}
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}

@@ -1,11 +1,12 @@
 -- fetch: lease messages to consumers that have room for them.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription lanes runs
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: entries looked at, at most   4.. consumer, permits, lease_ms for each consumer
--- Returns  {"OK", now_ms, next_due_ms or 0, more, token, ledgers, {unknown consumer, ...},
---           {consumer index, lane, first, last, deadline, ...}, {entry, retries, ...}}
---            more is 1 when permits and messages were left and the limit ended the call;
---            lane is "" for runs; entries are in publish order within a lane
+-- Returns  {"OK", now_ms, next_due_ms or 0, more, mode, token, ledgers, {unknown consumer, ...},
+--           {consumer index, first, last, ...}, {lane, deadline, ...}, {entry, retries, ...}}
+--            entries are in publish order within a lane; a lane's deadline is the lease_ms of its
+--            consumer from now, unless listed; more is 1 when the limit ended the call early
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log n)
 local limit = tonumber(ARGV[3])
@@ -17,21 +18,21 @@ end
 
 local settings = redis.call('HMGET', sub, 'mode', 'token', 'sparse', 'active')
 local mode, sparse, active = settings[1], tonumber(settings[3]), settings[4]
-local token = tonumber(settings[2]) + 1
-local deliveries, counts, unknown = {}, {}, {}
+local token = string.format('%.0f', settings[2] + 1)
+local deliveries, deadlines_kept, redelivered, unknown = {}, {}, {}, {}
 
--- Consumers with room, as a heap with the most spare capacity on top. Permits only shrink during the
--- call, so a stale top is put right when it is looked at.
+---- Consumers with room: a heap with the most spare capacity on top --------------------------------
+
 local room, heap = {}, {}
 
 local function sift(position)
-  local top = heap[position]
+  local top, size = heap[position], #heap
   while true do
     local child = position * 2
-    if child < #heap and heap[child + 1].rank > heap[child].rank then
+    if child < size and heap[child + 1].rank > heap[child].rank then
       child = child + 1
     end
-    if child > #heap or heap[child].rank <= top.rank then
+    if child > size or heap[child].rank <= top.rank then
       break
     end
     heap[position] = heap[child]
@@ -41,10 +42,8 @@ local function sift(position)
 end
 
 for index = 4, #ARGV, 3 do
-  local consumer = { name = ARGV[index], permits = tonumber(ARGV[index + 1]), lease_ms = tonumber(ARGV[index + 2]) }
-  local session = tonumber(redis.call('ZSCORE', consumers, consumer.name) or '0')
-  consumer.index = (index - 4) / 3
-  if session <= now then
+  local consumer = { index = (index - 4) / 3, name = ARGV[index], permits = tonumber(ARGV[index + 1]), lease_ms = ARGV[index + 2] }
+  if tonumber(redis.call('ZSCORE', consumers, consumer.name) or 0) <= now then
     unknown[#unknown + 1] = consumer.name
   else
     if mode == 'failover' and (not active or not redis.call('ZSCORE', consumers, active)) then
@@ -52,8 +51,9 @@ for index = 4, #ARGV, 3 do
       redis.call('HSET', sub, 'active', active)
     end
     if consumer.permits > 0 and (mode ~= 'failover' or active == consumer.name) then
-      room[consumer.name] = consumer
       consumer.rank = consumer.permits
+      consumer.deadline = string.format('%.0f', now + consumer.lease_ms)
+      room[consumer.name] = consumer
       heap[#heap + 1] = consumer
     end
   end
@@ -62,68 +62,86 @@ for position = math.floor(#heap / 2), 1, -1 do
   sift(position)
 end
 
+-- Permits only shrink during a call, so a stale top is put right when it is looked at.
 local function roomiest()
-  while heap[1] do
-    local top = heap[1]
-    if top.rank == top.permits then
-      return top.permits > 0 and top or nil
-    end
+  local top = heap[1]
+  while top and top.rank ~= top.permits do
     top.rank = top.permits
     sift(1)
+    top = heap[1]
   end
+  return top and top.permits > 0 and top or nil
 end
 
-local function deliver(consumer, record, first, last)
+---- Leasing ------------------------------------------------------------------------------------------
+
+local function deliver(consumer, first, last)
   consumer.permits = consumer.permits - (last - first + 1)
   limit = limit - (last - first + 1)
-  local lane = record.lane
-  if record.deadline == nil then
-    record.deadline = tonumber(redis.call('ZSCORE', deadlines, lane) or nil)
-  end
   local at = #deliveries
-  if deliveries[at - 4] == consumer.index and deliveries[at - 3] == lane and deliveries[at - 1] == first - 1 then
-    deliveries[at - 1] = last -- a lane goes on
-    return
+  if at > 0 and deliveries[at] == first - 1 and deliveries[at - 2] == consumer.index then
+    deliveries[at] = last
+  else
+    deliveries[at + 1], deliveries[at + 2], deliveries[at + 3] = consumer.index, first, last
   end
-  deliveries[at + 1] = consumer.index
-  deliveries[at + 2] = is_run(lane) and '' or lane
-  deliveries[at + 3] = first
-  deliveries[at + 4] = last
-  deliveries[at + 5] = record.deadline
 end
 
 local function lease_to(consumer, record)
-  record.consumer = consumer.name
-  record.lease_ms = consumer.lease_ms
-  record.deadline = now + consumer.lease_ms
-  touch(record)
+  record.consumer, record.lease_ms, record.deadline = consumer.name, consumer.lease_ms, consumer.deadline
 end
 
--- Adds entries to what is leased of a key's lane.
+-- Adds first..last to what is leased of a key's lane.
 local function append(consumer, record, first, last)
-  local range = record.ranges[#record.ranges]
-  if range and range[3] == token and range[2] == first - 1 then
-    range[2] = last
-  else
-    record.ranges[#record.ranges + 1] = { first, last, token }
+  if not record.deadline then -- held from an earlier call: its deadline stays
+    record.deadline = redis.call('ZSCORE', deadlines, record.lane)
+    deadlines_kept[#deadlines_kept + 1] = record.lane
+    deadlines_kept[#deadlines_kept + 1] = tonumber(record.deadline)
   end
+  if record.open_to == first - 1 then -- goes on where this call's last addition ended
+    local ranges = ranges_of(record)
+    ranges[#ranges][2] = last
+  elseif record.ranges then
+    record.ranges[#record.ranges + 1] = { first, last, token }
+  else
+    local item = range_text(first, last, token)
+    record.leased = record.leased == '' and item or record.leased .. ' ' .. item
+  end
+  record.open_to = last
   touch(record)
-  deliver(consumer, record, first, last)
+  deliver(consumer, first, last)
 end
 
--- Serves a lane that waits: messages that came back, or that had to stay behind others.
+---- Lanes that wait: with messages that came back, or that had to stay behind others ----------------
+
+-- Lanes of `consumer` ("": of nobody) that can be served by now, longest waiting first.
+local function ready_lanes(consumer, most)
+  local found = redis.call('ZRANGEBYLEX', ready, '[' .. consumer .. '\0', '[' .. ready_member(consumer, now, '\255'), 'LIMIT', 0, most)
+  for index, member in ipairs(found) do
+    found[index] = string.sub(member, #consumer + 18)
+  end
+  load(found)
+  return found
+end
+
+-- When the next lane of `consumer` falls due.
+local function next_ready(consumer)
+  local found = redis.call('ZRANGEBYLEX', ready, '[' .. consumer .. '\0', '(' .. consumer .. '\1', 'LIMIT', 0, 1)
+  return found[1] and tonumber(string.sub(found[1], #consumer + 2, #consumer + 16)) or END
+end
+
 local function serve(consumer, record)
   local n = math.min(consumer.permits, record.waiting, limit)
   if is_run(record.lane) then
-    local first = record.ranges[1][1]
+    local first = ranges_of(record)[1][1]
     record = cut_run(record, first, first + n - 1)
     record.ranges[1][3] = token
     record.waiting = 0
     lease_to(consumer, record)
+    touch(record)
     for entry = first, first + n - 1 do
-      counts[#counts + 1] = entry
+      redelivered[#redelivered + 1] = entry
     end
-    return deliver(consumer, record, first, first + n - 1)
+    return deliver(consumer, first, first + n - 1)
   end
   if record.consumer == '' then
     lease_to(consumer, record)
@@ -132,31 +150,33 @@ local function serve(consumer, record)
   call_with('ZREM', queue, members)
   for _, member in ipairs(members) do
     local entry = tonumber(string.sub(member, -15))
-    counts[#counts + 1] = entry
+    redelivered[#redelivered + 1] = entry
     append(consumer, record, entry, entry)
   end
   record.waiting = record.waiting - #members
   record.due = now -- what is left queues up behind the other lanes
 end
 
-for _, consumer in pairs(room) do
-  for _, lane in ipairs(ready_lanes(consumer.name, math.min(consumer.permits, limit))) do
-    if consumer.permits > 0 and limit > 0 then
-      serve(consumer, get(lane))
+if redis.call('EXISTS', ready) == 1 then
+  for _, consumer in ipairs(heap) do
+    for _, lane in ipairs(ready_lanes(consumer.name, math.min(consumer.permits, limit))) do
+      if consumer.permits > 0 and limit > 0 then
+        serve(consumer, known[lane])
+      end
+    end
+  end
+  if roomiest() and limit > 0 then
+    for _, lane in ipairs(ready_lanes('', limit)) do
+      local consumer = roomiest()
+      if not consumer or limit <= 0 then
+        break
+      end
+      serve(consumer, known[lane])
     end
   end
 end
-local waiting = roomiest() and limit > 0 and ready_lanes('', limit) or {}
-load(waiting)
-for _, lane in ipairs(waiting) do
-  local consumer = roomiest()
-  if not consumer or limit <= 0 then
-    break
-  end
-  serve(consumer, get(lane))
-end
 
----- Fresh entries, after the cursor ----------------------------------------------------------
+---- Fresh entries, after the cursor ---------------------------------------------------------------
 
 -- The next consecutive entries, at most `most` of them. Up to `sparse` the log may have holes.
 local function next_fresh(most)
@@ -185,9 +205,8 @@ local function share_runs()
     if not first then
       return
     end
-    local record = new_record('#' .. first, '', 0, { { first, last, token } })
-    lease_to(consumer, record)
-    deliver(consumer, record, first, last)
+    lease_to(consumer, new_record('#' .. first, '', 0, range_text(first, last, token)))
+    deliver(consumer, first, last)
     cursor = last
     consumer = roomiest()
   end
@@ -204,7 +223,7 @@ local function extend_partition_lane()
       return
     end
     if not record then
-      record = new_record('=', '', 0, {})
+      record = new_record('=', '', 0, '')
       lease_to(consumer, record)
     end
     append(consumer, record, first, last)
@@ -214,45 +233,46 @@ local function extend_partition_lane()
 end
 
 local function sort_into_lanes()
-  if not roomiest() or limit <= 0 or cursor >= last_entry then
+  local most = 0
+  for _, consumer in ipairs(heap) do
+    most = most + consumer.permits
+  end
+  most = math.min(most, limit)
+  if most <= 0 or cursor >= last_entry then
     return
   end
-  local permits = 0
-  for _, consumer in ipairs(heap) do
-    permits = permits + consumer.permits
-  end
-  local found = redis.call('XRANGE', log, id_of(cursor + 1), '+', 'COUNT', math.min(limit, permits))
-  local names, parked = {}, {}
+  local found = redis.call('XRANGE', log, id_of(cursor + 1), '+', 'COUNT', most)
+  local dense = #found > 0 and entry_of(found[#found][1]) == cursor + #found
+  local base, names, parked = cursor, {}, {}
   for index, item in ipairs(found) do
     names[index] = '=' .. item[2][2]
   end
   load(names)
-  local run, runner
-  local share = math.ceil(#found / #heap)
-  for index, item in ipairs(found) do
-    local entry, lane = entry_of(item[1]), names[index]
-    local record = lane ~= '=' and known[lane]
-    local top = roomiest()
+  local share, run = math.ceil(#found / math.max(#heap, 1)), nil
+  for index, lane in ipairs(names) do
+    local entry = dense and base + index or entry_of(found[index][1])
+    local record, top = known[lane], roomiest()
     if not top then
       break
     elseif lane == '=' then -- no key: a run, as long as it goes on
-      if run and runner.permits > 0 and run.ranges[1][2] == entry - 1 and entry - run.ranges[1][1] < share then
-        run.ranges[1][2] = entry
-        runner.permits = runner.permits - 1
-        deliveries[#deliveries - 1] = entry
+      local range = run and run.ranges[1]
+      if range and range[2] == entry - 1 and entry - range[1] < share and room[run.consumer].permits > 0 then
+        range[2] = entry
+        deliver(room[run.consumer], entry, entry)
       else
-        run, runner = new_record('#' .. entry, '', 0, { { entry, entry, token } }), top
+        run = new_record('#' .. entry, '', 0)
+        run.ranges = { { entry, entry, token } }
         lease_to(top, run)
-        deliver(top, run, entry, entry)
+        deliver(top, entry, entry)
       end
+    elseif not record then
+      record = new_record(lane, '', 0, '')
+      lease_to(top, record)
+      append(top, record, entry, entry)
     else
-      run = nil
-      if not record then
-        record = new_record(lane, '', 0, {})
-        lease_to(top, record)
-        append(top, record, entry, entry)
-      elseif record.waiting == 0 and room[record.consumer] and room[record.consumer].permits > 0 then
-        append(room[record.consumer], record, entry, entry)
+      local holder = record.waiting == 0 and room[record.consumer]
+      if holder and holder.permits > 0 then
+        append(holder, record, entry, entry)
       else
         parked[#parked + 1] = 0
         parked[#parked + 1] = queue_member(lane, entry)
@@ -271,11 +291,12 @@ local function sort_into_lanes()
 end
 
 local before = cursor
-local fresh = { shared = share_runs, key_shared = sort_into_lanes }
-local more = 0;
-(fresh[mode] or extend_partition_lane)()
-if roomiest() and (cursor < last_entry and cursor > before or limit <= 0) then
-  more = 1
+if mode == 'shared' then
+  share_runs()
+elseif mode == 'key_shared' then
+  sort_into_lanes()
+else
+  extend_partition_lane()
 end
 
 flush()
@@ -286,16 +307,22 @@ if #deliveries > 0 then
   redis.call('HSET', sub, 'token', token)
 end
 
--- The next instant at which something happens by itself.
--- Lanes count only where somebody has room for them: else an ack comes first.
-local next_due = next_end() or END
+local more, next_due = 0, next_end() or END
 if roomiest() then
-  next_due = math.min(next_due, next_ready('') or END)
-end
-for name_of, consumer in pairs(room) do
-  if consumer.permits > 0 then
-    next_due = math.min(next_due, next_ready(name_of) or END)
+  if limit <= 0 or (cursor > before and cursor < last_entry) then
+    more = 1
+  end
+  -- Lanes count only where somebody has room for them: else an ack comes first.
+  if redis.call('EXISTS', ready) == 1 then
+    next_due = math.min(next_due, next_ready(''))
+    for _, consumer in ipairs(heap) do
+      if consumer.permits > 0 then
+        next_due = math.min(next_due, next_ready(consumer.name))
+      end
+    end
   end
 end
-next_due = next_due < END and next_due or 0
-return { 'OK', now, next_due, more, token, ledgers, unknown, deliveries, retries_of(counts) }
+return {
+  'OK', now, next_due < END and next_due or 0, more, mode, tonumber(token), ledgers,
+  unknown, deliveries, deadlines_kept, retries_of(redelivered),
+}

@@ -1,6 +1,7 @@
 -- held: what a consumer holds, a bounded part per call; for one that reconnects under its name.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription lanes walk
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 limit: lanes looked at, at most
 --        5 run position   6 scan position: "" each in the first call, then what the last call answered
 -- Returns  {"OK", done, run position, scan position, ledgers, {lane, token, first, last, deadline, ...},
@@ -20,10 +21,10 @@ local found, entries = {}, {}
 for _, record in ipairs(records) do
   if record.consumer == consumer then
     local deadline = tonumber(redis.call('ZSCORE', deadlines, record.lane))
-    for _, range in ipairs(record.ranges) do
+    for _, range in ipairs(ranges_of(record)) do
       local at = #found
       found[at + 1] = is_run(record.lane) and '' or record.lane
-      found[at + 2] = range[3]
+      found[at + 2] = tonumber(range[3])
       found[at + 3] = range[1]
       found[at + 4] = range[2]
       found[at + 5] = deadline

@@ -1,6 +1,7 @@
 -- join: open a consumer's session, or renew the one of that name.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 session_ms
 -- Returns  {"OK", 1 when the session was already open}
 --          {"BUSY", consumer}: an exclusive subscription has another one

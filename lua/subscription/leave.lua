@@ -1,6 +1,7 @@
 -- leave: end a consumer's session and give back what it holds, a bounded part per call.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription lanes runs release walk
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 crashed: "1" charges the oldest run entry and the head of each lane of a key
 --        5 limit: lanes looked at, at most
 --        6 run position   7 scan position   8 head charged: "" each in the first call, then what the

@@ -1,6 +1,7 @@
 -- reclaim: drop entries that no subscription owes, a bounded part of the log per call.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription ranges lanes forget
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 first entry to look at   4 limit: entries looked at, at most
 -- Returns  {"OK", next entry or 0 at the end, {first, last, ...}}  ranges that left the log
 --          {"NO_TOPIC"}
@@ -11,8 +12,6 @@ if not last_entry then
   return { 'NO_TOPIC' }
 end
 
-name = '' -- every subscription counts
-prefix = string.sub(sub, 1, -#ARGV[2] - 1)
 local ranges, last = {}, 0
 for _, item in ipairs(redis.call('XRANGE', log, id_of(from), '+', 'COUNT', limit)) do
   last = entry_of(item[1])

@@ -1,6 +1,7 @@
 -- seek: move a subscription to a position; all its leases and retry counts end.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription position
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 position   4 its value, or ""
 -- Returns  {"OK", cursor}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(log n) probes for a time, O(1) otherwise

@@ -1,6 +1,7 @@
 -- touch: renew the sessions of consumers that are still there.
 --
--- KEYS   as in lanes.lua
+-- Uses   subscription
+-- KEYS   as in lib/subscription.lua
 -- ARGV   3 session_ms   4.. consumers
 -- Returns  {"OK", {consumer without a session, ...}}
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}

@@ -60,9 +60,7 @@ def fake_binary(folder: Path, name: str, version: str) -> Path:
     return path
 
 
-def test_valkey_on_path_comes_before_redis_on_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_valkey_on_path_comes_before_redis_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     redis = fake_binary(tmp_path, "redis-server", "7.0.15")
     assert find_binary() == redis
@@ -197,9 +195,7 @@ def test_the_server_dies_with_an_owner_that_is_killed(server_binary: Path, tmp_p
         wait_until(lambda: is_gone(pid))
 
 
-def test_a_new_owner_takes_over_at_once_from_one_that_was_killed(
-    server_binary: Path, tmp_path: Path
-) -> None:
+def test_a_new_owner_takes_over_at_once_from_one_that_was_killed(server_binary: Path, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, server_binary, tmp_path],
         stdin=subprocess.PIPE,

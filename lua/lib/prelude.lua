@@ -1,4 +1,4 @@
--- prelude: what every script shares. The loader puts it in front of each file of this folder.
+-- prelude: what every script shares.
 --
 -- A script answers an array whose first element is a word: OK, or why nothing was changed
 -- (FENCED, NO_TOPIC, NO_SUBSCRIPTION, ...). It checks everything first and writes after.
@@ -74,46 +74,4 @@ end
 local function first_entry(log)
   local found = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)
   return found[1] and entry_of(found[1][1])
-end
-
--- Sorted, disjoint ranges {first, last} out of any list of ranges.
-local function normalise(ranges)
-  local sorted = true
-  for index = 2, #ranges do
-    if ranges[index][1] < ranges[index - 1][1] then
-      sorted = false
-      break
-    end
-  end
-  if not sorted then
-    table.sort(ranges, function(left, right) return left[1] < right[1] end)
-  end
-  local merged = {}
-  for _, range in ipairs(ranges) do
-    local previous = merged[#merged]
-    if previous and range[1] <= previous[2] + 1 then
-      previous[2] = math.max(previous[2], range[2])
-    else
-      merged[#merged + 1] = { range[1], range[2] }
-    end
-  end
-  return merged
-end
-
--- What is left of ranges without the range first..last.
-local function without(ranges, first, last)
-  local left = {}
-  for _, range in ipairs(ranges) do
-    if range[2] < first or range[1] > last then
-      left[#left + 1] = range
-    else
-      if range[1] < first then
-        left[#left + 1] = { range[1], first - 1 }
-      end
-      if range[2] > last then
-        left[#left + 1] = { last + 1, range[2] }
-      end
-    end
-  end
-  return left
 end

@@ -1,0 +1,220 @@
+"""Proves the keyspace's invariants: walks a topic and names everything that cannot be right.
+
+    problems = await check_topic(engine, "orders")      # [] when all is well
+
+The rules are about one state at one instant. On a live topic a snapshot may straddle a change, so a
+problem counts only if it is still there when the partition is looked at again.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from broker.engine import Engine
+from broker.keys import SUBSCRIPTION_SUFFIXES, PartitionKeys
+from broker.snapshot import PartitionSnapshot, SubscriptionSnapshot, take_snapshot
+
+_LOOKS = 3
+
+
+async def check_topic(engine: Engine, topic: str) -> list[str]:
+    """Every broken invariant of a topic as a sentence; empty when there is none."""
+    partitions = (await engine.describe_topic(topic)).partitions
+    problems = []
+    for partition in range(partitions):
+        found = await check_partition(engine, topic, partition)
+        problems += [f"partition {partition}: {problem}" for problem in found]
+    return problems
+
+
+async def check_partition(engine: Engine, topic: str, partition: int) -> list[str]:
+    """Every broken invariant of one partition that lasts over several looks."""
+    lasting: list[str] | None = None
+    for _ in range(_LOOKS):
+        snapshot = await take_snapshot(engine.store, topic, partition)
+        found = list(problems_of(snapshot))
+        lasting = found if lasting is None else [text for text in lasting if text in found]
+        if not lasting:
+            break
+    return lasting or []
+
+
+def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
+    """The rules, on one snapshot."""
+    if not partition.meta:
+        yield "has no meta hash"
+        return
+    yield from _log_problems(partition)
+    owed: set[int] = set()
+    for subscription in partition.subscriptions:
+        for problem in _subscription_problems(partition, subscription):
+            yield f"subscription {subscription.name}: {problem}"
+        owed |= unsettled(subscription)
+        owed |= {entry for entry in partition.log if entry > subscription.cursor}
+    if partition.meta["retain"] != "1" and "sweep" not in partition.meta:
+        for entry in sorted(set(partition.log) - owed):
+            yield f"entry {entry} is in the log and nobody owes it"
+    expected = _expected_keys(partition)
+    for key in sorted(partition.keys - expected):
+        yield f"key {key} belongs to nothing"
+
+
+def _log_problems(partition: PartitionSnapshot) -> Iterator[str]:
+    last = int(partition.meta["last"])
+    starts = [
+        (int(first), int(ledger))
+        for ledger, _, first in (item.partition(":") for item in partition.meta["ledgers"].split())
+    ]
+    if starts != sorted(starts) or any(ledger > int(partition.meta["epoch"]) for _, ledger in starts):
+        yield f"ledgers are out of order: {partition.meta['ledgers']}"
+    for entry, (ledger, _) in partition.log.items():
+        if entry > last:
+            yield f"entry {entry} is in the log, but the last one given was {last}"
+        right = next((name for first, name in reversed(starts) if entry >= first), None)
+        if ledger != right:
+            yield f"entry {entry} is in the log under ledger {ledger}, not {right}"
+
+
+class Lane(NamedTuple):
+    """A lane's record, taken apart as lua/lanes.lua does."""
+
+    name: str
+    consumer: str
+    waiting: int
+    due: int
+    ranges: list[tuple[int, int, int]]  # token, first, last
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run of entries without order."""
+        return self.name.startswith("#")
+
+    @property
+    def entries(self) -> list[int]:
+        """The entries in its ranges, in their order."""
+        return [entry for _, first, last in self.ranges for entry in range(first, last + 1)]
+
+
+def parse_lane(name: str, record: str) -> Lane:
+    """A lane out of its record."""
+    consumer, _, waiting, due, leased = record.split("|", 4)
+    ranges = []
+    for item in leased.split():
+        token, _, span = item.partition(":")
+        first, _, last = span.partition("-")
+        ranges.append((int(token), int(first), int(last)))
+    return Lane(name, consumer, int(waiting), int(due), ranges)
+
+
+def _queued(subscription: SubscriptionSnapshot) -> dict[str, list[int]]:
+    lanes: dict[str, list[int]] = {}
+    for member in subscription.queue:
+        lane, _, entry = member.rpartition("\0")
+        lanes.setdefault(lane, []).append(int(entry))
+    return lanes
+
+
+def unsettled(subscription: SubscriptionSnapshot) -> set[int]:
+    """The entries behind the cursor that a subscription still owes."""
+    entries = {int(member.rpartition("\0")[2]) for member in subscription.queue}
+    for name, record in subscription.lanes.items():
+        entries.update(parse_lane(name, record).entries)
+    return entries
+
+
+def _subscription_problems(partition: PartitionSnapshot, subscription: SubscriptionSnapshot) -> Iterator[str]:
+    mode = subscription.settings.get("mode")
+    lanes = [parse_lane(name, record) for name, record in subscription.lanes.items()]
+    last = int(partition.meta["last"])
+    if subscription.cursor > last:
+        yield f"its cursor {subscription.cursor} is beyond the last entry {last}"
+    yield from _index_problems(subscription, lanes)
+    yield from _lost_problems(partition, subscription)
+
+    queued = _queued(subscription)
+    holders: dict[int, str] = {}
+    for lane in lanes:
+        for problem in _lane_problems(partition, subscription, lane, queued.get(lane.name, [])):
+            yield f"lane {lane.name!r}: {problem}"
+        if not _belongs(lane, mode):
+            yield f"lane {lane.name!r} has no place in mode {mode}"
+        for entry in lane.entries + ([] if lane.is_run else queued.get(lane.name, [])):
+            if entry in holders:
+                yield f"entry {entry} is in lane {holders[entry]!r} and in {lane.name!r}"
+            holders[entry] = lane.name
+    for name in sorted(queued.keys() - subscription.lanes.keys()):
+        yield f"lane {name!r} has messages waiting and no record"
+    for text, count in subscription.retries.items():
+        if int(text) not in holders:
+            yield f"entry {text} has a retry count and is not unsettled"
+        if int(count) < 1:
+            yield f"entry {text} has the retry count {count}"
+
+
+def _belongs(lane: Lane, mode: str | None) -> bool:
+    if mode == "key_shared":
+        return lane.name != "="
+    return lane.is_run if mode == "shared" else lane.name == "="
+
+
+def _index_problems(subscription: SubscriptionSnapshot, lanes: list[Lane]) -> Iterator[str]:
+    leased = {lane.name for lane in lanes if lane.consumer}
+    if leased != subscription.deadlines.keys():
+        yield f"leased lanes and deadlines differ: {sorted(leased ^ subscription.deadlines.keys())}"
+    runs = {lane.name: float(lane.ranges[0][1]) for lane in lanes if lane.is_run and lane.ranges}
+    if runs != subscription.runs:
+        yield f"runs and their index differ: {sorted(runs.items() ^ subscription.runs.items())}"
+    ready = {f"{lane.consumer}\0{lane.due:015}\0{lane.name}" for lane in lanes if lane.waiting}
+    if ready != set(subscription.ready):
+        yield f"waiting lanes and ready differ: {sorted(ready ^ set(subscription.ready))}"
+    gone = {lane.consumer for lane in lanes if lane.consumer} - subscription.consumers.keys()
+    if gone:
+        yield f"lanes are leased to consumers without a session: {sorted(gone)}"
+
+
+def _lost_problems(partition: PartitionSnapshot, subscription: SubscriptionSnapshot) -> Iterator[str]:
+    owed = unsettled(subscription)
+    last = int(partition.meta["last"])
+    dense_from = max(subscription.cursor, int(subscription.settings.get("sparse", "0")))
+    owed |= set(range(dense_from + 1, last + 1))
+    for entry in sorted(owed - partition.log.keys()):
+        yield f"entry {entry} is owed and not in the log"
+    for entry in sorted(unsettled(subscription)):
+        if entry > subscription.cursor:
+            yield f"entry {entry} is leased or waiting beyond the cursor {subscription.cursor}"
+
+
+def _lane_problems(
+    partition: PartitionSnapshot, subscription: SubscriptionSnapshot, lane: Lane, queued: list[int]
+) -> Iterator[str]:
+    entries = lane.entries
+    if entries != sorted(set(entries)):
+        yield f"its ranges are out of order: {lane.ranges}"
+    newest = int(subscription.settings.get("token", "0"))
+    if lane.consumer and any(not 0 < token <= newest for token, _, _ in lane.ranges):
+        yield f"it has a token that was never given, the newest is {newest}: {lane.ranges}"
+    if lane.is_run:
+        if len(lane.ranges) != 1 or lane.name != f"#{entries[0]}":
+            yield f"a run has one range, whose first entry names it, not {lane.ranges}"
+        if lane.waiting != (0 if lane.consumer else len(entries)):
+            yield f"a run waits as a whole or not at all, not {lane.waiting} of {len(entries)}"
+        return
+    if lane.waiting != len(queued):
+        yield f"it counts {lane.waiting} waiting, and {len(queued)} are"
+    if bool(lane.consumer) != bool(entries):
+        yield f"its consumer is {lane.consumer!r} and {len(entries)} are leased"
+    if not entries and not queued:
+        yield "it is empty"
+    if entries and queued and entries[-1] > queued[0]:
+        yield f"leased is not a prefix: {entries[-1]} is leased and {queued[0]} waits"
+    for entry in entries + queued:
+        if entry in partition.log and lane.name not in ("=", f"={partition.log[entry][1]}"):
+            yield f"it holds entry {entry}, whose key is {partition.log[entry][1]!r}"
+
+
+def _expected_keys(partition: PartitionSnapshot) -> set[str]:
+    keys = PartitionKeys.of(partition.topic, partition.partition)
+    expected = set(keys)
+    for subscription in partition.subscriptions:
+        prefix = keys.subscription_prefix + subscription.name
+        expected |= {prefix + suffix for suffix in SUBSCRIPTION_SUFFIXES}
+    return expected

@@ -1,0 +1,224 @@
+"""Engine workloads: publish, fetch and ack through the scripts, against Redis Streams by hand."""
+
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redis import Redis
+
+from broker.engine import Engine
+from broker.results import Lease, Outgoing, Receipt, Room, SubscriptionSettings, TopicSettings
+from client.wire import pack_about
+from loadtest.report import Figure
+
+BATCH = 100
+ROUNDS = 15
+BATCHES = 20  # in each round
+KEYS = [f"customer-{number:07}" for number in range(1_000)]  # 16 bytes each
+HOUR_MS = 3_600_000
+
+_serial = 0
+
+
+def messages(count: int, keys: list[str] = KEYS) -> list[Outgoing]:
+    """Messages with fresh uids as long as a KSUID, their keys taken in turn."""
+    global _serial
+    first, _serial = _serial, _serial + count
+    about = pack_about(1_700_000_000_000)
+    return [
+        Outgoing(keys[number * 7 % len(keys)], f"uid{number:024}", about)
+        for number in range(first, first + count)
+    ]
+
+
+class Lane:
+    """One topic of one partition with one subscription, held by this process."""
+
+    def __init__(self, engine: Engine, topic: str, lease: Lease) -> None:
+        self.engine, self.topic, self.lease = engine, topic, lease
+
+    @classmethod
+    async def make(cls, engine: Engine, topic: str, mode: str, subscriptions: int = 1) -> "Lane":
+        """Make the topic anew."""
+        if topic in await engine.topics():
+            await engine.delete_topic(topic)
+        await engine.create_topic(topic, TopicSettings())
+        for number in range(subscriptions):
+            await engine.create_subscription(topic, f"s{number}", SubscriptionSettings(mode=mode))
+        lease = await engine.acquire(topic, 0, "bench", HOUR_MS)
+        assert lease is not None
+        await engine.join(lease, "s0", "c", HOUR_MS)
+        return cls(engine, topic, lease)
+
+    async def publish(self, batch: list[Outgoing]) -> None:
+        """Publish one batch."""
+        result = await self.engine.publish(self.lease, batch)
+        assert result.stored == len(batch)
+
+    async def fetch(self, permits: int = BATCH) -> list[Receipt]:
+        """Fetch one batch and answer its receipts."""
+        result = await self.engine.fetch(self.lease, "s0", [Room("c", permits)])
+        assert sum(len(delivery.messages) for delivery in result.deliveries) == permits
+        return [delivery.receipt for delivery in result.deliveries]
+
+    async def ack(self, receipts: list[Receipt]) -> None:
+        """Ack one batch."""
+        assert not (await self.engine.ack(self.lease, "s0", receipts)).stale
+
+
+class Streams:
+    """The same by hand: XADD pipelined, XREADGROUP, XACK and XDEL pipelined."""
+
+    def __init__(self, url: str) -> None:
+        self.redis = Redis.from_url(url, decode_responses=True)
+        self.redis.delete("bench:stream")
+        self.redis.xgroup_create("bench:stream", "g", "0", mkstream=True)
+
+    def publish(self, batch: list[Outgoing]) -> None:
+        """Add one batch."""
+        pipeline = self.redis.pipeline(transaction=False)
+        for key, uid, about in batch:
+            pipeline.xadd("bench:stream", {"key": key, "uid": uid, "about": about})
+        assert len(pipeline.execute()) == len(batch)
+
+    def fetch(self) -> list[str]:
+        """Read one batch for the group."""
+        answer: Any = self.redis.xreadgroup("g", "c", {"bench:stream": ">"}, count=BATCH)
+        return [id for id, _ in answer[0][1]]
+
+    def ack(self, ids: list[str]) -> None:
+        """Ack and delete one batch."""
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.xack("bench:stream", "g", *ids)
+        pipeline.xdel("bench:stream", *ids)
+        assert pipeline.execute() == [len(ids), len(ids)]
+
+
+async def round_trip(engine: Engine, url: str) -> list[Figure]:
+    """Messages per second through publish, fetch and ack, three contenders taking turns."""
+    lanes = {mode: await Lane.make(engine, f"bench-{mode}", mode) for mode in ("shared", "key_shared")}
+    streams = Streams(url)
+    seconds: dict[str, list[float]] = {"shared": [], "key_shared": [], "streams": []}
+    for _ in range(ROUNDS):
+        work = [messages(BATCH) for _ in range(BATCHES)]
+        start = time.perf_counter()
+        for batch in work:
+            streams.publish(batch)
+            streams.ack(streams.fetch())
+        seconds["streams"].append(time.perf_counter() - start)
+        for mode, lane in lanes.items():
+            work = [messages(BATCH) for _ in range(BATCHES)]
+            start = time.perf_counter()
+            for batch in work:
+                await lane.publish(batch)
+                await lane.ack(await lane.fetch())
+            seconds[mode].append(time.perf_counter() - start)
+    rate = {name: BATCH * BATCHES / statistics.median(times) for name, times in seconds.items()}
+    return [
+        Figure("engine, shared: publish+fetch+ack", rate["shared"], rate["streams"], 1.5, "messages/s"),
+        Figure("engine, key-shared, 1,000 keys", rate["key_shared"], rate["streams"], 0.8, "messages/s"),
+    ]
+
+
+async def _microseconds(work: Callable[[], Awaitable[object]]) -> float:
+    start = time.perf_counter()
+    await work()
+    return (time.perf_counter() - start) / BATCH * 1e6
+
+
+async def fan_out(engine: Engine) -> list[Figure]:
+    """What publishing costs with 50 subscriptions and with one."""
+    one = await Lane.make(engine, "bench-one", "shared")
+    fifty = await Lane.make(engine, "bench-fifty", "shared", subscriptions=50)
+    costs: dict[str, list[float]] = {"one": [], "fifty": []}
+    for _ in range(ROUNDS * BATCHES):
+        for name, lane in (("one", one), ("fifty", fifty)):
+            batch = messages(BATCH)
+            costs[name].append(await _microseconds(lambda lane=lane, batch=batch: lane.publish(batch)))
+    ours, baseline = statistics.median(costs["fifty"]), statistics.median(costs["one"])
+    await engine.delete_topic("bench-one")
+    await engine.delete_topic("bench-fifty")
+    return [Figure("publish: 50 subscriptions against one", ours, baseline, 1.2, "us/message", at_most=True)]
+
+
+async def _block_keys(lane: Lane, count: int) -> None:
+    """Leave `count` keys waiting for a far instant, a message behind each."""
+    keys = [f"blocked-{number:07}" for number in range(count)]
+    for _ in range(2):
+        for first in range(0, count, BATCH):
+            await lane.publish(
+                [Outgoing(key, f"b{uid[1:]}", about) for key, (_, uid, about) in zip(
+                    keys[first : first + BATCH], messages(BATCH), strict=True
+                )]
+            )
+    for _ in range(count // BATCH):
+        await lane.engine.nack(lane.lease, "s0", await lane.fetch(), delay_ms=HOUR_MS)
+    while (await lane.engine.fetch(lane.lease, "s0", [Room("c", BATCH)])).more:
+        pass
+
+
+async def deep_backlog(engine: Engine, backlog: int = 1_000_000) -> list[Figure]:
+    """What each operation costs with a million messages waiting, and with 10,000 keys blocked too."""
+    figures = []
+    cases = (("shared", 0), ("key_shared", 0), ("key_shared", 10_000))
+    for mode, blocked in cases:
+        empty = await Lane.make(engine, "bench-empty", mode)
+        full = await Lane.make(engine, "bench-full", mode)
+        if blocked:
+            await _block_keys(full, blocked)
+        for _ in range(backlog // 1_000):
+            await full.publish(messages(1_000))
+        costs: dict[str, list[float]] = {}
+        for _ in range(ROUNDS * 10):
+            for name, lane in (("empty", empty), ("full", full)):
+                batch, receipts = messages(BATCH), []
+
+                async def fetch(lane: Lane = lane, into: list[Receipt] = receipts) -> None:
+                    into += await lane.fetch()
+
+                async def publish(lane: Lane = lane, batch: list[Outgoing] = batch) -> None:
+                    await lane.publish(batch)
+
+                async def ack(lane: Lane = lane, receipts: list[Receipt] = receipts) -> None:
+                    await lane.ack(receipts)
+
+                for step in (publish, fetch, ack):
+                    costs.setdefault(f"{step.__name__} {name}", []).append(await _microseconds(step))
+        suffix = f", {blocked:,} keys blocked" if blocked else ""
+        for step in ("publish", "fetch", "ack"):
+            figures.append(
+                Figure(
+                    f"{mode} {step}: {backlog:,} waiting{suffix}, against empty",
+                    statistics.median(costs[f"{step} full"]),
+                    statistics.median(costs[f"{step} empty"]),
+                    1.2,
+                    "us/message",
+                    at_most=True,
+                )
+            )
+        for topic in ("bench-empty", "bench-full"):
+            await engine.delete_topic(topic)
+    return figures
+
+
+async def memory(engine: Engine, count: int = 100_000) -> list[Figure]:
+    """Bytes of Redis memory for a waiting message with a 16-byte key and no attributes."""
+    lane = await Lane.make(engine, "bench-memory", "key_shared")
+    before = await _used_memory(engine)
+    for _ in range(count // 1_000):
+        await lane.publish(messages(1_000))
+    used = await _used_memory(engine) - before
+    marks = sum(
+        [await engine.store.command("MEMORY USAGE", f"kl:{{bench-memory:0}}:marks:{n}") or 0 for n in "01"]
+    )
+    await engine.delete_topic("bench-memory")
+    return [
+        Figure("memory of a queued message", used / count, 150, 1.0, "bytes", at_most=True),
+        Figure("  of which its dedupe mark", marks / count, 150, 1.0, "bytes", at_most=True),
+    ]
+
+
+async def _used_memory(engine: Engine) -> int:
+    info = await engine.store.command("INFO", "memory")
+    return int(info["used_memory"])

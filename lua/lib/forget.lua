@@ -1,0 +1,113 @@
+-- forget: what no subscription owes any more leaves the log.
+--
+-- The other subscriptions' keys are named here, not by the caller: whoever asks may not know of a
+-- subscription made a moment ago. All of them share the partition's hash tag, hence its slot.
+
+local prefix = string.sub(sub, 1, -#name - 1)
+
+-- Takes from ranges what lies in leased or waiting runs of `other`.
+local function without_runs(other, its_lanes, ranges)
+  local its_runs, open = prefix .. other .. ':runs', {}
+  if redis.call('EXISTS', its_runs) == 0 then
+    return ranges
+  end
+  for _, range in ipairs(ranges) do
+    for _, lane in ipairs(redis.call('ZREVRANGEBYSCORE', its_runs, range[1], '-inf', 'LIMIT', 0, 1)) do
+      open[#open + 1] = lane
+    end
+    for _, lane in ipairs(redis.call('ZRANGEBYSCORE', its_runs, '(' .. range[1], range[2])) do
+      open[#open + 1] = lane
+    end
+  end
+  if #open > 0 then
+    for index, value in ipairs(map_with('HMGET', its_lanes, open)) do
+      local range = ranges_of(parse(open[index], value))[1]
+      ranges = without(ranges, range[1], range[2])
+    end
+  end
+  return ranges
+end
+
+-- Takes from ranges what is leased or waits in lanes of keys of `other`.
+local function without_lanes(other, its_lanes, mode, ranges)
+  local entries, names = {}, {}
+  for _, range in ipairs(ranges) do
+    for _, found in ipairs(redis.call('XRANGE', log, id_of(range[1]), id_of(range[2]))) do
+      entries[#entries + 1] = entry_of(found[1])
+      names[#names + 1] = mode == 'key_shared' and '=' .. found[2][2] or '='
+    end
+  end
+  if #names == 0 then
+    return ranges
+  end
+  local its_queue = prefix .. other .. ':queue'
+  for index, value in ipairs(map_with('HMGET', its_lanes, names)) do
+    if value then
+      local entry, record = entries[index], parse(names[index], value)
+      local owes = record.waiting > 0 and redis.call('ZSCORE', its_queue, queue_member(names[index], entry))
+      for _, range in ipairs(ranges_of(record)) do
+        owes = owes or (range[1] <= entry and entry <= range[2])
+      end
+      if owes then
+        ranges = without(ranges, entry, entry)
+      end
+    end
+  end
+  return ranges
+end
+
+-- What `other`, whose cursor is given, does not owe out of ranges.
+local function unowed_by(other, other_cursor, ranges)
+  ranges = without(ranges, other_cursor + 1, END)
+  local its_lanes = prefix .. other .. ':lanes'
+  if #ranges == 0 or redis.call('EXISTS', its_lanes) == 0 then
+    return ranges
+  end
+  local mode = redis.call('HGET', prefix .. other, 'mode')
+  ranges = without_runs(other, its_lanes, ranges)
+  return mode == 'shared' and ranges or without_lanes(other, its_lanes, mode, ranges)
+end
+
+-- Deletes what no subscription but `except` owes and answers its ranges.
+local function forget(ranges, except)
+  if retained or #ranges == 0 then
+    return {}
+  end
+  ranges = normalise(ranges)
+  local all = redis.call('HGETALL', subs)
+  for index = 1, #all, 2 do
+    if all[index] ~= except then
+      ranges = unowed_by(all[index], tonumber(all[index + 1]), ranges)
+      if #ranges == 0 then
+        return ranges
+      end
+    end
+  end
+  local ids, from = {}, 1
+  -- A stretch at the very start of the log goes by trimming, which drops whole nodes.
+  if ranges[1][2] - ranges[1][1] >= 8 and (first_entry(log) or END) >= ranges[1][1] then
+    redis.call('XTRIM', log, 'MINID', '=', id_of(ranges[1][2] + 1))
+    from = 2
+  end
+  for index = from, #ranges do
+    for entry = ranges[index][1], ranges[index][2] do
+      ids[#ids + 1] = id_of(entry)
+    end
+  end
+  call_with('XDEL', log, ids)
+  return ranges
+end
+
+-- Forgets the retry counts of settled entries.
+local function drop_retries(settled)
+  if #settled == 0 or redis.call('EXISTS', retries) == 0 then
+    return
+  end
+  local entries = {}
+  for _, range in ipairs(settled) do
+    for entry = range[1], range[2] do
+      entries[#entries + 1] = entry
+    end
+  end
+  call_with('HDEL', retries, entries)
+end

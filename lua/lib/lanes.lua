@@ -1,0 +1,160 @@
+-- lanes: the records of what is leased or waits, and the indexes over them.
+--
+-- A lane is what is leased and released as one. Its name says its kind:
+--   =<key>    the lane of a key; "=" alone is the whole partition (exclusive, failover)
+--   #<entry>  a run: consecutive entries without order, named after its first
+-- Its record in `lanes` is text:  consumer|lease_ms|waiting|due|leased
+--   leased: "token:entry token:first-last ...", ascending
+--   a lane of a key   `leased` is a prefix of the lane; `waiting` more are in queue
+--   a run             `leased` is its one range; it is leased as a whole, or waits as a whole, with no
+--                     consumer and the token 0
+-- runs, deadlines and ready are indexes over the records; flush() alone makes them follow.
+--
+-- In a script a record keeps `leased` as text, or taken apart in `ranges`: {first, last, token}, never
+-- both. A lane of a key mostly has one message in flight, and then its text is never looked into.
+
+local known, touched = {}, {}
+
+local function is_run(lane)
+  return string.byte(lane) == 35
+end
+
+local function queue_member(lane, entry)
+  return lane .. '\0' .. string.format('%015.0f', entry)
+end
+
+local function ready_member(consumer, due, lane)
+  return consumer .. '\0' .. string.format('%015.0f', due) .. '\0' .. lane
+end
+
+local function parse(lane, value)
+  local consumer, lease_ms, waiting, due, leased = string.match(value, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
+  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, leased = leased, stored = true }
+  if consumer ~= '' then
+    record.was_leased = true
+  end
+  if waiting ~= '0' then
+    record.waiting, record.due = tonumber(waiting), tonumber(due)
+    record.was_listed = ready_member(consumer, record.due, lane)
+  end
+  return record
+end
+
+local function range_text(first, last, token)
+  return first == last and token .. ':' .. first or token .. ':' .. first .. '-' .. last
+end
+
+-- A record's ranges, {first, last, token} each; the caller may change them.
+local function ranges_of(record)
+  if not record.ranges then
+    local ranges = {}
+    for token, first, last in string.gmatch(record.leased, '(%d+):(%d+)%-?(%d*)') do
+      first = tonumber(first)
+      ranges[#ranges + 1] = { first, tonumber(last) or first, token }
+    end
+    record.ranges, record.leased = ranges, nil
+  end
+  return record.ranges
+end
+
+local function is_empty(record)
+  return record.waiting == 0 and (record.leased == '' or record.ranges ~= nil and #record.ranges == 0)
+end
+
+local function format(record)
+  local leased = record.leased
+  if not leased then
+    local parts = {}
+    for index, range in ipairs(record.ranges) do
+      parts[index] = range_text(range[1], range[2], range[3])
+    end
+    leased = table.concat(parts, ' ')
+  end
+  if record.waiting == 0 then
+    return record.consumer .. '|' .. record.lease_ms .. '|0|0|' .. leased
+  end
+  return record.consumer .. '|' .. record.lease_ms .. '|' .. record.waiting .. '|' .. record.due .. '|' .. leased
+end
+
+-- Reads the records of many lanes at once; known[lane] is false where there is none.
+local function load(names)
+  local missing = {}
+  for _, lane in ipairs(names) do
+    if known[lane] == nil then
+      known[lane] = false
+      missing[#missing + 1] = lane
+    end
+  end
+  if #missing > 0 then
+    local values = map_with('HMGET', lanes, missing)
+    for index, lane in ipairs(missing) do
+      known[lane] = values[index] and parse(lane, values[index])
+    end
+  end
+end
+
+local function get(lane)
+  if known[lane] == nil then
+    load({ lane })
+  end
+  return known[lane] or nil
+end
+
+-- Marks a record for flush().
+local function touch(record)
+  if not record.touched then
+    record.touched = true
+    touched[#touched + 1] = record
+  end
+end
+
+local function new_record(lane, consumer, lease_ms, leased)
+  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, leased = leased, touched = true }
+  known[lane] = record
+  touched[#touched + 1] = record
+  return record
+end
+
+-- Writes every touched record and makes the indexes follow.
+local function flush()
+  local set, removed, unlisted, listed, idle, timed, opened, closed = {}, {}, {}, {}, {}, {}, {}, {}
+  for _, record in ipairs(touched) do
+    local lane, leased = record.lane, record.consumer ~= ''
+    if is_empty(record) then
+      leased = false
+      removed[#removed + 1] = record.stored and lane
+      if is_run(lane) and (record.stored or record.indexed) then
+        closed[#closed + 1] = lane
+      end
+    else
+      set[#set + 1] = lane
+      set[#set + 1] = format(record)
+      if not record.stored and not record.indexed and is_run(lane) then
+        opened[#opened + 1] = ranges_of(record)[1][1]
+        opened[#opened + 1] = lane
+      end
+    end
+    if leased and record.deadline then
+      timed[#timed + 1] = record.deadline
+      timed[#timed + 1] = lane
+    elseif record.was_leased and not leased then
+      idle[#idle + 1] = lane
+    end
+    local member = record.waiting > 0 and ready_member(record.consumer, record.due, lane) or nil
+    if member ~= record.was_listed then
+      unlisted[#unlisted + 1] = record.was_listed
+      if member then
+        listed[#listed + 1] = 0
+        listed[#listed + 1] = member
+      end
+    end
+  end
+  call_with('HDEL', lanes, removed)
+  call_with('HSET', lanes, set)
+  call_with('ZREM', runs, closed)
+  call_with('ZADD', runs, opened)
+  call_with('ZREM', deadlines, idle)
+  call_with('ZADD', deadlines, timed)
+  call_with('ZREM', ready, unlisted)
+  call_with('ZADD', ready, listed)
+end

@@ -1,0 +1,52 @@
+-- receipts: what settles a lease. In MessagePack, four values each: lane ("" for a run),
+-- "token:entry" or "token:first-last", first, last.
+
+local receipts = cmsgpack.unpack(ARGV[3])
+local stale = {} -- {index from 0, first, last, ...}: parts of receipts that hold no more
+
+local function load_receipts()
+  local names = {}
+  for index = 1, #receipts, 4 do
+    if receipts[index] ~= '' then
+      names[#names + 1] = receipts[index]
+    end
+  end
+  load(names)
+end
+
+local function token_of(item)
+  return string.match(item, '^%d+')
+end
+
+-- What the receipt still holds of a key's lane: {{first, last}, ...}.
+local function held_of_lane(record, item, first, last)
+  if not record then
+    return {}
+  elseif record.leased == item then
+    return { { first, last } }
+  end
+  local token, found = token_of(item), {}
+  for _, range in ipairs(ranges_of(record)) do
+    if range[3] == token and range[1] <= last and range[2] >= first then
+      found[#found + 1] = { math.max(first, range[1]), math.min(last, range[2]) }
+    end
+  end
+  return found
+end
+
+-- Notes the parts of a receipt that are not in `found`.
+local function note_stale(index, first, last, found)
+  local only = #found == 1 and found[1]
+  if only and only[1] == first and only[2] == last then
+    return
+  end
+  local missed = { { first, last } }
+  for _, range in ipairs(found) do
+    missed = without(missed, range[1], range[2])
+  end
+  for _, range in ipairs(missed) do
+    stale[#stale + 1] = (index - 1) / 4
+    stale[#stale + 1] = range[1]
+    stale[#stale + 1] = range[2]
+  end
+end

@@ -1,0 +1,69 @@
+-- runs: finding and cutting runs, the lanes of consecutive entries without order.
+
+-- The records of all runs that reach into first..last, oldest first.
+local function runs_between(first, last)
+  local names = redis.call('ZREVRANGEBYSCORE', runs, first, '-inf', 'LIMIT', 0, 1)
+  if last > first then
+    for _, lane in ipairs(redis.call('ZRANGEBYSCORE', runs, '(' .. first, last)) do
+      names[#names + 1] = lane
+    end
+  end
+  load(names)
+  local found = {}
+  for _, lane in ipairs(names) do
+    local range = known[lane] and ranges_of(known[lane])[1]
+    if range and range[2] >= first then
+      found[#found + 1] = known[lane]
+    end
+  end
+  return found
+end
+
+local function run_piece(record, first, last, token, deadline)
+  local piece = new_record('#' .. first, record.consumer, record.lease_ms)
+  piece.ranges = { { first, last, token } }
+  piece.deadline = deadline
+  piece.due = record.due
+  piece.waiting = record.waiting > 0 and last - first + 1 or 0
+  -- Into the index at once: a later receipt of this call may look for it.
+  redis.call('ZADD', runs, first, piece.lane)
+  piece.indexed = true
+  return piece
+end
+
+-- Splits a run so that first..last is a record of its own, and answers that one.
+local function cut_run(record, first, last)
+  local range = ranges_of(record)[1]
+  local from, to, token = range[1], range[2], range[3]
+  if from == first and to == last then
+    return record
+  end
+  local deadline = record.deadline or tonumber(redis.call('ZSCORE', deadlines, record.lane) or nil)
+  touch(record)
+  if to > last then
+    run_piece(record, last + 1, to, token, deadline)
+  end
+  local middle = record
+  if from < first then
+    range[2] = first - 1
+    middle = run_piece(record, first, last, token, deadline)
+  else
+    range[2] = last
+  end
+  if record.waiting > 0 then
+    record.waiting = range[2] - range[1] + 1
+  end
+  return middle
+end
+
+-- Leased runs inside first..last that the token still holds, cut to fit: each a record.
+local function held_runs(token, first, last)
+  local found = {}
+  for _, record in ipairs(runs_between(first, last)) do
+    local range = record.ranges[1]
+    if record.consumer ~= '' and range[3] == token then
+      found[#found + 1] = cut_run(record, math.max(first, range[1]), math.min(last, range[2]))
+    end
+  end
+  return found
+end

@@ -1,0 +1,64 @@
+-- subscription: the keys of a subscription's scripts, and whether a call may go on.
+--
+-- KEYS   1 lease       string  "<worker> <epoch>"
+--        2 meta        hash    last, ledgers, clock, retain
+--        3 log         stream
+--        4 subs        hash    subscription -> cursor: the last entry it has passed
+--        5 sub         hash    mode, token, settings
+--        6 lanes       hash    lane -> record
+--        7 runs        zset    run -> its first entry
+--        8 deadlines   zset    leased lane -> deadline, ms
+--        9 ready       zset    "<consumer>\0<due>\0<lane>", score 0: lanes with messages to serve from
+--                              `due` on, to that consumer or, when it is empty, to anyone
+--        10 queue      zset    "<lane>\0<entry>", score 0: messages waiting in the lanes of keys
+--        11 retries    hash    entry -> how often it was charged
+--        12 consumers  zset    consumer -> end of its session, ms
+-- ARGV   1 lease held   2 subscription   3.. the script's own
+local lease, meta, log, subs, sub = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local lanes, runs, deadlines, ready = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local queue, retries, consumers = KEYS[10], KEYS[11], KEYS[12]
+local held, name = ARGV[1], ARGV[2]
+
+local END = 1e14 -- beyond every entry and every time
+
+local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain')
+local last_entry, ledgers, retained = tonumber(stored[1]), stored[2], stored[4] == '1'
+local cursor = tonumber(redis.call('HGET', subs, name) or nil)
+local id_of = ledgers and id_maker(ledgers)
+local now = 0
+
+-- Why this call may not go on, or nil; starts the clock. An operator's call (create, delete, seek,
+-- reclaim) needs no lease: it acts for the topic, not for the worker that serves it.
+local function refusal(by_operator)
+  if not last_entry then
+    return { 'NO_TOPIC' }
+  end
+  if not by_operator and redis.call('GET', lease) ~= held then
+    return { 'FENCED' }
+  end
+  if not cursor then
+    return { 'NO_SUBSCRIPTION' }
+  end
+  now = tick(meta, stored[3])
+end
+
+-- The next instant at which a deadline or a session ends, or nil.
+local function next_end()
+  local deadline = tonumber(redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')[2] or nil)
+  local session = tonumber(redis.call('ZRANGE', consumers, 0, 0, 'WITHSCORES')[2] or nil)
+  return deadline and session and math.min(deadline, session) or deadline or session
+end
+
+-- {entry, retries, ...} of those entries that were ever charged.
+local function retries_of(entries)
+  local charged = {}
+  if #entries > 0 and redis.call('EXISTS', retries) == 1 then
+    for index, count in ipairs(map_with('HMGET', retries, entries)) do
+      if count then
+        charged[#charged + 1] = entries[index]
+        charged[#charged + 1] = tonumber(count)
+      end
+    end
+  end
+  return charged
+end

@@ -1,0 +1,144 @@
+"""Consumers' sessions: join, touch, leave, and what a consumer holds when it comes back."""
+
+import pytest
+
+from broker.engine import Engine
+from broker.results import Backoff, Room
+from client.errors import SubscriptionNotFound
+from tests.lua.story import Story, entries, part, receipts
+from tests.support import ManualTime
+
+
+async def test_joining_again_renews_the_session_and_says_so(timed: ManualTime, topic: str) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(consumers=())
+    assert not await timed.engine.join(story.lease, "s", "c", session_ms=1_000)
+    await timed.advance(900)
+    assert await timed.engine.join(story.lease, "s", "c", session_ms=1_000)
+    await timed.advance(900)
+    assert (await timed.engine.expire(story.lease, "s")).expired_consumers == []
+
+
+async def test_joining_under_the_name_of_a_session_that_ended_clears_it_first(
+    timed: ManualTime, topic: str
+) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(consumers=())
+    await timed.engine.join(story.lease, "s", "c", session_ms=1_000)
+    await story.publish_many(2)
+    old = receipts(await story.fetch())
+    await timed.advance(1_000)
+    assert not await timed.engine.join(story.lease, "s", "c")
+    assert await story.ack(*old) == ["stale"]
+    assert await story.retries() == {1: 1}
+    assert await story.take() == [1, 2]
+
+
+async def test_touch_renews_who_is_there_and_names_who_is_not(timed: ManualTime, topic: str) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(consumers=())
+    for consumer, session_ms in (("short", 500), ("long", 1_000)):
+        await timed.engine.join(story.lease, "s", consumer, session_ms)
+    await timed.advance(500)
+    missing = await timed.engine.touch(story.lease, "s", ["long", "short", "stranger"], session_ms=1_000)
+    assert missing == ["short", "stranger"]
+    await timed.advance(999)
+    assert await timed.engine.touch(story.lease, "s", ["long"]) == []
+    assert await timed.engine.touch(story.lease, "s", []) == []
+
+
+async def test_a_graceful_leave_gives_everything_back_at_once_and_uncharged(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(consumers=("c", "d"), backoff=Backoff(60.0))
+    await story.publish_many(4)
+    held = [receipts(await story.fetch("c", permits=2))[0] for _ in range(2)]
+    assert await engine.leave(story.lease, "s", "c") == 2
+    assert await story.retries() == {}
+    assert await story.ack(*held) == ["stale", "stale"]
+    assert sorted(await story.take("d")) == [1, 2, 3, 4]
+    assert (await engine.fetch(story.lease, "s", [Room("c", 1)])).unknown_consumers == ["c"]
+
+
+async def test_a_graceful_leave_gives_lanes_to_others_in_order(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared", consumers=("c", "d"))
+    await story.publish("a", "a", "b", "", "a")
+    held = receipts(await story.fetch("c", permits=4))
+    lane = next(receipt for receipt in held if receipt.lane == "=a")
+    await story.ack(part(lane, 1))
+    assert await engine.leave(story.lease, "s", "c") == 3
+    assert await story.retries() == {}
+    taken: dict[str, list[int]] = {}
+    for delivery in await story.fetch("d"):
+        taken.setdefault(delivery.receipt.lane, []).extend(entries([delivery]))
+    assert taken == {"=a": [2, 5], "=b": [3], "": [4]}
+
+
+async def test_a_leave_longer_than_one_step_charges_a_crash_only_once(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish_many(1_000)
+    [receipt] = receipts(await story.fetch(permits=1_000))
+    for entry in range(2, 1_001, 2):  # a hole after each message: 500 runs of one, and one to go on with
+        await story.ack(part(receipt, entry))
+    await story.publish_many(2)
+    await story.fetch()
+    assert await engine.leave(story.lease, "s", "c", crashed=True) == 501
+    assert await story.retries() == {1: 1}
+
+
+async def test_leaving_without_a_session_changes_nothing(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish_many(1)
+    await story.fetch()
+    assert await engine.leave(story.lease, "s", "stranger") == 0
+    assert entries(await engine.held(story.lease, "s", "c")) == [1]
+
+
+async def test_a_consumer_that_comes_back_finds_what_it_holds(timed: ManualTime, topic: str) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(mode="key_shared", consumers=("c", "d"))
+    await story.publish("a", "", "b", "a")
+    given = await story.fetch("c", lease_ms=5_000)
+    await story.nack(next(receipt for receipt in receipts(given) if receipt.lane == "=b"))
+    again = await story.fetch("c", lease_ms=5_000)
+    await story.publish("d")
+    await story.take("d")
+    held = await timed.engine.held(story.lease, "s", "c")
+    assert sorted(entries(held)) == [1, 2, 3, 4]
+    assert {delivery.consumer for delivery in held} == {"c"}
+    assert {delivery.deadline_ms for delivery in held} == {timed.now_ms + 5_000}
+    [back] = [delivery for delivery in held if delivery.receipt.lane == "=b"]
+    assert back.receipt == again[0].receipt
+    assert back.messages[0].retries == 1
+    assert set(await story.ack(*receipts(held))) == {"settled"}
+
+
+async def test_a_consumer_that_holds_more_than_one_step_finds_all_of_it(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish(*(f"key-{number}" for number in range(600)))
+    await story.publish_many(100)
+    await story.fetch(permits=1_000)
+    held = await engine.held(story.lease, "s", "c")
+    assert sorted(set(entries(held))) == list(range(1, 701))
+
+
+async def test_a_consumer_that_holds_nothing_finds_nothing(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    assert await engine.held(story.lease, "s", "c") == []
+    assert await engine.held(story.lease, "s", "stranger") == []
+
+
+async def test_consumers_need_a_subscription(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    for call in (
+        lambda: engine.join(story.lease, "none", "c"),
+        lambda: engine.touch(story.lease, "none", ["c"]),
+        lambda: engine.leave(story.lease, "none", "c"),
+        lambda: engine.held(story.lease, "none", "c"),
+    ):
+        with pytest.raises(SubscriptionNotFound, match="'none'"):
+            await call()

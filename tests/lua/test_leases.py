@@ -1,0 +1,190 @@
+"""Partition leases: acquire, renew, release, and how an old epoch is fenced off."""
+
+import pytest
+
+from broker.engine import Engine
+from broker.results import Lease, Room, TopicSettings
+from client.errors import Fenced, TopicNotFound
+from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire
+from tests.support import ManualTime
+
+
+async def meta(story: Story, field: str) -> str:
+    """A field of the partition's meta hash."""
+    return str(await story.engine.store.command("HGET", story.keys.meta, field))
+
+
+async def test_a_free_partition_is_acquired_and_each_time_opens_a_larger_epoch(
+    engine: Engine, topic: str
+) -> None:
+    await engine.create_topic(topic)
+    first = await must_acquire(engine, topic)
+    assert first == Lease(topic, 0, "w1", 1)
+    assert await engine.release(first)
+    assert (await must_acquire(engine, topic, worker="w2")).epoch == 2
+
+
+async def test_a_held_partition_is_refused_to_others_and_nothing_changes(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    assert await engine.acquire(topic, 0, "w2", HOUR_MS) is None
+    assert await engine.store.command("GET", story.keys.lease) == story.lease.text
+    assert await meta(story, "epoch") == "1"
+
+
+async def test_a_worker_that_restarts_takes_its_own_partition_again_under_a_new_epoch(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    again = await must_acquire(engine, topic, worker="w1")
+    assert again.epoch == 2
+    assert await engine.renew([story.lease, again], HOUR_MS) == [False, True]
+
+
+async def test_workers_whose_names_start_alike_are_not_the_same_worker(engine: Engine, topic: str) -> None:
+    await engine.create_topic(topic)
+    await must_acquire(engine, topic, worker="w1")
+    assert await engine.acquire(topic, 0, "w", HOUR_MS) is None
+    assert await engine.acquire(topic, 0, "w11", HOUR_MS) is None
+
+
+async def test_the_lease_runs_out_by_itself_and_renewing_moves_its_end(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    assert await engine.renew([story.lease], 5_000) == [True]
+    assert 0 < await engine.store.command("PTTL", story.keys.lease) <= 5_000
+    assert await engine.renew([story.lease], HOUR_MS) == [True]
+    assert await engine.store.command("PTTL", story.keys.lease) > 5_000
+
+
+async def test_renewing_nothing_is_no_call_at_all(engine: Engine) -> None:
+    assert await engine.renew([], HOUR_MS) == []
+
+
+async def test_many_leases_are_renewed_at_once_and_each_is_answered(engine: Engine, topic: str) -> None:
+    await engine.create_topic(topic, TopicSettings(partitions=9))
+    leases = [await must_acquire(engine, topic, number) for number in range(9)]
+    await engine.release(leases[4])
+    assert await engine.renew(leases, HOUR_MS) == [number != 4 for number in range(9)]
+
+
+async def test_releasing_a_lost_lease_does_not_take_it_from_its_new_holder(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    assert await engine.release(story.lease)
+    newer = await must_acquire(engine, topic, worker="w2")
+    assert not await engine.release(story.lease)
+    assert await engine.renew([newer], HOUR_MS) == [True]
+
+
+async def test_a_partition_that_does_not_exist_cannot_be_acquired(engine: Engine, topic: str) -> None:
+    with pytest.raises(TopicNotFound):
+        await engine.acquire(topic, 0, "w1", HOUR_MS)
+    await engine.create_topic(topic, TopicSettings(partitions=2))
+    with pytest.raises(TopicNotFound, match="partition 2"):
+        await engine.acquire(topic, 2, "w1", HOUR_MS)
+
+
+async def test_the_epoch_grows_past_the_newest_one_that_the_caller_knows(engine: Engine, topic: str) -> None:
+    await engine.create_topic(topic)
+    assert (await must_acquire(engine, topic, known_epoch=41)).epoch == 42
+    assert (await must_acquire(engine, topic, known_epoch=7)).epoch == 43
+
+
+async def test_after_a_failover_that_lost_writes_ids_still_increase(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish("a", "b")
+    await engine.store.command("HSET", story.keys.meta, "epoch", 0)  # as on a replica that lagged behind
+    newer = await must_acquire(engine, topic, known_epoch=story.lease.epoch)
+    result = await engine.publish(newer, [message()])
+    assert [published.id for published in result.each()] == ["2-3"]
+
+
+async def test_every_script_that_serves_a_partition_is_fenced_by_the_next_epoch(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish("a", "b")
+    [delivery] = await story.fetch()
+    old = story.lease
+    newer = await must_acquire(engine, topic)
+    given = [delivery.receipt]
+    for call in (
+        lambda: engine.publish(old, [message()]),
+        lambda: engine.fetch(old, "s", [Room("c", 1)]),
+        lambda: engine.ack(old, "s", given),
+        lambda: engine.nack(old, "s", given),
+        lambda: engine.extend(old, "s", given, lease_ms=1),
+        lambda: engine.expire(old, "s"),
+        lambda: engine.join(old, "s", "d"),
+        lambda: engine.touch(old, "s", ["c"]),
+        lambda: engine.leave(old, "s", "c"),
+        lambda: engine.held(old, "s", "c"),
+    ):
+        with pytest.raises(Fenced, match="epoch 1"):
+            await call()
+    # The worker changed, the leases of messages did not.
+    assert entries(await engine.held(newer, "s", "c")) == [1, 2]
+    assert (await engine.ack(newer, "s", given)).stale == []
+
+
+async def test_a_lease_that_has_run_out_fences_its_holder_even_when_nobody_took_over(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await engine.store.command("DEL", story.keys.lease)  # what its TTL does
+    with pytest.raises(Fenced):
+        await story.publish("a")
+
+
+async def test_ids_carry_the_ledger_and_entries_count_on_through_ledgers(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish("a", "b")
+    newer = await must_acquire(engine, topic)
+    result = await engine.publish(newer, [message("a"), message("b")])
+    assert [published.id for published in result.each()] == ["2-3", "2-4"]
+    fetched = await engine.fetch(newer, "s", [Room("c", 10)])
+    ids = [message.id for delivery in fetched.deliveries for message in delivery.messages]
+    assert ids == ["1-1", "1-2", "2-3", "2-4"]
+
+
+async def test_ledgers_without_entries_are_forgotten_at_the_next_acquire(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish("a")
+    for _ in range(3):  # nothing is published in epochs 2 to 4
+        story.lease = await must_acquire(engine, topic)
+    await story.publish("b")
+    story.lease = await must_acquire(engine, topic)
+    assert await meta(story, "ledgers") == "1:1 4:2 5:3"
+
+    [delivery] = await story.fetch(permits=1)
+    assert await story.ack(delivery.receipt) == ["settled"]
+    story.lease = await must_acquire(engine, topic)
+    assert await meta(story, "ledgers") == "4:2 6:3"
+
+    assert await story.ack(*[delivery.receipt for delivery in await story.fetch()]) == ["settled"]
+    story.lease = await must_acquire(engine, topic)
+    assert await meta(story, "ledgers") == "7:3"
+
+
+async def test_acquire_finishes_a_reclaim_that_a_crash_interrupted(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish("a", "b")
+    # A worker that deletes a subscription and dies before it has reclaimed leaves this behind.
+    await engine.store.run("subscription/delete", story.sub(), "", "s")
+    assert await story.log() == [1, 2]
+    await must_acquire(engine, topic)
+    assert await story.log() == []
+    assert await engine.store.command("HGET", story.keys.meta, "sweep") is None
+
+
+async def test_time_never_goes_backwards_on_a_partition(timed: ManualTime, topic: str) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe()
+    before = await story.publish("a")
+    await timed.advance(-60_000)
+    after = await story.publish("a")
+    assert after.published_ms == before.published_ms == 1_000_000

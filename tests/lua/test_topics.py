@@ -1,0 +1,127 @@
+"""Topics: made and deleted as a whole, also when a crash came between."""
+
+import pytest
+
+from broker.engine import Engine
+from broker.keys import PartitionKeys, topic_key
+from broker.results import TopicSettings
+from client.errors import Fenced, TopicExists, TopicNotFound
+from tests.lua.story import Story, message, must_acquire
+
+
+async def test_a_topic_has_its_partitions_and_its_settings(engine: Engine, topic: str) -> None:
+    settings = TopicSettings(partitions=5, retain=True, dedupe_ms=1_000)
+    assert await engine.create_topic(topic, settings) == settings
+    assert await engine.describe_topic(topic) == settings
+    assert topic in await engine.topics()
+    for partition in range(5):
+        assert (await must_acquire(engine, topic, partition)).epoch == 1
+
+
+async def test_a_topic_exists_once(engine: Engine, topic: str) -> None:
+    await engine.create_topic(topic, TopicSettings(partitions=2))
+    with pytest.raises(TopicExists, match=topic):
+        await engine.create_topic(topic)
+    assert (await engine.create_topic(topic, exist_ok=True)).partitions == 2
+
+
+async def test_making_a_topic_again_leaves_what_is_in_it(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish("a")
+    await engine.create_topic(topic, exist_ok=True)
+    assert await story.take() == [1]
+
+
+async def test_a_half_made_topic_is_not_there_until_somebody_finishes_it(engine: Engine, topic: str) -> None:
+    fields = ["partitions", 3, "retain", 0, "dedupe_ms", 1_000]
+    await engine.store.command("SADD", "kl:topics", topic)
+    assert await engine.store.run("topic/create", [topic_key(topic)], *fields) == ["OK"]
+    with pytest.raises(TopicNotFound):
+        await engine.describe_topic(topic)
+    made = await engine.create_topic(topic, TopicSettings(partitions=8), exist_ok=True)
+    assert made == TopicSettings(3, False, 1_000)  # as it was begun
+    assert await engine.describe_topic(topic) == made
+    await must_acquire(engine, topic, 2)
+
+
+async def test_a_half_made_topic_can_be_deleted(engine: Engine, topic: str) -> None:
+    await engine.store.command("SADD", "kl:topics", topic)
+    fields = ["partitions", 3, "retain", 0, "dedupe_ms", 1_000]
+    await engine.store.run("topic/create", [topic_key(topic)], *fields)
+    await engine.store.run("partition/create", [PartitionKeys.of(topic, 1).meta], "retain", 0, "dedupe_ms", 1)
+    await engine.delete_topic(topic)
+    assert topic not in await engine.topics()
+    assert await engine.store.keys_like(f"*{topic}*") == set()
+
+
+async def test_deleting_a_topic_takes_everything_with_it_and_fences_its_workers(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic, TopicSettings(partitions=3))
+    await story.subscribe("s")
+    await story.subscribe("t", "key_shared")
+    await story.publish("a", "b", "", "a")
+    await story.fetch(name="s", permits=2)
+    await story.fetch(name="t", permits=3)
+    await engine.delete_topic(topic)
+    assert await engine.store.keys_like(f"*{topic}*") == set()
+    assert topic not in await engine.topics()
+    assert await engine.renew([story.lease], 1_000) == [False]
+    with pytest.raises(TopicNotFound):
+        await story.publish("a")
+
+
+async def test_a_topic_made_anew_knows_nothing_of_the_old_one(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await engine.publish(story.lease, [message("a", "u1")])
+    await engine.delete_topic(topic)
+    await engine.create_topic(topic)
+    with pytest.raises(Fenced):
+        await story.publish("a")
+    again = Story(engine, await must_acquire(engine, topic, worker="w2"))
+    await again.subscribe(start="earliest")
+    assert (await engine.publish(again.lease, [message("a", "u1")])).duplicates == {}
+
+
+async def test_a_half_deleted_topic_is_gone_for_all_and_can_be_deleted_again(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic, TopicSettings(partitions=2))
+    await story.subscribe()
+    await story.publish("a")
+    answer = await engine.store.run("topic/change", [topic_key(topic)], "deleting", "ready")
+    assert answer[0] == "OK"
+    with pytest.raises(TopicNotFound):
+        await engine.describe_topic(topic)
+    await engine.delete_topic(topic)
+    assert await engine.store.keys_like(f"*{topic}*") == set()
+
+
+async def test_making_a_half_deleted_topic_deletes_it_first(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic, TopicSettings(partitions=2))
+    await story.subscribe()
+    await story.publish("a")
+    await engine.store.run("topic/change", [topic_key(topic)], "deleting", "ready")
+    assert (await engine.create_topic(topic, TopicSettings(partitions=4))).partitions == 4
+    assert not await story.exists(story.keys.log, story.keys.subs, story.keys.lease)
+
+
+async def test_deleting_what_is_not_there_says_so(engine: Engine, topic: str) -> None:
+    with pytest.raises(TopicNotFound, match=topic):
+        await engine.delete_topic(topic)
+
+
+async def test_a_topic_only_changes_from_a_state_that_is_asked_for(engine: Engine, topic: str) -> None:
+    await engine.create_topic(topic)
+    key = topic_key(topic)
+    assert await engine.store.run("topic/change", [key], "ready", "creating") == ["NO_TOPIC"]
+    answer = await engine.store.run("topic/create", [key], "partitions", 9)
+    assert answer[0] == "EXISTS"
+    assert (await engine.describe_topic(topic)).partitions == 1
+
+
+async def test_many_partitions_are_made_and_deleted_in_several_round_trips(engine: Engine, topic: str) -> None:
+    await engine.create_topic(topic, TopicSettings(partitions=1_001))
+    await must_acquire(engine, topic, 1_000)
+    await engine.delete_topic(topic)
+    assert await engine.store.keys_like(f"*{topic}*") == set()

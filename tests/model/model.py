@@ -1,0 +1,362 @@
+"""A plain model of one partition: what the delivery contract says, with lists and dicts.
+
+Where the contract leaves a choice (which free lane goes to which consumer first), the model does not
+predict: it checks the answer against the rules and follows it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from broker.results import Backoff, Delivery, FetchResult, Published, Receipt, Room
+
+Part = tuple[int, int]  # the place of a receipt in a call, and an entry that was stale in it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message in the log."""
+
+    number: int
+    id: str
+    key: str
+    uid: str
+    about: str
+
+
+@dataclass
+class Claim:
+    """A consumer's timed lease; all leased messages of a lane share one."""
+
+    consumer: str
+    lease_ms: int
+    deadline: int
+
+
+@dataclass
+class Owed:
+    """A message that a subscription has not settled; `lane` is "" where there is no order."""
+
+    entry: Entry
+    lane: str
+    retries: int = 0
+    due: int = 0
+    claim: Claim | None = None
+    token: int = 0
+
+
+@dataclass
+class Subscription:
+    """One subscription of the partition."""
+
+    mode: str
+    backoff: Backoff | None = None
+    owed: dict[int, Owed] = field(default_factory=dict)
+    holds: dict[str, int] = field(default_factory=dict)
+    sessions: dict[str, int] = field(default_factory=dict)
+    active: str | None = None
+
+    def owe(self, entry: Entry) -> None:
+        """Take on a message, which comes after all that are owed already."""
+        lane = "="
+        if self.mode == "shared" or (self.mode == "key_shared" and not entry.key):
+            lane = ""
+        elif self.mode == "key_shared":
+            lane += entry.key
+        self.owed[entry.number] = Owed(entry, lane)
+
+    def seek(self, entries: Iterable[Entry]) -> None:
+        """Start anew with these messages; sessions stay."""
+        self.owed.clear()
+        self.holds.clear()
+        for entry in entries:
+            self.owe(entry)
+
+    # Consumers
+
+    def is_open(self, consumer: str, now: int) -> bool:
+        """Whether a consumer has a session."""
+        return self.sessions.get(consumer, 0) > now
+
+    def join(self, now: int, consumer: str, session_ms: int) -> bool:
+        """Open a session; True if it was open."""
+        was_open = self.is_open(consumer, now)
+        if consumer in self.sessions and not was_open:
+            self.crash(now, consumer)
+        self.sessions[consumer] = now + session_ms
+        return was_open
+
+    def leave(self, now: int, consumer: str) -> None:
+        """Give back all that a consumer holds; nobody is charged."""
+        self._give_up(now, consumer, charged=[])
+
+    def crash(self, now: int, consumer: str) -> None:
+        """Give back all that a consumer holds; the oldest is charged, and each lane's oldest."""
+        mine = self.leased_to(consumer)
+        heads = {owed.lane: owed for owed in reversed(mine)}
+        self._give_up(now, consumer, list(heads.values()))
+
+    def _give_up(self, now: int, consumer: str, charged: list[Owed]) -> None:
+        self._return(self.leased_to(consumer), now)
+        for owed in charged:
+            owed.retries += 1
+        self.sessions.pop(consumer, None)
+        if self.active == consumer:
+            self.active = None
+
+    # What is leased, and what waits
+
+    def leased_to(self, consumer: str) -> list[Owed]:
+        """What a consumer holds, oldest first."""
+        return [owed for owed in self.owed.values() if owed.claim and owed.claim.consumer == consumer]
+
+    def lane(self, name: str) -> list[Owed]:
+        """The unsettled messages of an ordered lane, in publish order."""
+        assert name
+        return [owed for owed in self.owed.values() if owed.lane == name]
+
+    def leased_of(self, name: str) -> list[Owed]:
+        """What is leased of an ordered lane: always a prefix, all of it under one claim."""
+        lane = self.lane(name)
+        prefix = list(takewhile(lambda owed: owed.claim, lane))
+        assert all(owed.claim is None for owed in lane[len(prefix) :]), f"{name}: not a prefix"
+        assert len({id(owed.claim) for owed in prefix}) < 2, f"{name}: held twice"
+        return prefix
+
+    def takers(self, owed: Owed, consumers: Iterable[str]) -> list[str]:
+        """Who of the consumers may get a message that is due, as far as others' leases go."""
+        if owed.claim:
+            return []
+        if owed.lane:
+            prefix = self.leased_of(owed.lane)
+            if self.lane(owed.lane)[len(prefix)] is not owed:
+                return []  # there are others before it
+            if prefix and prefix[0].claim:
+                return [name for name in consumers if name == prefix[0].claim.consumer]
+        return list(consumers)
+
+    def due_of(self, owed: Owed) -> int:
+        """When a message that is not leased may be served."""
+        return self.holds.get(owed.lane, 0) if owed.lane else owed.due
+
+    def next_end(self) -> int:
+        """When the next lease or session ends; 0 for never."""
+        deadlines = [owed.claim.deadline for owed in self.owed.values() if owed.claim]
+        return min([*deadlines, *self.sessions.values()], default=0)
+
+    def _return(self, messages: list[Owed], due: int) -> None:
+        for owed in messages:
+            owed.claim = None
+            owed.due = due
+            if owed.lane:
+                self.holds[owed.lane] = max(due, self.holds.get(owed.lane, 0))
+
+    def _charge(self, now: int, owed: Owed, due: int | None) -> int:
+        """Raise a retry count; answers when the message is due again."""
+        owed.retries += 1
+        if due is not None:
+            return due
+        if self.backoff is None:
+            return now
+        wait = self.backoff.initial * self.backoff.factor ** (owed.retries - 1)
+        return now + int(1000 * min(wait, self.backoff.maximum))
+
+    # Delivery
+
+    def fetch(
+        self, now: int, rooms: Sequence[Room], limit: int, result: FetchResult, newest_token: int
+    ) -> None:
+        """Check what a fetch answered, and follow it."""
+        known = [room for room in rooms if self.is_open(room.consumer, now)]
+        closed = [room.consumer for room in rooms if room not in known]
+        assert result.unknown_consumers == closed, f"without a session: {closed}"
+        assert result.now_ms == now
+        if self.mode == "failover" and known:
+            self.active = self.active or known[0].consumer
+            known = [room for room in known if room.consumer == self.active]
+        spare = {room.consumer: room.permits for room in known}
+        lease_ms = {room.consumer: room.lease_ms for room in known}
+
+        tokens = {delivery.receipt.token for delivery in result.deliveries}
+        assert len(tokens) < 2, f"several tokens in one call: {tokens}"
+        assert all(token > newest_token for token in tokens), f"{tokens} after {newest_token}"
+        assert sum(len(delivery.messages) for delivery in result.deliveries) <= limit
+        for delivery in result.deliveries:
+            assert delivery.consumer in spare, f"{delivery.consumer} is not served"
+            self._deliver(now, delivery, spare, lease_ms[delivery.consumer])
+        if not result.more:
+            self._check_nothing_was_left(now, spare, result.next_due_ms)
+
+    def _deliver(self, now: int, delivery: Delivery, spare: dict[str, int], lease_ms: int) -> None:
+        _, lane, token, first, last = delivery.receipt
+        claim = None
+        if lane:
+            claim = next((owed.claim for owed in self.leased_of(lane)), None)
+        if claim is None:
+            assert spare[delivery.consumer] == max(spare.values()), (
+                f"{lane or first} was free and went to {delivery.consumer}, of {spare}"
+            )
+        assert len(delivery.messages) == last - first + 1, "the messages of the receipt are there"
+        for number, message in zip(range(first, last + 1), delivery.messages, strict=True):
+            assert number in self.owed, f"{number} is not owed"
+            owed = self.owed[number]
+            assert owed.claim is None, f"{number} is leased already"
+            assert owed.lane == lane, f"{number} is of lane {owed.lane!r}, not {lane!r}"
+            assert self.due_of(owed) <= now, f"{number} is not due before {self.due_of(owed)}"
+            assert delivery.consumer in self.takers(owed, spare), f"{number} jumps its lane"
+            stored = (owed.entry.id, owed.entry.key, owed.entry.uid, owed.entry.about, owed.retries)
+            told = (message.id, message.key, message.uid, message.about, message.retries)
+            assert told == stored, "the message and how often it was charged"
+            if claim is None or not lane:
+                claim = Claim(delivery.consumer, lease_ms, now + lease_ms)
+            assert delivery.deadline_ms == claim.deadline, f"deadline of {number}"
+            owed.claim = claim
+            owed.token = token
+        spare[delivery.consumer] -= len(delivery.messages)
+        assert spare[delivery.consumer] >= 0, f"{delivery.consumer} has no permits for this"
+
+    def _check_nothing_was_left(self, now: int, spare: dict[str, int], next_due_ms: int) -> None:
+        roomy = [consumer for consumer, permits in spare.items() if permits > 0]
+        events = [self.next_end()] if self.next_end() else []
+        for number, owed in self.owed.items():
+            if takers := self.takers(owed, roomy):
+                due = self.due_of(owed)
+                assert due > now, f"{number} was left behind, and {takers} had room"
+                events.append(due)
+        assert next_due_ms == min(events, default=0), "when to look again"
+
+    # Settling
+
+    def holding(self, receipt: Receipt) -> list[Owed]:
+        """What a receipt still holds."""
+        _, lane, token, first, last = receipt
+        numbers = [number for number in range(first, last + 1) if number in self.owed]
+        return [
+            owed
+            for owed in map(self.owed.__getitem__, numbers)
+            if owed.claim and owed.lane == lane and owed.token == token
+        ]
+
+    def ack(self, now: int, receipts: Sequence[Receipt]) -> set[Part]:
+        """Settle messages; answers what was stale."""
+        stale: set[Part] = set()
+        lanes = set()
+        for index, receipt in enumerate(receipts):
+            held = self.holding(receipt)
+            stale |= _missing(index, receipt, held)
+            for owed in held:
+                del self.owed[owed.entry.number]
+                lanes.add(owed.lane)
+        self._restart(now, lanes)
+        return stale
+
+    def nack(
+        self, now: int, receipts: Sequence[Receipt], due: int | None, charged: bool
+    ) -> set[Part]:
+        """Give messages back, of a lane the earliest one and all after it; answers what was stale."""
+        stale: set[Part] = set()
+        heads: dict[str, Owed] = {}
+        for index, receipt in enumerate(receipts):
+            held = self.holding(receipt)
+            stale |= _missing(index, receipt, held)
+            for owed in held:
+                if not owed.lane:
+                    again = self._charge(now, owed, due) if charged else due
+                    self._return([owed], now if again is None else again)
+                elif owed.lane not in heads or owed.entry.number < heads[owed.lane].entry.number:
+                    heads[owed.lane] = owed
+        for lane, head in heads.items():
+            again = self._charge(now, head, due) if charged else due
+            later = [o for o in self.leased_of(lane) if o.entry.number >= head.entry.number]
+            self._return(later, now if again is None else again)
+        self._restart(now, heads)
+        return stale
+
+    def extend(self, receipts: Sequence[Receipt], deadline: int) -> set[Part]:
+        """Move deadlines; answers what was stale."""
+        stale: set[Part] = set()
+        for index, receipt in enumerate(receipts):
+            held = self.holding(receipt)
+            stale |= _missing(index, receipt, held)
+            for owed in held:
+                assert owed.claim
+                owed.claim.deadline = deadline
+        return stale
+
+    def expire(self, now: int) -> set[str]:
+        """Give back what has timed out, then what the consumers that are gone held; answers those."""
+        late = [owed for owed in self.owed.values() if owed.claim and owed.claim.deadline <= now]
+        for owed in late:
+            if owed.lane and owed.claim:  # the head: the rest goes back with it
+                due = self._charge(now, owed, None)
+                self._return(self.leased_of(owed.lane), due)
+            elif owed.claim:
+                self._return([owed], self._charge(now, owed, None))
+        gone = {name for name, end in self.sessions.items() if end <= now}
+        for consumer in gone:
+            self.crash(now, consumer)
+        return gone
+
+    def _restart(self, now: int, lanes: Iterable[str]) -> None:
+        """A settle in a lane gives what is still leased of it the whole time again."""
+        for lane in lanes:
+            for owed in self.leased_of(lane) if lane else []:
+                assert owed.claim
+                owed.claim.deadline = now + owed.claim.lease_ms
+
+
+@dataclass
+class Partition:
+    """A partition: its log, its subscriptions, and the uids that it has seen."""
+
+    dedupe_ms: int
+    last: int = 0
+    log: dict[int, Entry] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    marks: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def publish(
+        self, now: int, epoch: int, messages: Sequence[tuple[str, str, str]], told: list[Published]
+    ) -> None:
+        """Check what a publish answered, and follow it."""
+        assert len(told) == len(messages)
+        for (key, uid, about), answer in zip(messages, told, strict=True):
+            if uid in self.marks and self._is_duplicate(now, uid, answer):
+                assert answer == Published(self.marks[uid][1], duplicate=True), "the first id"
+            elif not self.subscriptions:
+                assert answer == Published(None, no_subscribers=True), "nobody is there to owe it"
+            else:
+                self.last += 1
+                entry = Entry(self.last, f"{epoch}-{self.last}", key, uid, f"{now} {about}")
+                assert answer == Published(entry.id), "ids are dense"
+                self.log[entry.number] = entry
+                self.marks[uid] = (now, entry.id)
+                for subscription in self.subscriptions.values():
+                    subscription.owe(entry)
+
+    def _is_duplicate(self, now: int, uid: str, answer: Published) -> bool:
+        """Certain within the window; soon after it both answers are right."""
+        age = now - self.marks[uid][0]
+        if age < self.dedupe_ms:
+            return True
+        return answer.duplicate and age < 3 * self.dedupe_ms
+
+    def entries_from(self, position: str | int) -> list[Entry]:
+        """What a subscription owes that starts at a position."""
+        if position == "latest":
+            return []
+        first = 0 if position == "earliest" else int(position)
+        return [entry for entry in self.log.values() if entry.number >= first]
+
+    def forget(self) -> set[int]:
+        """Drop the entries that nobody owes any more; answers their numbers."""
+        owed = {number for one in self.subscriptions.values() for number in one.owed}
+        gone = self.log.keys() - owed
+        for number in gone:
+            del self.log[number]
+        return gone
+
+
+def _missing(index: int, receipt: Receipt, held: list[Owed]) -> set[Part]:
+    asked = set(range(receipt.first, receipt.last + 1))
+    return {(index, number) for number in asked - {owed.entry.number for owed in held}}

@@ -1,0 +1,22 @@
+"""Key-shared subscriptions against the model."""
+
+import pytest
+
+from tests.model.machine import BrokerMachine, explore
+
+
+class KeySharedMachine(BrokerMachine):
+    """A key-shared subscription beside another one."""
+
+    mode = "key_shared"
+
+
+def test_key_shared_keeps_the_contract_in_a_few_runs(server_url: str) -> None:
+    """A short exploration, for every change."""
+    explore(KeySharedMachine, server_url, examples=40)
+
+
+@pytest.mark.slow
+def test_key_shared_keeps_the_contract_in_many_runs(server_url: str) -> None:
+    """A longer exploration."""
+    explore(KeySharedMachine, server_url, examples=300)

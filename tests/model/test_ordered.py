@@ -1,0 +1,37 @@
+"""Exclusive and failover subscriptions, where the whole partition is one lane, against the model."""
+
+import pytest
+
+from tests.model.machine import BrokerMachine, explore
+
+
+class ExclusiveMachine(BrokerMachine):
+    """An exclusive subscription beside another one."""
+
+    mode = "exclusive"
+
+
+class FailoverMachine(BrokerMachine):
+    """A failover subscription beside another one."""
+
+    mode = "failover"
+
+
+MACHINES = (ExclusiveMachine, FailoverMachine)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_partition_order_keeps_the_contract_in_a_few_runs(
+    machine: type[BrokerMachine], server_url: str
+) -> None:
+    """A short exploration, for every change."""
+    explore(machine, server_url, examples=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+def test_partition_order_keeps_the_contract_in_many_runs(
+    machine: type[BrokerMachine], server_url: str
+) -> None:
+    """A longer exploration."""
+    explore(machine, server_url, examples=300)

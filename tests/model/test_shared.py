@@ -1,0 +1,22 @@
+"""Shared subscriptions against the model."""
+
+import pytest
+
+from tests.model.machine import BrokerMachine, explore
+
+
+class SharedMachine(BrokerMachine):
+    """A shared subscription beside another one."""
+
+    mode = "shared"
+
+
+def test_shared_keeps_the_contract_in_a_few_runs(server_url: str) -> None:
+    """A short exploration, for every change."""
+    explore(SharedMachine, server_url, examples=40)
+
+
+@pytest.mark.slow
+def test_shared_keeps_the_contract_in_many_runs(server_url: str) -> None:
+    """A longer exploration."""
+    explore(SharedMachine, server_url, examples=300)
