@@ -1,10 +1,12 @@
-"""Between the engine's types and what scripts take and answer: checks, limits, flat lists."""
+"""Between the engine's types and what scripts take and answer: limits, checks, flat lists."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from broker.results import (
     Backoff,
@@ -12,6 +14,7 @@ from broker.results import (
     Message,
     Outgoing,
     Receipt,
+    Room,
     Stale,
     SubscriptionSettings,
     TopicSettings,
@@ -20,37 +23,133 @@ from client.errors import InvalidArgument, MessageTooLarge
 
 MAX_PARTITIONS = 10_000
 MAX_BATCH = 1_000  # messages or receipts per call: a script blocks the server
-MAX_KEY = 1_024  # bytes
+MAX_KEY = 1_024  # bytes, as the next two
 MAX_UID = 256
 MAX_ABOUT = 65_536
+MAX_MS = 10**12  # a duration of some 30 years
+MAX_TIME_MS = 10**13
 MODES = ("shared", "key_shared", "exclusive", "failover")
 DELIVERIES = ("at_least_once", "at_most_once")
 
 _GAP = 16  # unwanted entries worth reading rather than asking twice
 
-pack = msgspec.msgpack.Encoder().encode
+_Number = Annotated[int, Meta(gt=0, lt=10**14)]
+_MESSAGES = list[tuple[str, Annotated[str, Meta(min_length=1)], str]]
+_RECEIPTS = list[tuple[int, Annotated[str, Meta(pattern="^(=|$)")], _Number, _Number, _Number]]
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
-def covering_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Few ranges that cover all of them, with small gaps read rather than skipped."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + _GAP:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
+def pack(values: Sequence[str | int]) -> bytes:
+    """As MessagePack, for Lua to unpack."""
+    try:
+        return _encode(values)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"text that is not Unicode: {error}") from error
 
 
-def id_maker(ledgers: str) -> Callable[[int], str]:
-    """From an entry's number to its id in the log; ledgers as in the meta hash."""
-    starts = [(int(first), ledger) for ledger, _, first in (p.partition(":") for p in ledgers.split())]
+def check_int(what: str, value: object, low: int, high: int) -> int:
+    """The value, if it is a whole number in range."""
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidArgument(f"{what} is {value!r:.60}: use a whole number from {low} to {high}")
+    return value
 
-    def id_of(entry: int) -> str:
-        ledger = next((name for first, name in reversed(starts) if entry >= first), starts[0][1])
-        return f"{ledger}-{entry}"
 
-    return id_of
+def check_optional_ms(what: str, value: object, high: int) -> int | str:
+    """A duration or time for a script, "" for None."""
+    return "" if value is None else check_int(what, value, 0, high)
+
+
+def pack_messages(messages: Sequence[Outgoing]) -> bytes:
+    """A batch to publish, checked."""
+    if not 1 <= len(messages) <= MAX_BATCH:
+        raise InvalidArgument(f"a batch has 1 to {MAX_BATCH} messages, not {len(messages)}")
+    try:
+        batch = msgspec.convert(messages, _MESSAGES)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"a message is key, uid and about, all text: {error}") from error
+    for key, uid, about in batch:
+        if "\0" in key:
+            raise InvalidArgument(f"key {key[:50]!r} has a NUL character")
+        if _bytes(key) > MAX_KEY or _bytes(uid) > MAX_UID or _bytes(about) > MAX_ABOUT:
+            raise MessageTooLarge(
+                f"message {uid[:50]!r}: its key has {_bytes(key)} bytes (at most {MAX_KEY}), its uid "
+                f"{_bytes(uid)} ({MAX_UID}), its attributes and the rest {_bytes(about)} ({MAX_ABOUT})"
+            )
+    return pack([part for message in batch for part in message])
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def pack_receipts(lease: Lease, receipts: Sequence[Receipt]) -> bytes:
+    """Receipts of this partition, checked."""
+    if not 1 <= len(receipts) <= MAX_BATCH:
+        raise InvalidArgument(f"a call takes 1 to {MAX_BATCH} receipts, not {len(receipts)}")
+    try:
+        checked = msgspec.convert(receipts, _RECEIPTS)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"not receipts: {error}") from error
+    flat: list[str | int] = []
+    for partition, lane, token, first, last in checked:
+        if partition != lease.partition or not 0 <= last - first < 10 * MAX_BATCH:
+            raise InvalidArgument(
+                f"{(partition, lane, token, first, last)!r:.100} is not a receipt of partition "
+                f"{lease.partition} of {lease.topic!r}"
+            )
+        flat += (lane, f"{token}:{first}" if first == last else f"{token}:{first}-{last}", first, last)
+    return pack(flat)
+
+
+def check_room(consumers: Sequence[Room]) -> int:
+    """All permits together, if they and the leases can be right."""
+    total = 0
+    for _, permits, lease_ms in consumers:
+        total += check_int("permits", permits, 0, 10**6)
+        check_int("lease_ms", lease_ms, 1, MAX_MS)
+    return total
+
+
+def check_topic_settings(settings: TopicSettings) -> None:
+    """Raise InvalidArgument for settings that cannot be."""
+    check_int("partitions", settings.partitions, 1, MAX_PARTITIONS)
+    check_int("dedupe_ms", settings.dedupe_ms, 1, MAX_MS)
+    if type(settings.retain) is not bool:
+        raise InvalidArgument(f"retain is {settings.retain!r:.60}: use True or False")
+
+
+def check_subscription_settings(settings: SubscriptionSettings) -> None:
+    """Raise InvalidArgument for settings that cannot be."""
+    if settings.mode not in MODES:
+        raise InvalidArgument(f"mode {settings.mode!r:.60}: use one of {', '.join(MODES)}")
+    if settings.delivery not in DELIVERIES:
+        raise InvalidArgument(f"delivery {settings.delivery!r:.60}: use one of {', '.join(DELIVERIES)}")
+    check_int("lease_ms", settings.lease_ms, 1, MAX_MS)
+    backoff = settings.backoff
+    if backoff is not None and not (
+        all(math.isfinite(part) for part in (backoff.initial, backoff.factor, backoff.maximum))
+        and 0 <= backoff.initial <= backoff.maximum <= MAX_MS / 1000
+        and backoff.factor >= 1
+        and 0 <= backoff.jitter <= 1
+    ):
+        raise InvalidArgument(
+            f"{backoff}: 0 <= initial <= maximum <= {MAX_MS // 1000}, factor >= 1 and 0 <= jitter <= 1 "
+            "are needed"
+        )
+
+
+def place_of(position: str | int | datetime) -> tuple[str, int | str]:
+    """A position for a script: its kind and its value."""
+    if position in ("latest", "earliest"):
+        return str(position), ""
+    if isinstance(position, datetime):
+        if position.tzinfo is None:
+            raise InvalidArgument(f"{position} has no time zone: use an aware datetime")
+        return "time", check_int("time", int(position.timestamp() * 1000), 0, MAX_TIME_MS)
+    if type(position) is int and 0 < position < 10**14:
+        return "entry", position
+    raise InvalidArgument(f"position {position!r:.60}: use 'earliest', 'latest', an entry or a datetime")
 
 
 def split_by_lane(
@@ -76,85 +175,44 @@ def split_by_lane(
         yield lane, start, last, part
 
 
-def check_batch(messages: Sequence[Outgoing]) -> None:
-    if not 1 <= len(messages) <= MAX_BATCH:
-        raise InvalidArgument(f"a batch has 1 to {MAX_BATCH} messages, not {len(messages)}")
-    for message in messages:
-        key, uid, about = message
-        if not (isinstance(key, str) and isinstance(uid, str) and isinstance(about, str)):
-            raise InvalidArgument(f"not a message: {message!r:.100}")
-        if "\0" in key:
-            raise InvalidArgument(f"key {key[:50]!r} has a NUL character")
-        if not uid:
-            raise InvalidArgument("a message needs a uid")
-        if len(key.encode()) > MAX_KEY or len(uid) > MAX_UID or len(about) > MAX_ABOUT:
-            raise MessageTooLarge(
-                f"message {uid[:50]!r}: key of at most {MAX_KEY} bytes, uid {MAX_UID}, "
-                f"attributes and the rest {MAX_ABOUT}"
-            )
+def covering_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Few ranges that cover all of them, with small gaps read rather than skipped."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + _GAP:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
 
 
-def pack_receipts(lease: Lease, receipts: Sequence[Receipt]) -> bytes:
-    if not 1 <= len(receipts) <= MAX_BATCH:
-        raise InvalidArgument(f"a call takes 1 to {MAX_BATCH} receipts, not {len(receipts)}")
-    flat: list[str | int] = []
-    for receipt in receipts:
-        try:
-            partition, lane, token, first, last = receipt
-            whole = isinstance(lane, str) and 0 < token < 10**14 and 0 < first <= last < 10**14
-            whole = whole and last - first < 10 * MAX_BATCH
-        except (TypeError, ValueError):
-            whole = False
-        if not whole or partition != lease.partition:
-            raise InvalidArgument(
-                f"{receipt!r:.100} is not a receipt of partition {lease.partition} of {lease.topic!r}"
-            )
-        flat += (lane, f"{token}:{first}" if first == last else f"{token}:{first}-{last}", first, last)
-    return pack(flat)
+def id_maker(ledgers: str) -> Callable[[int], str]:
+    """From an entry's number to its id in the log; ledgers as in the meta hash."""
+    starts = [(int(first), ledger) for ledger, _, first in (item.partition(":") for item in ledgers.split())]
 
+    def id_of(entry: int) -> str:
+        ledger = next((name for first, name in reversed(starts) if entry >= first), starts[0][1])
+        return f"{ledger}-{entry}"
 
-def check_settings(settings: SubscriptionSettings) -> None:
-    if settings.mode not in MODES:
-        raise InvalidArgument(f"mode {settings.mode!r}: use one of {', '.join(MODES)}")
-    if settings.delivery not in DELIVERIES:
-        raise InvalidArgument(f"delivery {settings.delivery!r}: use one of {', '.join(DELIVERIES)}")
-    if settings.lease_ms < 1:
-        raise InvalidArgument(f"lease of {settings.lease_ms} ms: use at least 1")
-    backoff = settings.backoff
-    if backoff and not (
-        0 <= backoff.initial <= backoff.maximum and backoff.factor >= 1 and 0 <= backoff.jitter <= 1
-    ):
-        raise InvalidArgument(
-            f"{backoff}: 0 <= initial <= maximum, factor >= 1 and 0 <= jitter <= 1 are needed"
-        )
-
-
-def place_of(start: str | int | datetime) -> tuple[str, int | str]:
-    if start in ("latest", "earliest"):
-        return str(start), ""
-    if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise InvalidArgument(f"{start} has no time zone: use an aware datetime")
-        return "time", int(start.timestamp() * 1000)
-    if isinstance(start, int) and 0 < start < 10**14:
-        return "entry", start
-    raise InvalidArgument(f"position {start!r}: use 'earliest', 'latest', an entry or a datetime")
-
-
-def backoff_text(backoff: Backoff) -> str:
-    return f"{backoff.initial * 1000:.0f} {backoff.factor} {backoff.maximum * 1000:.0f} {backoff.jitter}"
+    return id_of
 
 
 def subscription_fields(settings: SubscriptionSettings) -> dict[str, str]:
+    """Settings as they are stored."""
+    backoff = settings.backoff
+    text = ""
+    if backoff is not None:
+        text = f"{backoff.initial * 1000:.0f} {backoff.factor} {backoff.maximum * 1000:.0f} {backoff.jitter}"
     return {
         "mode": settings.mode,
         "delivery": settings.delivery,
         "lease_ms": str(settings.lease_ms),
-        "backoff": backoff_text(settings.backoff) if settings.backoff else "",
+        "backoff": text,
     }
 
 
 def subscription_settings(stored: dict[str, str]) -> SubscriptionSettings:
+    """Settings out of what is stored."""
     backoff = None
     if stored["backoff"]:
         initial, factor, maximum, jitter = map(float, stored["backoff"].split())
@@ -163,6 +221,7 @@ def subscription_settings(stored: dict[str, str]) -> SubscriptionSettings:
 
 
 def topic_fields(settings: TopicSettings) -> dict[str, str]:
+    """Settings as they are stored."""
     return {
         "partitions": str(settings.partitions),
         "retain": str(int(settings.retain)),
@@ -171,24 +230,25 @@ def topic_fields(settings: TopicSettings) -> dict[str, str]:
 
 
 def topic_settings(stored: dict[str, str]) -> TopicSettings:
+    """Settings out of what is stored."""
     return TopicSettings(int(stored["partitions"]), stored["retain"] == "1", int(stored["dedupe_ms"]))
 
 
 def rows(flat: Sequence[Any], width: int) -> Iterable[tuple[Any, ...]]:
+    """A flat list as tuples of `width`."""
     return zip(*([iter(flat)] * width), strict=True)
 
 
 def to_dict(flat: Sequence[str]) -> dict[str, str]:
+    """A flat list of fields and values as a dict."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def to_flat(fields: dict[str, str]) -> list[str]:
+    """And back."""
     return [part for pair in fields.items() for part in pair]
 
 
 def stale_parts(flat: Sequence[int]) -> list[Stale]:
+    """What a script says is stale."""
     return [Stale(*row) for row in rows(flat, 3)]
-
-
-def optional(value: int | None) -> int | str:
-    return "" if value is None else value

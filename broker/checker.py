@@ -75,7 +75,7 @@ def _log_problems(partition: PartitionSnapshot) -> Iterator[str]:
 
 
 class Lane(NamedTuple):
-    """A lane's record, taken apart as lua/lanes.lua does."""
+    """A lane's record, taken apart as lua/lib/lanes.lua does."""
 
     name: str
     consumer: str
@@ -101,7 +101,7 @@ def parse_lane(name: str, record: str) -> Lane:
     for item in leased.split():
         token, _, span = item.partition(":")
         first, _, last = span.partition("-")
-        ranges.append((int(token), int(first), int(last)))
+        ranges.append((int(token), int(first), int(last or first)))
     return Lane(name, consumer, int(waiting), int(due), ranges)
 
 

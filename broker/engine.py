@@ -20,13 +20,17 @@ import msgspec
 
 from broker.arguments import (
     MAX_BATCH,
-    MAX_PARTITIONS,
-    check_batch,
-    check_settings,
+    MAX_MS,
+    MAX_TIME_MS,
+    check_int,
+    check_optional_ms,
+    check_room,
+    check_subscription_settings,
+    check_topic_settings,
     covering_ranges,
     id_maker,
-    optional,
     pack,
+    pack_messages,
     pack_receipts,
     place_of,
     rows,
@@ -108,8 +112,7 @@ class Engine:
         """Make a topic and its partitions; what a crash left half-made is finished first."""
         check_name("topic", topic)
         settings = settings or TopicSettings()
-        if not 1 <= settings.partitions <= MAX_PARTITIONS:
-            raise InvalidArgument(f"{settings.partitions} partitions: a topic has 1 to {MAX_PARTITIONS}")
+        check_topic_settings(settings)
         await self.store.command("SADD", TOPICS, topic)
         stored = topic_fields(settings)
         answer = await self.store.run("topic/create", [topic_key(topic)], *to_flat(stored))
@@ -136,6 +139,8 @@ class Engine:
         answer = await self.store.run(
             "topic/change", [topic_key(topic)], "deleting", "creating", "ready", "deleting"
         )
+        if answer[0] == "NO_TOPIC":
+            await self.store.command("SREM", TOPICS, topic)  # a crash may have left the name
         self._check(answer, topic)
         await self._in_partitions(
             topic,
@@ -150,8 +155,10 @@ class Engine:
         await self.store.command("SREM", TOPICS, topic)
 
     async def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
-        return sorted(await self.store.command("SMEMBERS", TOPICS))
+        """The names of all topics, sorted; not those half-made or half-deleted."""
+        names = sorted(await self.store.command("SMEMBERS", TOPICS))
+        states = await self.store.states([topic_key(name) for name in names])
+        return [name for name, state in zip(names, states, strict=True) if state == "ready"]
 
     async def describe_topic(self, topic: str) -> TopicSettings:
         """A topic's settings."""
@@ -172,6 +179,8 @@ class Engine:
         new epoch still has to be larger.
         """
         check_name("worker", worker)
+        check_int("ttl_ms", ttl_ms, 1, MAX_MS)
+        check_int("known_epoch", known_epoch, 0, MAX_MS)
         keys = _partition_keys(check_name("topic", topic), partition)
         answer = await self.store.run(
             "partition/acquire", [keys.lease, keys.meta, keys.log], worker, ttl_ms, known_epoch
@@ -185,7 +194,8 @@ class Engine:
         return lease
 
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
-        """Extend leases, all in one round trip; False for each that is lost."""
+        """Extend leases, all at once; False for each that is lost."""
+        check_int("ttl_ms", ttl_ms, 1, MAX_MS)
         calls: list[Call] = [
             (
                 "partition/renew",
@@ -213,14 +223,15 @@ class Engine:
         timeout_ms: int = 5_000,
     ) -> PublishResult:
         """Append a batch to the partition, each uid once within the topic's dedupe window."""
-        check_batch(messages)
+        packed = pack_messages(messages)
+        check_int("timeout_ms", timeout_ms, 1, 60_000)
         answer = await self.store.run_durably(
             durability,
             timeout_ms,
             "partition/publish",
             _partition_keys(lease.topic, lease.partition),
             lease.text,
-            pack([part for message in messages for part in message]),
+            packed,
         )
         self._check(answer, lease.topic, lease=lease)
         _, now_ms, first, stored, unowed, pairs = answer
@@ -247,10 +258,16 @@ class Engine:
         """
         check_name("subscription", name)
         settings = settings or SubscriptionSettings()
-        check_settings(settings)
+        check_subscription_settings(settings)
         fields = subscription_fields(settings)
         position, value = place_of(start)
         partitions = (await self.describe_topic(topic)).partitions
+        keys = [_keys(topic, number, name).sub for number in range(partitions)]
+        modes = {mode for mode in await self.store.states(keys, "mode") if mode is not None}
+        if modes - {settings.mode}:
+            raise SubscriptionExists(
+                f"subscription {name!r} of {topic!r} has mode {modes.pop()}, not {settings.mode}"
+            )
         answers = await self._in_partitions(
             topic,
             partitions,
@@ -261,16 +278,10 @@ class Engine:
             ),
         )
         for answer in answers:
-            if answer[0] == "EXISTS":
-                stored = to_dict(answer[1])
-                if not exist_ok:
-                    raise SubscriptionExists(f"subscription {name!r} of {topic!r} exists already")
-                if stored["mode"] != settings.mode:
-                    raise SubscriptionExists(
-                        f"subscription {name!r} of {topic!r} has mode {stored['mode']}, not {settings.mode}"
-                    )
-            else:
-                self._check(answer, topic, name)
+            self._check(answer, topic, name)
+        # What a crash left on some of the partitions only, this call has just finished.
+        if not exist_ok and all(answer[0] == "EXISTS" for answer in answers):
+            raise SubscriptionExists(f"subscription {name!r} of {topic!r} exists already")
 
     async def delete_subscription(self, topic: str, name: str) -> None:
         """Remove a subscription, and from the log what only it still owed."""
@@ -318,6 +329,7 @@ class Engine:
     async def join(self, lease: Lease, subscription: str, consumer: str, session_ms: int = 10_000) -> bool:
         """Open a consumer's session; True if one of that name was open, so that it may hold leases."""
         check_name("consumer", consumer)
+        check_int("session_ms", session_ms, 1, MAX_MS)
         while True:
             answer = await self._run("join", lease, subscription, consumer, session_ms)
             if answer[0] == "BUSY":
@@ -333,6 +345,7 @@ class Engine:
         self, lease: Lease, subscription: str, consumers: Sequence[str], session_ms: int = 10_000
     ) -> list[str]:
         """Renew sessions; answers the consumers that have none any more."""
+        check_int("session_ms", session_ms, 1, MAX_MS)
         answer = await self._run("touch", lease, subscription, session_ms, *consumers)
         return list(answer[1])
 
@@ -378,15 +391,23 @@ class Engine:
         self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
     ) -> FetchResult:
         """Lease messages to consumers that have room; bounded by `limit`."""
-        if not 1 <= limit <= MAX_BATCH:
-            raise InvalidArgument(f"limit {limit}: use 1 to {MAX_BATCH}")
+        check_int("limit", limit, 1, MAX_BATCH)
+        permits = check_room(consumers)
+        tail = self._tails.of(lease)
+        known = tail.keys_after(subscription, min(limit, permits))
         answer = await self._run(
-            "fetch", lease, subscription, limit, *(part for room in consumers for part in room)
+            "fetch",
+            lease,
+            subscription,
+            limit,
+            *((known[0], pack(known[1])) if known else ("", "")),
+            *(part for room in consumers for part in room),
         )
-        _, now_ms, next_due_ms, more, mode, token, ledgers, unknown, found, kept, retries = answer
-        messages = await self._read(
-            lease, ledgers, [(first, last) for _, first, last in rows(found, 3)], retries
-        )
+        _, now_ms, next_due_ms, more, mode, token, cursor, ledgers, unknown, found, kept, retries = answer
+        if mode == "key_shared":
+            tail.cursors[subscription] = cursor
+        ranges = [(first, last) for _, first, last in rows(found, 3)]
+        messages = await self._read(lease, ledgers, ranges, retries)
         deadlines = dict(rows(kept, 2))
         deliveries = []
         for index, first, last in rows(found, 3):
@@ -442,8 +463,8 @@ class Engine:
             lease,
             subscription,
             packed,
-            optional(until_ms),
-            optional(delay_ms),
+            check_optional_ms("until_ms", until_ms, MAX_TIME_MS),
+            check_optional_ms("delay_ms", delay_ms, MAX_MS),
             "all" if charged else "none",
         )
         return SettleResult(stale_parts(answer[1]))
@@ -462,7 +483,12 @@ class Engine:
             raise InvalidArgument("extend takes lease_ms or until_ms")
         packed = pack_receipts(lease, receipts)
         answer = await self._run(
-            "extend", lease, subscription, packed, optional(until_ms), optional(lease_ms)
+            "extend",
+            lease,
+            subscription,
+            packed,
+            check_optional_ms("until_ms", until_ms, MAX_TIME_MS),
+            check_optional_ms("lease_ms", lease_ms, MAX_MS),
         )
         return SettleResult(stale_parts(answer[1]), deadline_ms=answer[2])
 
@@ -544,7 +570,7 @@ class Engine:
     ) -> dict[int, Message]:
         """Read messages by their entries; `retries` lists entry, count, ... of those redelivered."""
         found = {}
-        tail = self._tails.of(lease)
+        tail = self._tails.of(lease).messages
         missing = []
         for first, last in ranges:
             try:

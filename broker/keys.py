@@ -31,7 +31,7 @@ def topic_key(topic: str) -> str:
 
 
 class SubscriptionKeys(NamedTuple):
-    """The keys of a subscription's scripts, in the order that lua/lanes.lua names them."""
+    """The keys of a subscription's scripts, in the order that lua/lib/subscription.lua names them."""
 
     lease: str
     meta: str

@@ -48,18 +48,24 @@ def _error(text: str) -> Exception:
 class Link(asyncio.Protocol):
     """A shared connection; calls are answered in the order in which they were made."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, patience: float) -> None:
         self._connection = connection
+        self._patience = patience
+        self._answered = 0
+        self._watch: asyncio.TimerHandle | None = None
         self._reader = hiredis.Reader(replyError=_error, encoding="utf-8")
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def open(cls, connection: Any) -> "Link":
-        """Let redis-py connect, then take its socket over."""
+    async def open(cls, connection: Any, *, patience: float) -> "Link":
+        """Let redis-py connect, then take its socket over.
+
+        A server that owes answers and sends none for `patience` seconds counts as gone.
+        """
         await connection.connect()
-        link = cls(connection)
+        link = cls(connection, patience)
         transport = connection._writer.transport
         transport.set_protocol(link)
         link._transport = transport
@@ -78,6 +84,8 @@ class Link(asyncio.Protocol):
             return future
         self._waiting.append(future)
         self._transport.write(_pack(command))
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._patience, self._look, self._answered)
         return future
 
     async def close(self) -> None:
@@ -90,6 +98,7 @@ class Link(asyncio.Protocol):
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
             future = self._waiting.popleft()
+            self._answered += 1
             if future.done():  # its caller has given up
                 continue
             if isinstance(reply, Exception):
@@ -100,8 +109,20 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every call that was not answered."""
         self._transport = None
+        if self._watch is not None:
+            self._watch.cancel()
         error = ConnectionError(f"the connection to Redis was lost: {exc or 'closed'}")
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(error)
+
+    def _look(self, answered: int) -> None:
+        """Give up on a server that has answered nothing since the last look."""
+        self._watch = None
+        if not self._waiting:
+            return
+        if self._answered > answered:
+            self._watch = self._loop.call_later(self._patience, self._look, self._answered)
+        elif self._transport is not None:
+            self._transport.abort()

@@ -106,6 +106,9 @@ class Server:
             "appendonly": "yes" if appendonly else "no",
             "appendfsync": appendfsync,
             "maxmemory-policy": "noeviction",
+            # A lane's record is looked up by name all the time: a list is slow to search beyond a few.
+            "hash-max-listpack-entries": "16",
+            "zset-max-listpack-entries": "16",
             **(config or {}),
         }
         self._start_timeout = start_timeout

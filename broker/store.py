@@ -30,6 +30,9 @@ from client.errors import DurabilityNotReached, InvalidArgument, Overloaded, Una
 Argument = str | bytes | int
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
+_PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
+_WAITING_PATIENCE = 70.0  # the same where commands wait for a disk or a replica, for 60 s at most
+
 _KINDS = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://host:port/master"
 
 
@@ -56,7 +59,12 @@ class Store:
     @classmethod
     def connect(cls, url: str, scripts: Scripts | None = None) -> "Store":
         """Get ready for a Redis; connections are made when they are needed."""
-        options: dict[str, Any] = {"decode_responses": True, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        options: dict[str, Any] = {
+            "decode_responses": True,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": 5,
+        }
         scheme, mark, rest = url.partition("://")
         if mark and scheme in ("redis", "rediss", "unix"):
             return cls(Redis.from_url(url, **options), scripts, linked=True)
@@ -128,6 +136,11 @@ class Store:
         with _named_errors():
             return await self.redis.execute_command(*command)
 
+    async def states(self, keys: Sequence[str], field: str = "state") -> list[str | None]:
+        """One field of many hashes."""
+        with _named_errors():
+            return await _together(*(self._execute(key, "HGET", key, field) for key in keys))
+
     async def keys_like(self, pattern: str) -> set[str]:
         """All keys that match a pattern, found by scanning."""
         with _named_errors():
@@ -156,7 +169,7 @@ class Store:
         Both go out together on one connection: WAIT is about the writes of its own connection.
         """
         script, *rest = arguments
-        answers: list[Any] = await asyncio.gather(
+        answers: Sequence[Any] = await asyncio.gather(
             self._execute(keys[0], command, script, len(keys), *keys, *rest, waits=True),
             self._execute(keys[0], *wait, waits=True),
             return_exceptions=True,
@@ -178,7 +191,8 @@ class Store:
             if link is None or not link.usable:
                 pool = server or self.redis.connection_pool
                 connection = pool.connection_class(**pool.connection_kwargs)
-                link = self._links[(server, waits)] = await Link.open(connection)
+                link = await Link.open(connection, patience=_WAITING_PATIENCE if waits else _PATIENCE)
+                self._links[(server, waits)] = link
             return link
 
     async def _wait_for(self, level: str, timeout_ms: int) -> tuple[Argument, ...] | None:

@@ -76,7 +76,7 @@ local function format(record)
   return record.consumer .. '|' .. record.lease_ms .. '|' .. record.waiting .. '|' .. record.due .. '|' .. leased
 end
 
--- Reads the records of many lanes at once; known[lane] is false where there is none.
+-- Reads the records of many lanes at once: known[lane] is then text until get() takes it apart, or false.
 local function load(names)
   local missing = {}
   for _, lane in ipairs(names) do
@@ -88,7 +88,7 @@ local function load(names)
   if #missing > 0 then
     local values = map_with('HMGET', lanes, missing)
     for index, lane in ipairs(missing) do
-      known[lane] = values[index] and parse(lane, values[index])
+      known[lane] = values[index]
     end
   end
 end
@@ -96,6 +96,9 @@ end
 local function get(lane)
   if known[lane] == nil then
     load({ lane })
+  end
+  if type(known[lane]) == 'string' then
+    known[lane] = parse(lane, known[lane])
   end
   return known[lane] or nil
 end

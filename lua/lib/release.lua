@@ -50,7 +50,7 @@ local function release_run(record, charged, due)
   for entry = first, last do
     if dues[entry] ~= dues[entry + 1] then -- the end of a stretch that falls due together
       free_run(cut_run(record, from, entry), dues[entry])
-      record = known['#' .. entry + 1]
+      record = get('#' .. entry + 1)
       from = entry + 1
     end
   end

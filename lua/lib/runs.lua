@@ -11,9 +11,10 @@ local function runs_between(first, last)
   load(names)
   local found = {}
   for _, lane in ipairs(names) do
-    local range = known[lane] and ranges_of(known[lane])[1]
+    local record = get(lane)
+    local range = record and ranges_of(record)[1]
     if range and range[2] >= first then
-      found[#found + 1] = known[lane]
+      found[#found + 1] = record
     end
   end
   return found

@@ -13,7 +13,7 @@ if refused then
 end
 
 load_receipts()
-local settled = {}
+local settled, emptied = {}, {}
 for index = 1, #receipts, 4 do
   local lane, item, first, last = receipts[index], receipts[index + 1], receipts[index + 2], receipts[index + 3]
   local found
@@ -24,8 +24,13 @@ for index = 1, #receipts, 4 do
       record.ranges = {}
       touch(record)
     end
+  elseif type(known[lane]) == 'string' and string.sub(known[lane], -#item - 5) == '|0|0|' .. item then
+    -- The one message in flight, and none behind it: nothing remains of the lane.
+    found = { { first, last } }
+    known[lane] = false
+    emptied[#emptied + 1] = lane
   else
-    local record = known[lane]
+    local record = get(lane)
     found = held_of_lane(record, item, first, last)
     if found[1] then
       if record.leased then
@@ -54,5 +59,7 @@ for _, record in ipairs(touched) do
   end
 end
 flush()
+call_with('HDEL', lanes, emptied)
+call_with('ZREM', deadlines, emptied)
 drop_retries(settled)
 return { 'OK', stale, flat(forget(settled, name)) }

@@ -15,8 +15,9 @@ if cursor then
 end
 now = tick(meta, stored[3])
 
--- Tokens start from the time, so that they go on growing when a subscription is made anew.
+-- Tokens go on growing when a subscription, or its whole topic, is made anew.
+local token = math.max(now, tonumber(redis.call('HGET', meta, 'token') or 0))
 cursor = cursor_at(position, value)
 redis.call('HSET', subs, name, cursor)
-redis.call('HSET', sub, 'token', now, 'sparse', last_entry, unpack(ARGV, 5))
+redis.call('HSET', sub, 'token', token, 'sparse', last_entry, unpack(ARGV, 5))
 return { 'OK', cursor }

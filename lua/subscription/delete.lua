@@ -10,7 +10,9 @@ if refused then
   return refused
 end
 
+-- Should it be made again, its tokens go on from here.
+local token = math.max(tonumber(redis.call('HGET', meta, 'token') or 0), tonumber(redis.call('HGET', sub, 'token')))
 redis.call('HDEL', subs, name)
 redis.call('UNLINK', sub, lanes, runs, deadlines, ready, queue, retries, consumers)
-redis.call('HSET', meta, 'sweep', 1)
+redis.call('HSET', meta, 'sweep', 1, 'token', token)
 return { 'OK' }

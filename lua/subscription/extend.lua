@@ -25,10 +25,10 @@ for index = 1, #receipts, 4 do
       touch(record)
     end
   else
-    found = held_of_lane(known[lane], item, first, last)
+    found = held_of_lane(get(lane), item, first, last)
     if found[1] then
-      known[lane].deadline = deadline
-      touch(known[lane])
+      get(lane).deadline = deadline
+      touch(get(lane))
     end
   end
   note_stale(index, first, last, found)

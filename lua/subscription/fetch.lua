@@ -2,8 +2,11 @@
 --
 -- Uses   subscription lanes runs
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 limit: entries looked at, at most   4.. consumer, permits, lease_ms for each consumer
--- Returns  {"OK", now_ms, next_due_ms or 0, more, mode, token, ledgers, {unknown consumer, ...},
+-- ARGV   3 limit: entries looked at, at most
+--        4 an entry   5 MessagePack array of the keys from that entry on, as far as the caller knows them
+--        without holes; "" and "" where it does not
+--        6.. consumer, permits, lease_ms for each consumer
+-- Returns  {"OK", now_ms, next_due_ms or 0, more, mode, token, cursor, ledgers, {unknown consumer, ...},
 --           {consumer index, first, last, ...}, {lane, deadline, ...}, {entry, retries, ...}}
 --            entries are in publish order within a lane; a lane's deadline is the lease_ms of its
 --            consumer from now, unless listed; more is 1 when the limit ended the call early
@@ -41,8 +44,8 @@ local function sift(position)
   heap[position] = top
 end
 
-for index = 4, #ARGV, 3 do
-  local consumer = { index = (index - 4) / 3, name = ARGV[index], permits = tonumber(ARGV[index + 1]), lease_ms = ARGV[index + 2] }
+for index = 6, #ARGV, 3 do
+  local consumer = { index = (index - 6) / 3, name = ARGV[index], permits = tonumber(ARGV[index + 1]), lease_ms = ARGV[index + 2] }
   if tonumber(redis.call('ZSCORE', consumers, consumer.name) or 0) <= now then
     unknown[#unknown + 1] = consumer.name
   else
@@ -53,6 +56,7 @@ for index = 4, #ARGV, 3 do
     if consumer.permits > 0 and (mode ~= 'failover' or active == consumer.name) then
       consumer.rank = consumer.permits
       consumer.deadline = string.format('%.0f', now + consumer.lease_ms)
+      consumer.begin = consumer.name .. '|' .. consumer.lease_ms .. '|0|0|' .. token .. ':'
       room[consumer.name] = consumer
       heap[#heap + 1] = consumer
     end
@@ -113,14 +117,13 @@ end
 
 ---- Lanes that wait: with messages that came back, or that had to stay behind others ----------------
 
--- Lanes of `consumer` ("": of nobody) that can be served by now, longest waiting first.
-local function ready_lanes(consumer, most)
-  local found = redis.call('ZRANGEBYLEX', ready, '[' .. consumer .. '\0', '[' .. ready_member(consumer, now, '\255'), 'LIMIT', 0, most)
-  for index, member in ipairs(found) do
-    found[index] = string.sub(member, #consumer + 18)
+-- Adds the lanes of `owner` ("": of nobody) that can be served by now, longest waiting first.
+local function add_ready(found, owner, most)
+  local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', '[' .. ready_member(owner, now, '\255'), 'LIMIT', 0, most)
+  for _, member in ipairs(members) do
+    local due, lane = string.sub(member, #owner + 2, #owner + 16), string.sub(member, #owner + 18)
+    found[#found + 1] = { due = due, lane = lane, owner = owner }
   end
-  load(found)
-  return found
 end
 
 -- When the next lane of `consumer` falls due.
@@ -157,21 +160,29 @@ local function serve(consumer, record)
   record.due = now -- what is left queues up behind the other lanes
 end
 
-if redis.call('EXISTS', ready) == 1 then
+local function serve_waiting()
+  if redis.call('EXISTS', ready) == 0 or not roomiest() then
+    return
+  end
+  local found = {}
   for _, consumer in ipairs(heap) do
-    for _, lane in ipairs(ready_lanes(consumer.name, math.min(consumer.permits, limit))) do
-      if consumer.permits > 0 and limit > 0 then
-        serve(consumer, known[lane])
-      end
+    if consumer.permits > 0 then
+      add_ready(found, consumer.name, math.min(consumer.permits, limit))
     end
   end
-  if roomiest() and limit > 0 then
-    for _, lane in ipairs(ready_lanes('', limit)) do
-      local consumer = roomiest()
-      if not consumer or limit <= 0 then
-        break
-      end
-      serve(consumer, known[lane])
+  add_ready(found, '', limit)
+  table.sort(found, function(left, right) return left.due < right.due end)
+  local names = {}
+  for index, item in ipairs(found) do
+    names[index] = item.lane
+  end
+  load(names)
+  for _, item in ipairs(found) do
+    local consumer = room[item.owner] or item.owner == '' and roomiest()
+    if limit <= 0 then
+      break
+    elseif consumer and consumer.permits > 0 then
+      serve(consumer, get(item.lane))
     end
   end
 end
@@ -198,7 +209,7 @@ end
 
 local function share_runs()
   local consumer = roomiest()
-  -- An even share each, so that one roomy consumer does not take it all.
+  -- In shares, so that consumers with the same room get the same.
   local share = math.ceil((last_entry - cursor) / #heap)
   while consumer and limit > 0 and cursor < last_entry do
     local first, last = next_fresh(math.min(share, consumer.permits, limit))
@@ -232,6 +243,29 @@ local function extend_partition_lane()
   end
 end
 
+-- The lanes of the next `most` entries, and their numbers where they have holes.
+local function fresh_lanes(most)
+  local names, entries = {}, nil
+  if tonumber(ARGV[4]) == cursor + 1 and cursor >= sparse then
+    local keys = cmsgpack.unpack(ARGV[5])
+    for index = 1, math.min(most, #keys) do
+      names[index] = '=' .. keys[index]
+    end
+    return names
+  end
+  local found = redis.call('XRANGE', log, id_of(cursor + 1), '+', 'COUNT', most)
+  for index, item in ipairs(found) do
+    names[index] = '=' .. item[2][2]
+  end
+  if #found > 0 and entry_of(found[#found][1]) ~= cursor + #found then
+    entries = {}
+    for index, item in ipairs(found) do
+      entries[index] = entry_of(item[1])
+    end
+  end
+  return names, entries
+end
+
 local function sort_into_lanes()
   local most = 0
   for _, consumer in ipairs(heap) do
@@ -241,17 +275,14 @@ local function sort_into_lanes()
   if most <= 0 or cursor >= last_entry then
     return
   end
-  local found = redis.call('XRANGE', log, id_of(cursor + 1), '+', 'COUNT', most)
-  local dense = #found > 0 and entry_of(found[#found][1]) == cursor + #found
-  local base, names, parked = cursor, {}, {}
-  for index, item in ipairs(found) do
-    names[index] = '=' .. item[2][2]
-  end
+  local names, entries = fresh_lanes(most)
+  local base, parked = cursor, {}
+  local begun, begun_records, begun_deadlines = {}, {}, {}
   load(names)
-  local share, run = math.ceil(#found / math.max(#heap, 1)), nil
+  local share, run = math.ceil(#names / math.max(#heap, 1)), nil
   for index, lane in ipairs(names) do
-    local entry = dense and base + index or entry_of(found[index][1])
-    local record, top = known[lane], roomiest()
+    local entry = entries and entries[index] or base + index
+    local record, top = get(lane), roomiest()
     if not top then
       break
     elseif lane == '=' then -- no key: a run, as long as it goes on
@@ -265,11 +296,16 @@ local function sort_into_lanes()
         lease_to(top, run)
         deliver(top, entry, entry)
       end
-    elseif not record then
-      record = new_record(lane, '', 0, '')
-      lease_to(top, record)
-      append(top, record, entry, entry)
+    elseif not record then -- the common case, written without a detour through a record
+      known[lane], begun[lane] = top.begin .. entry, top
+      local at = #begun_records
+      begun_records[at + 1], begun_records[at + 2] = lane, known[lane]
+      begun_deadlines[at + 1], begun_deadlines[at + 2] = top.deadline, lane
+      deliver(top, entry, entry)
     else
+      if begun[lane] then
+        record.deadline = begun[lane].deadline
+      end
       local holder = record.waiting == 0 and room[record.consumer]
       if holder and holder.permits > 0 then
         append(holder, record, entry, entry)
@@ -283,20 +319,29 @@ local function sort_into_lanes()
     end
     cursor = entry
   end
-  if #found == 0 then
+  if #names == 0 then
     cursor = last_entry
   end
+  call_with('HSET', lanes, begun_records)
+  call_with('ZADD', deadlines, begun_deadlines)
   call_with('ZADD', queue, parked)
   limit = limit - #parked / 2
 end
 
 local before = cursor
+local serve_fresh = extend_partition_lane
 if mode == 'shared' then
-  share_runs()
+  serve_fresh = share_runs
 elseif mode == 'key_shared' then
-  sort_into_lanes()
+  serve_fresh = sort_into_lanes
+end
+-- Turn about, so that neither a hot lane nor a flood of fresh messages keeps the others waiting.
+if token % 2 == 0 then
+  serve_waiting()
+  serve_fresh()
 else
-  extend_partition_lane()
+  serve_fresh()
+  serve_waiting()
 end
 
 flush()
@@ -323,6 +368,6 @@ if roomiest() then
   end
 end
 return {
-  'OK', now, next_due < END and next_due or 0, more, mode, tonumber(token), ledgers,
+  'OK', now, next_due < END and next_due or 0, more, mode, tonumber(token), cursor, ledgers,
   unknown, deliveries, deadlines_kept, retries_of(redelivered),
 }

@@ -27,7 +27,7 @@ for index = 1, #receipts, 4 do
       release_run(record, charged, due)
     end
   else
-    found = held_of_lane(known[lane], item, first, last)
+    found = held_of_lane(get(lane), item, first, last)
     if found[1] then
       earliest[lane] = math.min(earliest[lane] or END, found[1][1])
     end
@@ -35,7 +35,7 @@ for index = 1, #receipts, 4 do
   note_stale(index, first, last, found)
 end
 for lane, first in pairs(earliest) do
-  release_lane(known[lane], first, charged, due)
+  release_lane(get(lane), first, charged, due)
 end
 flush()
 return { 'OK', stale }
