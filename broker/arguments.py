@@ -114,7 +114,7 @@ def check_room(consumers: Sequence[Room]) -> int:
 def check_topic_settings(settings: TopicSettings) -> None:
     """Raise InvalidArgument for settings that cannot be."""
     check_int("partitions", settings.partitions, 1, MAX_PARTITIONS)
-    check_int("dedupe_ms", settings.dedupe_ms, 1, MAX_MS)
+    check_int("dedupe_ms", settings.dedupe_ms, 0, MAX_MS)
     if type(settings.retain) is not bool:
         raise InvalidArgument(f"retain is {settings.retain!r:.60}: use True or False")
 

@@ -1,6 +1,10 @@
 """What a benchmark found: one figure per workload, as a table, as JSON and as a plot."""
 
+from pathlib import Path
+
+import matplotlib
 import msgspec
+from matplotlib import pyplot
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +40,7 @@ def print_table(figures: list[Figure]) -> None:
     table = Table("workload", "ours", "baseline", "ratio", "bar", "unit", "")
     for figure in figures:
         table.add_row(*row(figure))
-    Console().print(table)
+    Console(width=130).print(table)
 
 
 def row(figure: Figure) -> list[str]:
@@ -51,3 +55,38 @@ def row(figure: Figure) -> list[str]:
         figure.unit,
         "reached" if figure.reached else "MISSED",
     ]
+
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def write_docs(figures: list[Figure], docs: Path) -> None:
+    """Put the table between the marks in benchmarks.md and draw the plot beside it."""
+    lines = ["| workload | ours | baseline | ratio | bar | unit | |", "|---|---:|---:|---:|---:|---|---|"]
+    lines += ["| " + " | ".join(row(figure)) + " |" for figure in figures]
+    page = docs / "benchmarks.md"
+    before, _, rest = page.read_text("utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}", "utf-8")
+    draw(figures, docs / "benchmarks.png")
+
+
+def draw(figures: list[Figure], path: Path) -> None:
+    """A bar per workload: its ratio, with its bar as a tick."""
+    matplotlib.use("Agg")
+    rows = figures[::-1]
+    plot, axes = pyplot.subplots(figsize=(10, 0.42 * len(rows) + 1.2), layout="constrained")
+    colours = ["#2a9d8f" if figure.reached else "#e76f51" for figure in rows]
+    places = range(len(rows))
+    axes.barh(places, [figure.ratio for figure in rows], color=colours, height=0.6)
+    axes.plot([figure.bar for figure in rows], places, "k|", markersize=16, markeredgewidth=2)
+    for place, figure in zip(places, rows, strict=True):
+        axes.text(figure.ratio + 0.02, place, f"{figure.ratio:.2f}", va="center", fontsize=8)
+    axes.set_yticks(
+        places,
+        [f"{figure.workload}  ({'max' if figure.at_most else 'min'} {figure.bar:g})" for figure in rows],
+    )
+    axes.set_xlabel("ratio to the baseline of the same run; the tick is the bar")
+    axes.spines[["top", "right"]].set_visible(False)
+    plot.savefig(path, dpi=120)
+    pyplot.close(plot)

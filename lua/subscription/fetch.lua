@@ -335,8 +335,9 @@ if mode == 'shared' then
 elseif mode == 'key_shared' then
   serve_fresh = sort_into_lanes
 end
--- Turn about, so that neither a hot lane nor a flood of fresh messages keeps the others waiting.
-if token % 2 == 0 then
+-- Turn about, so that neither a hot lane nor a flood of fresh messages keeps the others waiting. Where
+-- the partition is one lane, what waits comes first by rights.
+if token % 2 == 0 or serve_fresh == extend_partition_lane then
   serve_waiting()
   serve_fresh()
 else

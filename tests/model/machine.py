@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -15,7 +13,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -42,6 +39,10 @@ MODES = ("shared", "key_shared", "exclusive", "failover")
 CONSUMERS = ("c1", "c2", "c3")
 KEYS = ("a", "b", "", "=a")
 WORKERS = ("w1", "w2")
+OPERATIONS = (
+    *("ack", "nack", "extend", "fetch", "publish"),
+    *("expire", "join", "touch", "leave", "held"),
+)
 NAMES = ("main", "other")
 DEDUPE_MS = 60_000
 LIMITS = (1000, 1000, 1000, 3, 1)
@@ -81,8 +82,9 @@ class Pick(NamedTuple):
     mixed: bool
 
 
+permits = st.sampled_from((3, 1, 6, 2, 12, 0))
 rooms = st.lists(
-    st.builds(Room, st.sampled_from(CONSUMERS), st.integers(0, 6), st.sampled_from(LEASES_MS)),
+    st.builds(Room, st.sampled_from(CONSUMERS), permits, st.sampled_from(LEASES_MS)),
     min_size=1,
     max_size=3,
     unique_by=lambda room: room.consumer,
@@ -100,10 +102,11 @@ picks = st.lists(
     max_size=4,
 )
 # A key to publish under, or how far back to look for a uid to publish again.
-batches = st.lists(st.sampled_from((*KEYS, *KEYS, 0, 3)), min_size=1, max_size=14)
+batches = st.lists(st.sampled_from((*KEYS, *KEYS, 0, 3)), max_size=14)
 subscriptions = st.sampled_from(("main", "main", "main", "other"))
 consumers = st.sampled_from(CONSUMERS)
-positions = st.sampled_from(("earliest", "latest", 1, 3, 8))
+sessions = st.sampled_from(SESSIONS_MS)
+positions = st.sampled_from(("earliest", 1, 3, 8, 20, "latest"))
 delays = st.sampled_from((None, 0, 700, 4_000, -500))
 
 
@@ -121,7 +124,6 @@ class BrokerMachine(RuleBasedStateMachine):
         self.receipts: dict[str, list[Receipt]] = {name: [] for name in NAMES}
         self.tokens = dict.fromkeys(NAMES, 0)
         self.uids: list[str] = []
-        self.lost: list[Lease] = []
         self.lease = Lease(self.topic, 0, "w1", 0)
 
     @property
@@ -202,6 +204,14 @@ class BrokerMachine(RuleBasedStateMachine):
             self.create_subscription(name, "earliest")
         return self.partition.subscriptions[name]
 
+    def holding_sub(self, name: str) -> str:
+        """The subscription of that name, after a fetch if nothing of it is leased."""
+        if not self.sub(name).leased():
+            batch = ["a", "b", "a", "", "", "b", "a", "", "a"]
+            asked = [Room("c1", 4, 5_000), Room("c2", 3, 5_000), Room("c3", 1, 1_000)]
+            self.fetch(name, [*batch], asked, 1_000, joined=True, settled=False)
+        return name
+
     # Producers
 
     @rule(batch=batches)
@@ -220,7 +230,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Consumers
 
-    @rule(name=subscriptions, consumer=consumers, session_ms=st.sampled_from(SESSIONS_MS))
+    @rule(name=subscriptions, consumer=consumers, session_ms=sessions)
     def join(self, name: str, consumer: str, session_ms: int) -> None:
         """Open a session, or come back under the same name."""
         model = self.sub(name)
@@ -232,13 +242,8 @@ class BrokerMachine(RuleBasedStateMachine):
             was_open = self.do(f"{consumer} joins {name} for {session_ms}", step)
             assert was_open == model.join(self.now, consumer, session_ms)
 
-    @rule(name=subscriptions, session_ms=st.sampled_from(SESSIONS_MS))
-    def touch(self, name: str, session_ms: int) -> None:
-        """Renew all sessions that are still open."""
-        self.renew_sessions(name, CONSUMERS, session_ms)
-
-    def renew_sessions(self, name: str, whose: Sequence[str], session_ms: int) -> None:
-        """Touch consumers on both sides."""
+    def touch(self, name: str, whose: Sequence[str], session_ms: int) -> None:
+        """Renew the sessions of those who still have one."""
         model = self.sub(name)
         step = self.engine.touch(self.lease, name, whose, session_ms)
         unknown = self.do(f"touch {whose} of {name} for {session_ms}", step)
@@ -249,32 +254,32 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(name=subscriptions, consumer=consumers)
     def leave(self, name: str, consumer: str) -> None:
         """Give everything back and go."""
+        name = self.holding_sub(name)
         model = self.sub(name)
-        held = len(model.leased_to(consumer))
-        released = self.do(
-            f"{consumer} leaves {name}", self.engine.leave(self.lease, name, consumer)
-        )
-        assert bool(released) == bool(held)
+        step = self.engine.leave(self.lease, name, consumer)
+        released = self.do(f"{consumer} leaves {name}", step)
+        assert bool(released) == bool(model.leased_to(consumer))
         model.leave(self.now, consumer)
 
     @rule(name=subscriptions, consumer=consumers)
     def crash(self, name: str, consumer: str) -> None:
         """Fall silent until the session is over, while the others go on."""
+        name = self.holding_sub(name)
         model = self.sub(name)
         if model.is_open(consumer, self.now):
             left = model.sessions[consumer] - self.now
-            self.renew_sessions(name, [c for c in CONSUMERS if c != consumer], left + 30_000)
+            self.touch(name, [other for other in CONSUMERS if other != consumer], left + 30_000)
+            if receipts := [r for r in self.receipts[name] if model.holding(r)]:
+                self.extend_to(name, receipts, left + 10_000)
             self.advance(left)
             self.expire(name)
 
     # The clock
 
-    @rule(ms=st.sampled_from((1_000, 1, 300, 5_000, 30_000, 70_000)))
     def advance(self, ms: int) -> None:
-        """Let time pass."""
+        """Move the clock."""
         self.do(f"{ms} ms pass", self.world.time.advance(ms))
 
-    @rule(name=subscriptions)
     def expire(self, name: str) -> None:
         """Let deadlines and ends of sessions take effect."""
         model = self.sub(name)
@@ -284,30 +289,52 @@ class BrokerMachine(RuleBasedStateMachine):
         assert told.released or not late
         assert told.next_due_ms == model.next_end()
 
-    @rule(name=subscriptions)
-    def wait_for_the_next_end(self, name: str) -> None:
-        """Let time pass to the very instant at which the next lease or session ends."""
+    @rule(
+        name=subscriptions,
+        ms=st.sampled_from((0, 1_000, 1, 300, 5_000, 30_000, 70_000)),
+        touched=st.booleans(),
+        expired=st.sampled_from((True, True, False)),
+    )
+    def let_time_pass(self, name: str, ms: int, touched: bool, expired: bool) -> None:
+        """Move the clock, by 0 to the very instant at which the next lease or session ends."""
         end = self.sub(name).next_end()
-        if end > self.now:
-            self.advance(end - self.now)
-        self.expire(name)
+        if touched:
+            self.touch(name, CONSUMERS, SESSIONS_MS[0])
+        if ms or end > self.now:
+            self.advance(ms or end - self.now)
+        if expired:
+            self.expire(name)
 
     # Deliveries
 
     @rule(
         name=subscriptions,
+        batch=batches,
         asked=rooms,
         limit=st.sampled_from(LIMITS),
-        joined=st.sampled_from((True, True, False)),
+        joined=st.sampled_from((True, True, True, False)),
+        settled=st.sampled_from((False,) * 7 + (True,)),
     )
-    def fetch(self, name: str, asked: list[Room], limit: int, joined: bool) -> None:
-        """Lease all that is to be had."""
+    def fetch(
+        self,
+        name: str,
+        batch: list[str | int],
+        asked: list[Room],
+        limit: int,
+        joined: bool,
+        settled: bool,
+    ) -> None:
+        """Publish, and lease all that is to be had."""
+        self.sub(name)
+        self.publish(batch)
         if joined:
             self.join_all(name, asked)
+        if settled:
+            return self.fetch_settled(name, asked)
         for _ in range(100):
             result = self.fetch_once(name, asked, limit)
             if not result.more:
-                return
+                return None
             taken = {room.consumer: 0 for room in asked}
             for delivery in result.deliveries:
                 taken[delivery.consumer] += len(delivery.messages)
@@ -334,7 +361,6 @@ class BrokerMachine(RuleBasedStateMachine):
             ):
                 self.join(name, room.consumer, SESSIONS_MS[0])
 
-    @rule(name=subscriptions, asked=rooms)
     def fetch_settled(self, name: str, asked: list[Room]) -> None:
         """Deliver at most once."""
         model = self.sub(name)
@@ -348,55 +374,61 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Settling
 
-    @rule(name=subscriptions, chosen=picks)
-    def ack(self, name: str, chosen: list[Pick]) -> None:
-        """Settle some messages, with receipts new and old."""
+    @rule(name=subscriptions, chosen=picks, everything=st.sampled_from((False, False, False, True)))
+    def ack(self, name: str, chosen: list[Pick], everything: bool) -> None:
+        """Settle some messages, with receipts new and old, or all that is leased."""
+        name = self.holding_sub(name)
         model = self.sub(name)
-        if receipts := self.choose(name, chosen):
-            step = self.engine.ack(self.lease, name, receipts)
-            result = self.do(f"ack {name}: {receipts}", step)
-            assert _stale_parts(result) == model.ack(self.now, receipts)
-            left = {n for first, last in result.forgotten for n in range(first, last + 1)}
-            assert left == self.partition.forget(), "what left the log"
+        receipts = self.choose(name, chosen)
+        if everything:
+            receipts = [receipt for receipt in self.receipts[name] if model.holding(receipt)]
+        if not receipts:
+            return
+        step = self.engine.ack(self.lease, name, receipts)
+        result = self.do(f"ack {name}: {receipts}", step)
+        assert _stale_parts(result) == model.ack(self.now, receipts)
+        left = {number for first, last in result.forgotten for number in range(first, last + 1)}
+        assert left == self.partition.forget(), "what left the log"
 
-    @rule(name=subscriptions)
-    def ack_everything(self, name: str) -> None:
-        """Settle all that is leased, in one call."""
-        live = [receipt for receipt in self.receipts[name] if self.sub(name).holding(receipt)]
-        if live:
-            self.ack(name, [Pick(back, True, 0, 0, False) for back in range(len(live))])
-
-    @rule(name=subscriptions, chosen=picks, delay_ms=delays, charged=st.booleans())
+    @rule(
+        name=subscriptions,
+        chosen=picks,
+        delay_ms=delays,
+        charged=st.sampled_from((True, True, False)),
+    )
     def nack(self, name: str, chosen: list[Pick], delay_ms: int | None, charged: bool) -> None:
         """Give some messages back, with receipts new and old."""
-        model = self.sub(name)
-        if receipts := self.choose(name, chosen):
-            due = None if delay_ms is None else self.now + delay_ms
-            when = {"until_ms": due} if delay_ms and delay_ms % 1_000 else {"delay_ms": delay_ms}
-            step = self.engine.nack(self.lease, name, receipts, charged=charged, **when)
-            words = f"nack {name}, {when}, charged {charged}: {receipts}"
-            told = _stale_parts(self.do(words, step))
-            assert told == model.nack(self.now, receipts, due, charged)
+        name = self.holding_sub(name)
+        receipts = self.choose(name, chosen)
+        if not receipts:
+            return
+        due = None if delay_ms is None else self.now + delay_ms
+        when = {"until_ms": due} if delay_ms and delay_ms % 1_000 else {"delay_ms": delay_ms}
+        step = self.engine.nack(self.lease, name, receipts, charged=charged, **when)
+        told = _stale_parts(self.do(f"nack {name}, {when}, charged {charged}: {receipts}", step))
+        assert told == self.sub(name).nack(self.now, receipts, due, charged)
 
     @rule(name=subscriptions, chosen=picks, lease_ms=st.sampled_from(LEASES_MS))
     def extend(self, name: str, chosen: list[Pick], lease_ms: int) -> None:
         """Move some deadlines, with receipts new and old."""
-        model = self.sub(name)
+        name = self.holding_sub(name)
         if receipts := self.choose(name, chosen):
-            step = self.engine.extend(self.lease, name, receipts, lease_ms=lease_ms)
-            result = self.do(f"extend {name} by {lease_ms}: {receipts}", step)
-            assert result.deadline_ms == self.now + lease_ms
-            assert _stale_parts(result) == model.extend(receipts, self.now + lease_ms)
+            self.extend_to(name, receipts, lease_ms)
+
+    def extend_to(self, name: str, receipts: list[Receipt], lease_ms: int) -> None:
+        """Extend on both sides."""
+        step = self.engine.extend(self.lease, name, receipts, lease_ms=lease_ms)
+        result = self.do(f"extend {name} by {lease_ms}: {receipts}", step)
+        assert result.deadline_ms == self.now + lease_ms
+        assert _stale_parts(result) == self.sub(name).extend(receipts, self.now + lease_ms)
 
     def choose(self, name: str, chosen: list[Pick]) -> list[Receipt]:
         """The receipts, or parts of them, that were picked."""
         every = self.receipts[name]
         live = [receipt for receipt in every if self.sub(name).holding(receipt)]
         receipts = []
-        for pick in chosen:
-            known = live if pick.live else every
-            if not known:
-                continue
+        for pick in chosen if every else []:
+            known = live if pick.live and live else every
             receipt = known[-1 - pick.back % len(known)]
             size = receipt.last - receipt.first + 1
             first = receipt.first + min(pick.skip, size - 1)
@@ -407,39 +439,39 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Workers
 
-    @rule(worker=st.sampled_from(WORKERS), how=st.sampled_from(("released", "ran out", "renewed")))
-    def change_owner(self, worker: str, how: str) -> None:
-        """Let a worker take the partition, after the owner gave it up or lost it, or from itself."""
-        if how == "renewed":
+    @rule(
+        how=st.sampled_from(("released", "ran out", "again", "seek", "delete", "remake")),
+        worker=st.sampled_from(WORKERS),
+        what=st.sampled_from(OPERATIONS),
+        name=subscriptions,
+        consumer=consumers,
+        position=positions,
+    )
+    def disturb(
+        self, how: str, worker: str, what: str, name: str, consumer: str, position: str | int
+    ) -> None:
+        """Move the partition to another worker, or let an operator change a subscription."""
+        if how in ("released", "ran out", "again"):
+            self.take_over(worker, how, what, name, consumer)
+        else:
+            self.operate(name, position, how)
+
+    def take_over(self, worker: str, how: str, what: str, name: str, consumer: str) -> None:
+        """Let a worker take the partition; the one that had it tries to go on, and cannot."""
+        if how == "again":
             assert self.do("renew", self.engine.renew([self.lease], 60_000)) == [True]
-            if worker != self.lease.worker:
-                step = self.operator.acquire(self.topic, 0, worker, 60_000)
-                assert self.do(f"{worker} acquires in vain", step) is None
-                return
+            refused = self.operator.acquire(self.topic, 0, "w3", 60_000)
+            assert self.do("w3 acquires", refused) is None
+            worker = self.lease.worker
         elif how == "released":
             assert self.do("release", self.engine.release(self.lease))
         else:
             self.do("the lease runs out", self.engine.store.command("DEL", self.keys.lease))
-        self.lost.append(self.lease)
+        old, engine = self.lease, self.engine
         self.take_partition(worker)
-
-    @precondition(lambda self: self.lost)
-    @rule(
-        name=subscriptions,
-        consumer=consumers,
-        chosen=picks,
-        what=st.sampled_from(
-            ("ack", "nack", "extend", "fetch", "publish", "expire", "join", "touch", "leave", "held")
-        ),
-    )
-    def act_without_the_lease(
-        self, name: str, consumer: str, chosen: list[Pick], what: str
-    ) -> None:
-        """Try to go on as the owner that one is not any more; nothing may come of it."""
-        old = self.lost[-1]
-        engine = self.world.engines[old.worker]
-        self.sub(name)
-        receipts = self.choose(name, chosen) or [Receipt(0, "", 1, 1, 1)]
+        name = self.holding_sub(name)
+        receipts = [r for r in self.receipts[name] if self.sub(name).holding(r)]
+        receipts = receipts or [Receipt(0, "", 1, 1, 1)]
         steps: dict[str, Any] = {
             "ack": lambda: engine.ack(old, name, receipts),
             "nack": lambda: engine.nack(old, name, receipts),
@@ -458,27 +490,19 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Operators
 
-    @rule(name=subscriptions, position=positions, rare=st.integers(0, 2))
-    def seek(self, name: str, position: str | int, rare: int) -> None:
-        """Move a subscription."""
-        if rare:
-            return
+    def operate(self, name: str, position: str | int, what: str) -> None:
+        """Move a subscription, or remove it, or make it anew."""
         model = self.sub(name)
-        partition = 0 if isinstance(position, int) else None
-        step = self.operator.seek(self.topic, name, position, partition)
-        self.do(f"seek {name} to {position}", step)
-        model.seek(self.partition.entries_from(position))
-
-    @rule(name=subscriptions, position=positions, again=st.booleans(), rare=st.integers(0, 2))
-    def delete_subscription(self, name: str, position: str | int, again: bool, rare: int) -> None:
-        """Remove a subscription, and perhaps make it anew."""
-        if rare:
+        if what == "seek":
+            partition = 0 if isinstance(position, int) else None
+            step = self.operator.seek(self.topic, name, position, partition)
+            self.do(f"seek {name} to {position}", step)
+            model.seek(self.partition.entries_from(position))
             return
-        self.sub(name)
         self.do(f"delete {name}", self.operator.delete_subscription(self.topic, name))
         del self.partition.subscriptions[name]
         self.partition.forget()
-        if again:
+        if what == "remake":
             self.create_subscription(name, position)
 
     # What has to be so after every step

@@ -106,6 +106,10 @@ class Subscription:
 
     # What is leased, and what waits
 
+    def leased(self) -> list[Owed]:
+        """All that is leased, oldest first."""
+        return [owed for owed in self.owed.values() if owed.claim]
+
     def leased_to(self, consumer: str) -> list[Owed]:
         """What a consumer holds, oldest first."""
         return [owed for owed in self.owed.values() if owed.claim and owed.claim.consumer == consumer]
