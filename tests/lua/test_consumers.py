@@ -47,7 +47,9 @@ async def test_touch_renews_who_is_there_and_names_who_is_not(timed: ManualTime,
     assert await timed.engine.touch(story.lease, "s", []) == []
 
 
-async def test_a_graceful_leave_gives_everything_back_at_once_and_uncharged(engine: Engine, topic: str) -> None:
+async def test_a_graceful_leave_gives_everything_back_at_once_and_uncharged(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe(consumers=("c", "d"), backoff=Backoff(60.0))
     await story.publish_many(4)

@@ -54,7 +54,9 @@ async def test_a_delayed_nack_holds_the_whole_partition(timed: ManualTime, topic
     assert await story.take() == [1, 2, 3]
 
 
-async def test_only_the_active_consumer_of_a_failover_subscription_is_served(engine: Engine, topic: str) -> None:
+async def test_only_the_active_consumer_of_a_failover_subscription_is_served(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe(mode="failover", consumers=("c", "d"))
     await story.publish("a", "b")
@@ -65,7 +67,9 @@ async def test_only_the_active_consumer_of_a_failover_subscription_is_served(eng
     assert await story.take("c") == [2]
 
 
-async def test_when_the_active_consumer_leaves_the_next_one_goes_on_in_order(engine: Engine, topic: str) -> None:
+async def test_when_the_active_consumer_leaves_the_next_one_goes_on_in_order(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe(mode="failover", consumers=("c", "d"))
     await story.publish("a", "b", "c")

@@ -26,7 +26,9 @@ async def test_a_consumer_never_holds_more_than_its_permits(engine: Engine, topi
     assert await story.take(permits=2) == [5]
 
 
-async def test_a_backlog_is_shared_evenly_and_nobody_gets_what_another_has(engine: Engine, topic: str) -> None:
+async def test_a_backlog_is_shared_evenly_and_nobody_gets_what_another_has(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe(consumers=("c1", "c2", "c3"))
     await story.publish_many(30)

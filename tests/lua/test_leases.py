@@ -66,7 +66,9 @@ async def test_many_leases_are_renewed_at_once_and_each_is_answered(engine: Engi
     assert await engine.renew(leases, HOUR_MS) == [number != 4 for number in range(9)]
 
 
-async def test_releasing_a_lost_lease_does_not_take_it_from_its_new_holder(engine: Engine, topic: str) -> None:
+async def test_releasing_a_lost_lease_does_not_take_it_from_its_new_holder(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic)
     assert await engine.release(story.lease)
     newer = await must_acquire(engine, topic, worker="w2")

@@ -89,7 +89,9 @@ async def test_a_receipt_of_one_subscription_is_worth_nothing_on_another(engine:
     assert await story.log() == [1, 2]
 
 
-async def test_a_message_leaves_the_log_when_the_last_subscription_acks_it(engine: Engine, topic: str) -> None:
+async def test_a_message_leaves_the_log_when_the_last_subscription_acks_it(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic)
     for name, mode in (("s", "shared"), ("k", "key_shared"), ("o", "exclusive")):
         await story.subscribe(name, mode)
@@ -136,7 +138,9 @@ async def test_acks_across_ledgers_empty_the_log(engine: Engine, topic: str) -> 
     assert await story.log() == []
 
 
-async def test_nack_charges_each_message_of_a_run_and_ack_forgets_the_charge(engine: Engine, topic: str) -> None:
+async def test_nack_charges_each_message_of_a_run_and_ack_forgets_the_charge(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe()
     receipt = await one_run(story, 3)
@@ -203,7 +207,9 @@ async def test_nack_until_an_instant_waits_for_it(timed: ManualTime, topic: str)
     assert await story.take() == [1, 2]
 
 
-async def test_extend_counts_from_now_and_moves_only_the_part_it_is_given(timed: ManualTime, topic: str) -> None:
+async def test_extend_counts_from_now_and_moves_only_the_part_it_is_given(
+    timed: ManualTime, topic: str
+) -> None:
     story = await Story.begin(timed.engine, topic)
     await story.subscribe()
     await story.publish_many(5)
@@ -220,7 +226,9 @@ async def test_extend_counts_from_now_and_moves_only_the_part_it_is_given(timed:
     assert await story.retries() == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
 
 
-async def test_extend_until_an_instant_moves_the_one_deadline_of_a_lane(timed: ManualTime, topic: str) -> None:
+async def test_extend_until_an_instant_moves_the_one_deadline_of_a_lane(
+    timed: ManualTime, topic: str
+) -> None:
     story = await Story.begin(timed.engine, topic)
     await story.subscribe(mode="key_shared")
     await story.publish("a", "a", "b")

@@ -124,7 +124,9 @@ async def test_deleting_a_subscription_frees_what_only_it_owed(engine: Engine, t
     await story.publish("a", "b", "a", "b")
     for receipt in receipts(await story.fetch(name="s")):
         await story.ack(part(receipt, 1), part(receipt, 4), name="s")
-    lane = next(receipt for receipt in receipts(await story.fetch(name="t", permits=3)) if receipt.lane == "=a")
+    lane = next(
+        receipt for receipt in receipts(await story.fetch(name="t", permits=3)) if receipt.lane == "=a"
+    )
     await story.ack(part(lane, 1), name="t")
     assert await story.log() == [2, 3, 4]
     await engine.delete_subscription(topic, "t")

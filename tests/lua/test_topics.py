@@ -85,7 +85,9 @@ async def test_a_topic_made_anew_knows_nothing_of_the_old_one(engine: Engine, to
     assert (await engine.publish(again.lease, [message("a", "u1")])).duplicates == {}
 
 
-async def test_a_half_deleted_topic_is_gone_for_all_and_can_be_deleted_again(engine: Engine, topic: str) -> None:
+async def test_a_half_deleted_topic_is_gone_for_all_and_can_be_deleted_again(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic, TopicSettings(partitions=2))
     await story.subscribe()
     await story.publish("a")
@@ -120,7 +122,9 @@ async def test_a_topic_only_changes_from_a_state_that_is_asked_for(engine: Engin
     assert (await engine.describe_topic(topic)).partitions == 1
 
 
-async def test_many_partitions_are_made_and_deleted_in_several_round_trips(engine: Engine, topic: str) -> None:
+async def test_many_partitions_are_made_and_deleted_in_several_round_trips(
+    engine: Engine, topic: str
+) -> None:
     await engine.create_topic(topic, TopicSettings(partitions=1_001))
     await must_acquire(engine, topic, 1_000)
     await engine.delete_topic(topic)

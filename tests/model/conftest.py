@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.model.machine", "tests.model.model")
+pytest.register_assert_rewrite("tests.model.model", "tests.model.pair")

@@ -254,9 +254,7 @@ class Subscription:
         self._restart(now, lanes)
         return stale
 
-    def nack(
-        self, now: int, receipts: Sequence[Receipt], due: int | None, charged: bool
-    ) -> set[Part]:
+    def nack(self, now: int, receipts: Sequence[Receipt], due: int | None, charged: bool) -> set[Part]:
         """Give messages back, of a lane the earliest one and all after it; answers what was stale."""
         stale: set[Part] = set()
         heads: dict[str, Owed] = {}

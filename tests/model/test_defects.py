@@ -10,7 +10,7 @@ from tests.model.test_key_shared import KeySharedMachine
 from tests.model.test_ordered import ExclusiveMachine, FailoverMachine
 from tests.model.test_shared import SharedMachine
 
-ENOUGH = 150  # examples; most defects are found within the first ten
+ENOUGH = 400  # examples; most defects are found within the first ten
 
 
 class Defect(NamedTuple):
@@ -42,9 +42,7 @@ DEFECTS = {
     "an old receipt settles what was delivered again in a run": Defect(
         SharedMachine, "lib/runs", "record.consumer ~= '' and range[3] == token", "record.consumer ~= ''"
     ),
-    "a token is used twice": Defect(
-        SharedMachine, "subscription/fetch", "settings[2] + 1)", "settings[2])"
-    ),
+    "a token is used twice": Defect(SharedMachine, "subscription/fetch", "settings[2] + 1)", "settings[2])"),
     "a fresh message overtakes those of its lane that wait": Defect(
         KeySharedMachine,
         "subscription/fetch",
@@ -55,7 +53,10 @@ DEFECTS = {
         FailoverMachine, "subscription/fetch", "record.waiting > 0 or record.consumer", "record.consumer"
     ),
     "a free lane goes to anybody": Defect(
-        KeySharedMachine, "subscription/fetch", "    top.rank = top.permits\n    sift(1)\n", "    top.rank = top.permits\n"
+        KeySharedMachine,
+        "subscription/fetch",
+        "    top.rank = top.permits\n    sift(1)\n",
+        "    top.rank = top.permits\n",
     ),
     "a delivery into a held lane restarts its deadline": Defect(
         KeySharedMachine,
@@ -78,9 +79,7 @@ DEFECTS = {
     "a timeout charges nobody": Defect(
         SharedMachine, "subscription/expire", "release(get(lane), 'all')", "release(get(lane), 'none')"
     ),
-    "a leave charges": Defect(
-        KeySharedMachine, "subscription/leave", "head and 'head' or 'none'", "'head'"
-    ),
+    "a leave charges": Defect(KeySharedMachine, "subscription/leave", "head and 'head' or 'none'", "'head'"),
     "a crash charges the head of every run": Defect(
         SharedMachine, "subscription/leave", "or head_charged == ''", "or true"
     ),
@@ -88,11 +87,12 @@ DEFECTS = {
         ExclusiveMachine, "subscription/join", "'exclusive'", "'nothing'"
     ),
     "a failover's active consumer changes while it is there": Defect(
-        FailoverMachine, "subscription/fetch", "(not active or not redis.call('ZSCORE', consumers, active))", "true"
+        FailoverMachine,
+        "subscription/fetch",
+        "(not active or not redis.call('ZSCORE', consumers, active))",
+        "true",
     ),
-    "a seek keeps retry counts": Defect(
-        SharedMachine, "subscription/seek", "queue, retries)", "queue)"
-    ),
+    "a seek keeps retry counts": Defect(SharedMachine, "subscription/seek", "queue, retries)", "queue)"),
     "a duplicate is known for less than the window": Defect(
         SharedMachine, "partition/publish", "newer[index] or older[index]", "newer[index]"
     ),
@@ -108,4 +108,4 @@ def test_the_machine_finds_out_that(name: str, server_url: str) -> None:
     assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
     sources[file] = sources[file].replace(text, becomes)
     with pytest.raises(AssertionError):
-        explore(machine, server_url, examples=ENOUGH, sources=sources, shrink=False)
+        explore(machine, server_url, examples=ENOUGH, sources=sources, planted=True)

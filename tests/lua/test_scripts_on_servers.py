@@ -1,0 +1,244 @@
+"""Scripts and the servers they are on: forgotten scripts, full memory, durability, a server that is away."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ResponseError
+
+from broker.engine import Engine
+from broker.results import Lease, PublishResult, TopicSettings
+from broker.server import Server
+from broker.store import Store
+from broker.topology import ReplicaPair, replica_pair, single_server
+from client.errors import DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
+from tests.lua.story import Story, message, must_acquire, part, receipts
+
+
+@asynccontextmanager
+async def engine_on(server: Server) -> AsyncIterator[Engine]:
+    """An engine for the length of a test."""
+    engine = Engine.connect(server.url)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def publish(engine: Engine, topic: str, durability: str, timeout_ms: int = 5_000) -> PublishResult:
+    """Publish one message to a topic of its own."""
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    return await engine.publish(story.lease, [message()], durability=durability, timeout_ms=timeout_ms)
+
+
+async def flush_scripts(engine: Engine) -> None:
+    """Make every server forget its scripts, as a restart or a failover does."""
+    await engine.store.redis.script_flush()
+
+
+async def test_scripts_that_the_server_has_forgotten_are_loaded_again(engine: Engine, topic: str) -> None:
+    await engine.create_topic(topic, TopicSettings(partitions=6))
+    await flush_scripts(engine)
+    leases = [await must_acquire(engine, topic, partition) for partition in range(6)]
+    await flush_scripts(engine)
+    assert await engine.renew(leases, 60_000) == [True] * 6
+    await flush_scripts(engine)
+    await engine.create_subscription(topic, "s")
+    for lease in leases:
+        await flush_scripts(engine)
+        assert (await engine.publish(lease, [message()])).stored == 1
+
+
+async def test_a_script_that_was_forgotten_is_loaded_for_a_durable_publish_too(topic: str) -> None:
+    with single_server(appendonly=True) as server:
+        async with engine_on(server) as engine:
+            story = await Story.begin(engine, topic)
+            await story.subscribe()
+            for _ in range(2):
+                await flush_scripts(engine)
+                result = await engine.publish(story.lease, [message()], durability="fsync")
+                assert (result.stored, result.durability) == (1, "fsync")
+            assert await story.log() == [1, 2]
+
+
+@pytest.fixture
+def pair(server_binary: Path) -> Iterator[ReplicaPair]:
+    """A server with a replica."""
+    with replica_pair(binary=server_binary) as servers:
+        yield servers
+
+
+async def test_memory_is_reached_everywhere(server_url: str, topic: str) -> None:
+    engine = Engine.connect(server_url)
+    assert (await publish(engine, topic, "memory")).durability == "memory"
+    await engine.close()
+
+
+async def has_waitaof(engine: Engine) -> bool:
+    """Whether the server knows WAITAOF: Valkey, or Redis from 7.2 on."""
+    try:
+        return bool(await engine.store.command("WAITAOF", 0, 0, 1))
+    except ResponseError:
+        return False
+
+
+async def test_fsync_is_reached_with_an_append_only_file_or_refused_before_anything_is_stored(
+    server_binary: Path, topic: str
+) -> None:
+    with single_server(appendonly=True, binary=server_binary) as server:
+        async with engine_on(server) as engine:
+            if await has_waitaof(engine):
+                assert (await publish(engine, topic, "fsync")).durability == "fsync"
+            else:
+                with pytest.raises(DurabilityNotReached) as caught:
+                    await publish(engine, topic, "fsync")
+                assert not caught.value.stored
+
+
+async def test_a_server_that_always_syncs_confirms_fsync_without_waiting(
+    server_binary: Path, topic: str
+) -> None:
+    with Server(binary=server_binary, appendfsync="always") as server:
+        async with engine_on(server) as engine:
+            assert (await publish(engine, topic, "fsync")).durability == "fsync"
+
+
+async def test_fsync_is_refused_without_an_append_only_file_and_nothing_is_stored(
+    server_url: str, topic: str
+) -> None:
+    engine = Engine.connect(server_url)
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    with pytest.raises(DurabilityNotReached, match="appendonly") as caught:
+        await engine.publish(story.lease, [message()], durability="fsync")
+    assert not caught.value.stored
+    assert await story.log() == []
+    await engine.close()
+
+
+async def test_replicated_is_reached_when_a_replica_has_it(pair: ReplicaPair, topic: str) -> None:
+    async with engine_on(pair.master) as engine, engine_on(pair.replica) as replica:
+        assert (await publish(engine, topic, "replicated")).durability == "replicated"
+        copied = await replica.store.command("XLEN", f"kl:{{{topic}:0}}:log")
+        assert copied == 1
+
+
+async def test_more_replicas_than_there_are_is_said_to_be_stored_but_not_replicated(
+    pair: ReplicaPair, topic: str
+) -> None:
+    async with engine_on(pair.master) as engine:
+        story = await Story.begin(engine, topic)
+        await story.subscribe()
+        with pytest.raises(DurabilityNotReached, match="1 of 2") as caught:
+            await engine.publish(story.lease, [message()], durability="replicated:2", timeout_ms=20)
+        assert caught.value.stored
+        assert await story.log() == [1]
+
+
+async def test_without_a_replica_the_message_is_stored_and_its_repetition_is_a_duplicate(
+    server_url: str, topic: str
+) -> None:
+    engine = Engine.connect(server_url)
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    batch = [message("a", "u1")]
+    with pytest.raises(DurabilityNotReached, match="0 of 1") as caught:
+        await engine.publish(story.lease, batch, durability="replicated", timeout_ms=20)
+    assert caught.value.stored
+    assert (await engine.publish(story.lease, batch)).duplicates == {0: "1-1"}
+    await engine.close()
+
+
+async def test_a_replica_that_is_written_to_answers_that_it_is_unavailable(
+    pair: ReplicaPair, topic: str
+) -> None:
+    async with engine_on(pair.replica) as engine:
+        with pytest.raises(Unavailable):
+            await engine.create_topic(topic)
+
+
+async def test_with_full_memory_publishing_is_overloaded_while_consuming_goes_on(
+    server_binary: Path, topic: str
+) -> None:
+    with single_server(binary=server_binary) as server:
+        async with engine_on(server) as engine:
+            story = await Story.begin(engine, topic)
+            await story.subscribe()
+            await story.subscribe("k", "key_shared")
+            await story.publish(*["a", "b", ""] * 100)
+            held = receipts(await story.fetch(permits=50))
+            await engine.store.command("CONFIG", "SET", "maxmemory", "1")
+            with pytest.raises(Overloaded, match="maxmemory"):
+                await story.publish("a")
+            with pytest.raises(Overloaded):
+                await engine.create_topic(topic + "-2")
+            with pytest.raises(Overloaded):
+                await engine.create_subscription(topic, "new")
+            assert await story.ack(part(held[0], 1, 10)) == ["settled"]
+            assert await story.nack(part(held[0], 11, 20)) == ["settled"]
+            assert (await engine.extend(story.lease, "s", [part(held[0], 21)], lease_ms=1)).stale == []
+            assert len(await story.take()) == 100
+            assert len(await story.take(name="k")) == 100
+            assert not await engine.join(story.lease, "s", "d")
+            assert await engine.touch(story.lease, "s", ["c", "d"]) == []
+            await engine.expire(story.lease, "s")
+            await engine.leave(story.lease, "s", "c")
+            assert await engine.renew([story.lease], 60_000) == [True]
+            assert (await must_acquire(engine, topic)).epoch == 2
+            await engine.delete_topic(topic)
+            await engine.store.command("CONFIG", "SET", "maxmemory", "0")
+            assert await engine.store.keys_like(f"*{topic}*") == set()
+
+
+@pytest.mark.parametrize("url", ["", "redis", "http://localhost", "keylane://localhost", "localhost:6379"])
+def test_a_url_of_an_unknown_kind_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="redis://"):
+        Store.connect(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1",
+        "redis+cluster://127.0.0.1:1",
+        pytest.param("redis+sentinel://127.0.0.1:1/mymaster", marks=pytest.mark.slow),
+        "unix:///nowhere/redis.sock",
+    ],
+)
+async def test_a_server_that_is_not_there_is_unavailable(url: str, topic: str) -> None:
+    engine = Engine.connect(url)
+    lease = Lease(topic, 0, "w1", 1)
+    for call in (
+        lambda: engine.topics(),
+        lambda: engine.create_topic(topic),
+        lambda: engine.acquire(topic, 0, "w1", 1_000),
+        lambda: engine.renew([lease], 1_000),
+        lambda: engine.publish(lease, [message()]),
+        lambda: engine.publish(lease, [message()], durability="replicated", timeout_ms=10),
+        lambda: engine.publish(lease, [message()], durability="fsync", timeout_ms=10),
+    ):
+        with pytest.raises(Unavailable) as caught:
+            await call()
+        assert caught.value.retriable
+    await engine.close()
+
+
+async def test_a_server_that_goes_away_is_unavailable_until_it_is_back(
+    server_binary: Path, topic: str
+) -> None:
+    with Server(binary=server_binary, appendfsync="always") as server:
+        async with engine_on(server) as engine:
+            story = await Story.begin(engine, topic)
+            await story.subscribe()
+            await story.publish("a", "b")
+            server.kill()
+            for _ in range(3):
+                with pytest.raises(Unavailable):
+                    await story.publish("c")
+                with pytest.raises(Unavailable):
+                    await story.take()
+            server.start()
+            await story.publish("c")
+            assert await story.take() == [1, 2, 3]

@@ -1,0 +1,84 @@
+"""The Lua files: each opens with its contract, and the loader puts them together."""
+
+import hashlib
+import re
+
+import pytest
+
+from broker.scripts import Scripts, read_sources
+
+SOURCES = read_sources()
+NAMES = sorted(name for name in SOURCES if not name.startswith("lib/"))
+PARTS = sorted(name for name in SOURCES if name.startswith("lib/"))
+
+
+def header_of(source: str) -> list[str]:
+    """The comment lines that a file opens with."""
+    lines = source.splitlines()
+    end = next(index for index, line in enumerate(lines) if not line.startswith("--"))
+    return lines[:end]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_opens_with_its_contract(name: str) -> None:
+    header = header_of(SOURCES[name])
+    verb = name.partition("/")[2]
+    assert re.match(rf"-- {verb}: \S.*[^ ]$", header[0]), header[0]
+    text = "\n".join(header)
+    positions = [text.find(f"\n-- {word} ") for word in ("KEYS", "ARGV", "Returns", "Cost")]
+    assert -1 not in positions, "KEYS, ARGV, Returns and Cost"
+    assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_shared_part_says_what_it_is_for(name: str) -> None:
+    assert header_of(SOURCES[name])[0].startswith(f"-- {name.partition('/')[2]}: ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_status_that_a_script_returns_is_in_its_contract(name: str) -> None:
+    source = SOURCES[name]
+    header = "\n".join(header_of(source))
+    returned = set(re.findall(r"return \{\s*'([A-Z_]+)'", source))
+    assert "OK" in returned
+    assert returned <= set(re.findall(r'\{"([A-Z_]+)"', header))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_and_arguments_are_named_at_the_top(name: str) -> None:
+    body = SOURCES[name].splitlines()[len(header_of(SOURCES[name])) :]
+    used = [line for line in body if re.search(r"\bKEYS\[", line)]
+    assert all(re.match(r"local ", line) for line in used), used
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_reads_the_time_only_through_the_prelude(name: str) -> None:
+    assert "'TIME'" not in SOURCES[name]
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PARTS])
+def test_a_script_makes_no_global_variables(name: str) -> None:
+    lines = [line for line in SOURCES[name].splitlines() if re.match(r"function \w+\(", line)]
+    assert lines == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_is_its_parts_in_order_behind_the_prelude_and_known_by_its_digest(name: str) -> None:
+    script = Scripts()[name]
+    assert script.text.startswith("#!lua")
+    assert script.sha == hashlib.sha1(script.text.encode()).hexdigest()
+    assert script.text.index(SOURCES["lib/prelude"]) < script.text.index(SOURCES[name])
+    assert script.text.endswith(SOURCES[name])
+    bare = Scripts(SOURCES, shebang=False)[name]
+    assert bare.text == script.text.partition("\n")[2]
+
+
+def test_only_scripts_that_add_data_may_fail_for_want_of_memory() -> None:
+    scripts = Scripts()
+    refused = {name for name in NAMES if "allow-oom" not in scripts[name].text.partition("\n")[0]}
+    assert refused == {"partition/create", "partition/publish", "subscription/create", "topic/create"}
+
+
+def test_an_unknown_script_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        Scripts()["partition/vanish"]
