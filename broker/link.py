@@ -30,6 +30,8 @@ _ERRORS: dict[str, type[Exception]] = {
     "ASK": AskError,
     "CLUSTERDOWN": ClusterDownError,
     "LOADING": BusyLoadingError,
+    "MISCONF": ReadOnlyError,  # it cannot save and takes no writes
+    "NOREPLICAS": ReadOnlyError,
     "MASTERDOWN": MasterDownError,
     "MOVED": MovedError,
     "NOSCRIPT": NoScriptError,

@@ -39,9 +39,8 @@ _KINDS = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://hos
 class Store:
     """Runs the scripts on a single server, behind Sentinel, or on a cluster.
 
-    redis-py knows the servers. Commands go over two shared connections to each of them, one for those
-    that wait for a disk or a replica and hold up what comes behind them. Nothing is retried: an ack that
-    was carried out and then repeated would be answered "stale", so the callers decide what to repeat.
+    redis-py knows the servers; commands go to each of them over one shared connection. Nothing is retried:
+    an ack that was carried out and then repeated would be answered "stale", so callers decide what to repeat.
     """
 
     def __init__(
@@ -50,7 +49,8 @@ class Store:
         self.redis: Any = redis  # redis-py's clients share no type, and half of them has none
         self.scripts = scripts or Scripts()
         self._linked = linked
-        self._links: dict[tuple[Any, bool], Link] = {}
+        self._links: dict[Any, Link] = {}  # by server
+        self._idle: dict[Any, list[Link]] = {}  # connections for commands that wait, not in use now
         self._opening = asyncio.Lock()
         self._fsync: str | None = None
         # For clients that are not linked: redis-py's own shape of an entry costs more than reading it.
@@ -72,17 +72,19 @@ class Store:
             return cls(RedisCluster.from_url(f"redis://{rest}", **options), scripts, linked=True)
         if mark and scheme == "redis+sentinel":
             parts = urlsplit(url)
-            sentinel: Any = Sentinel
             servers = [_host_and_port(item) for item in parts.netloc.split(",")]
-            master = sentinel(servers).master_for(parts.path.strip("/") or "mymaster", **options)
+            once = {key: options[key] for key in ("retry", "socket_connect_timeout")}
+            sentinel: Any = Sentinel(servers, sentinel_kwargs=once)  # type: ignore[no-untyped-call]
+            master = sentinel.master_for(parts.path.strip("/") or "mymaster", **options)
             return cls(master, scripts, linked=True)
         raise InvalidArgument(f"cannot connect to {url!r}: use {_KINDS}")
 
     async def close(self) -> None:
         """Close all connections."""
-        for link in self._links.values():
+        for link in (*self._links.values(), *(link for idle in self._idle.values() for link in idle)):
             await link.close()
         self._links.clear()
+        self._idle.clear()
         await self.redis.aclose()
 
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
@@ -109,9 +111,13 @@ class Store:
         text, sha = self.scripts[script]
         with _named_errors():
             try:
-                answer, reached = await self._pair(wait, keys, "EVALSHA", sha, *arguments)
+                answer, reached = await self._pair(
+                    keys[0], ("EVALSHA", sha, len(keys), *keys, *arguments), wait
+                )
             except NoScriptError:
-                answer, reached = await self._pair(wait, keys, "EVAL", text, *arguments)
+                answer, reached = await self._pair(
+                    keys[0], ("EVAL", text, len(keys), *keys, *arguments), wait
+                )
         if answer[0] == "OK":
             _check_reached(level, int(wait[1]), timeout_ms, reached)
         return list(answer)
@@ -146,54 +152,67 @@ class Store:
         with _named_errors():
             return {key async for key in self.redis.scan_iter(match=pattern, count=1_000)}
 
-    async def _execute(self, key: str, *command: Argument, waits: bool = False) -> Any:
+    async def _execute(self, key: str, *command: Argument) -> Any:
         if not self._linked:
             return await self.redis.execute_command(*command)
-        server = None
-        if isinstance(self.redis, RedisCluster):
-            server = await self._server_of(key)
-        link = self._links.get((server, waits))
+        server = await self._server_of(key)
+        link = self._links.get(server)
         if link is None or not link.usable:
-            link = await self._open(server, waits)
+            async with self._opening:
+                link = self._links.get(server)
+                if link is None or not link.usable:
+                    if link is not None:
+                        await link.close()
+                    link = self._links[server] = await _open(server, _PATIENCE)
         try:
             return await link.call(*command)
         except (MovedError, AskError, TryAgainError):
             # The slot is on the move: redis-py follows it and learns the new map on the way.
             return await self.redis.execute_command(*command)
+        except ReadOnlyError:
+            await link.close()  # it was a master once; the next call asks again who is
+            raise
 
     async def _pair(
-        self, wait: tuple[Argument, ...], keys: Sequence[str], command: str, *arguments: Argument
+        self, key: str, first: tuple[Argument, ...], second: tuple[Argument, ...]
     ) -> tuple[Any, Any]:
-        """A script's answer, and that of the command that waits for its writes.
+        """Two commands back to back on a connection that has nothing else to do.
 
-        Both go out together on one connection: WAIT is about the writes of its own connection.
+        WAIT is about the writes of its own connection, and holds up what comes behind it. The second
+        answer may be an exception.
         """
-        script, *rest = arguments
-        answers: Sequence[Any] = await asyncio.gather(
-            self._execute(keys[0], command, script, len(keys), *keys, *rest, waits=True),
-            self._execute(keys[0], *wait, waits=True),
-            return_exceptions=True,
-        )
+        if not self._linked:
+            return await self.redis.execute_command(*first), await self.redis.execute_command(*second)
+        server = await self._server_of(key)
+        idle = self._idle.setdefault(server, [])
+        link = idle.pop() if idle else None
+        if link is None or not link.usable:
+            if link is not None:
+                await link.close()
+            link = await _open(server, _WAITING_PATIENCE)
+        try:
+            answers: Sequence[Any] = await asyncio.gather(
+                link.call(*first), link.call(*second), return_exceptions=True
+            )
+        finally:
+            idle.append(link)
+        if isinstance(answers[0], MovedError):
+            await self.redis.execute_command("EXISTS", key)  # lets redis-py learn the new map
+        elif isinstance(answers[0], ReadOnlyError):
+            await link.close()
         if isinstance(answers[0], BaseException):
             raise answers[0]
         return answers[0], answers[1]
 
     async def _server_of(self, key: str) -> Any:
+        """What knows how to connect to the server that holds a key."""
+        if not isinstance(self.redis, RedisCluster):
+            return self.redis.connection_pool
         await self.redis.initialize()
         server = self.redis.get_node_from_key(key)
         if server is None:
             raise Unavailable(f"no server of the cluster serves {key!r}")
         return server
-
-    async def _open(self, server: Any, waits: bool) -> Link:
-        async with self._opening:
-            link = self._links.get((server, waits))
-            if link is None or not link.usable:
-                pool = server or self.redis.connection_pool
-                connection = pool.connection_class(**pool.connection_kwargs)
-                link = await Link.open(connection, patience=_WAITING_PATIENCE if waits else _PATIENCE)
-                self._links[(server, waits)] = link
-            return link
 
     async def _wait_for(self, level: str, timeout_ms: int) -> tuple[Argument, ...] | None:
         """The command that waits for a level, None where there is nothing to wait for."""
@@ -230,6 +249,10 @@ class Store:
             else:
                 self._fsync = "wait" if (int(version[0]), int(version[1])) >= (7, 2) else "no"
         return self._fsync
+
+
+async def _open(server: Any, patience: float) -> Link:
+    return await Link.open(server.connection_class(**server.connection_kwargs), patience=patience)
 
 
 async def _together(*calls: Any) -> list[Any]:
@@ -273,6 +296,7 @@ def _named_errors() -> Iterator[None]:
     except (
         ConnectionError,
         TimeoutError,
+        AskError,
         BusyLoadingError,
         RedisClusterException,
         ReadOnlyError,

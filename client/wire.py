@@ -4,6 +4,8 @@ import zlib
 
 import msgspec
 
+from client.errors import InvalidName
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,6 +34,8 @@ def pack_about(produced_ms: int, producer_group: str = "", attributes: dict[str,
 
     The broker puts its own time in front and stores the text as it is.
     """
+    if " " in producer_group:
+        raise InvalidName(f"producer group {producer_group!r} has a space")
     return f"{produced_ms} {producer_group} {_encode(attributes).decode() if attributes else ''}"
 
 

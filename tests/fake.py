@@ -101,7 +101,7 @@ def fake_sources() -> dict[str, str]:
 
 
 def fake_store(sources: dict[str, str]) -> Store:
-    """A store of its own, empty; fakeredis knows no `#!lua` line, and each call under way takes a connection."""
+    """A store of its own, empty; each call under way takes one of its connections."""
     redis = FakeAsyncRedis(server=FakeServer(), decode_responses=True, protocol=2, max_connections=1_000)
     return Store(redis, Scripts(sources, shebang=False))
 

@@ -9,6 +9,7 @@ from broker.checker import check_topic
 from broker.engine import Engine
 from broker.keys import PartitionKeys
 from broker.results import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
+from client.errors import DurabilityNotReached
 from client.wire import pack_about
 
 PARTITIONS = 24
@@ -96,7 +97,7 @@ async def walk_through(engine: Engine, lease: Lease) -> None:
     assert sorted(item.entry for delivery in left.deliveries for item in delivery.messages) == [5, 6]
 
 
-async def test_a_durable_publish_reaches_the_node_that_holds_the_partition(
+async def test_a_wait_for_replicas_is_about_the_node_that_holds_the_partition(
     engine: Engine, topic: str
 ) -> None:
     await engine.create_topic(topic, TopicSettings(partitions=PARTITIONS))
@@ -105,6 +106,9 @@ async def test_a_durable_publish_reaches_the_node_that_holds_the_partition(
         node_of(engine, topic, partition): partition for partition in range(PARTITIONS)
     }.values():
         lease = await acquire(engine, topic, partition)
-        result = await engine.publish(lease, [Outgoing("a", "u", pack_about(1))], durability="memory")
-        assert result.stored == 1
+        batch = [Outgoing("a", "u", pack_about(1))]
+        with pytest.raises(DurabilityNotReached, match="0 of 1") as caught:  # these nodes have no replicas
+            await engine.publish(lease, batch, durability="replicated", timeout_ms=20)
+        assert caught.value.stored
+        assert len((await engine.publish(lease, batch)).duplicates) == 1
     await engine.delete_topic(topic)

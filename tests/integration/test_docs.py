@@ -37,7 +37,9 @@ def _redis_cli_lines() -> list[str]:
 
 def _words(line: str) -> list[str]:
     """The words that a shell would hand to redis-cli, with $'…' resolved."""
-    plain = re.sub(r"\$'([^']*)'", lambda match: shlex.quote(match[1].encode().decode("unicode_escape")), line)
+    plain = re.sub(
+        r"\$'([^']*)'", lambda match: shlex.quote(match[1].encode().decode("unicode_escape")), line
+    )
     return shlex.split(plain, comments=True)[1:]
 
 

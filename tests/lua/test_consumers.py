@@ -81,8 +81,8 @@ async def test_a_leave_longer_than_one_step_charges_a_crash_only_once(engine: En
     await story.subscribe()
     await story.publish_many(1_000)
     [receipt] = receipts(await story.fetch(permits=1_000))
-    for entry in range(2, 1_001, 2):  # a hole after each message: 500 runs of one, and one to go on with
-        await story.ack(part(receipt, entry))
+    holes = [part(receipt, entry) for entry in range(2, 1_001, 2)]
+    await story.ack(*holes)  # 500 runs of one message are left
     await story.publish_many(2)
     await story.fetch()
     assert await engine.leave(story.lease, "s", "c", crashed=True) == 501

@@ -196,7 +196,7 @@ async def test_lanes_wait_their_turn_so_that_a_long_one_does_not_starve_the_rest
     await story.nack(*receipts(await story.fetch()))
     await timed.advance(1)
     held = receipts(await story.fetch(permits=2))
-    served = []
+    served: list[str] = []
     while held and "=b" not in served and len(served) < 20:
         await story.ack(part(held[0], held[0].first))  # the oldest; one is always in flight
         held = [part(held[0], held[0].last)] if held[0].first < held[0].last else held[1:]

@@ -18,9 +18,11 @@ from hypothesis.stateful import (
 )
 
 from broker.results import Backoff, Outgoing, Receipt, Room
-from tests.model.pair import CONSUMERS, WORKERS, Pair, World
+from tests.model.pair import CONSUMERS, NAMES, WORKERS, Pair, World
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
+FEW, MANY = 25, 130  # examples
+SECONDS = 3_600 if DEEP else 120
 MODES = ("shared", "key_shared", "exclusive", "failover")
 KEYS = ("a", "b", "", "=a")
 LEASES_MS = (5_000, 1_000, 30_000)
@@ -63,7 +65,7 @@ picks = st.lists(
     max_size=4,
 )
 batches = st.lists(st.sampled_from((*KEYS, *KEYS, 0, 9)), max_size=14)
-names = st.sampled_from(("main", "main", "main", "other"))
+names = st.runner().flatmap(lambda machine: st.sampled_from(machine.names_in_use()))
 consumers = st.sampled_from(CONSUMERS)
 
 
@@ -74,11 +76,13 @@ class BrokerMachine(RuleBasedStateMachine):
     world: ClassVar[World]
     pair: Pair | None = None
 
-    @initialize(backoff=st.booleans(), other=st.sampled_from(MODES))
-    def start(self, backoff: bool, other: str) -> None:
-        """Make the topic."""
+    @initialize(backoff=st.booleans(), other=st.sampled_from(MODES), alone=st.booleans())
+    def start(self, backoff: bool, other: str, alone: bool) -> None:
+        """Make the topic, and the other subscription too unless the first is to be alone."""
         waits = Backoff(initial=1.0, factor=2.0, maximum=4.0) if backoff else None
         self.pair = Pair(self.world, {"main": self.mode, "other": other}, waits)
+        for name in NAMES[:1] if alone else NAMES:
+            self.pair.create_subscription(name, "latest")
         self.uids: list[str] = []
 
     @property
@@ -86,6 +90,11 @@ class BrokerMachine(RuleBasedStateMachine):
         """The engine and the model."""
         assert self.pair
         return self.pair
+
+    def names_in_use(self) -> tuple[str, ...]:
+        """Where things happen: mostly the first subscription, also the other one while it is there."""
+        other = "other" in self.both.partition.subscriptions
+        return ("main", "main", "main", "other") if other else ("main",)
 
     @rule(batch=batches)
     def publish(self, batch: list[Item]) -> None:
@@ -129,7 +138,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(
         name=names,
-        ms=st.sampled_from((0, 1_000, 1, 300, 5_000, 30_000, 70_000)),
+        ms=st.sampled_from((0, 1_000, 1, 300, 5_000, 8_000, 70_000)),
         touched=st.booleans(),
         expired=st.sampled_from((True, True, False)),
     )
@@ -188,10 +197,14 @@ class BrokerMachine(RuleBasedStateMachine):
         chosen=picks,
         delay_ms=st.sampled_from((None, 0, 700, 4_000, -500)),
         charged=st.sampled_from((True, True, False)),
+        newest=st.booleans(),
     )
-    def nack(self, name: str, chosen: list[Pick], delay_ms: int | None, charged: bool) -> None:
-        """Give some messages back, with receipts new and old."""
-        if receipts := self.choose(name, chosen):
+    def nack(self, name: str, chosen: list[Pick], delay_ms: int | None, charged: bool, newest: bool) -> None:
+        """Give some messages back, with receipts new and old, or only the newest that is leased."""
+        receipts = self.choose(name, chosen)
+        if newest and (live := self.both.live(name)):
+            receipts = [live[-1]._replace(first=live[-1].last)]
+        if receipts:
             self.both.nack(name, receipts, delay_ms, charged)
 
     @rule(name=names, chosen=picks, lease_ms=st.sampled_from(LEASES_MS))
@@ -226,7 +239,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(
         how=st.sampled_from(("released", "ran out", "again", "seek", "delete", "remake")),
         worker=st.sampled_from(WORKERS),
-        name=names,
+        name=st.sampled_from(NAMES),
         consumer=consumers,
         position=st.sampled_from(("earliest", 1, 3, 8, 20, "latest")),
     )

@@ -76,6 +76,9 @@ DEFECTS = {
     "an ack does not look at the other subscriptions": Defect(
         SharedMachine, "lib/forget", "if all[index] ~= except then", "if false then"
     ),
+    "an ack trims one entry too many from the start of the log": Defect(
+        SharedMachine, "lib/forget", "id_of(ranges[1][2] + 1)", "id_of(ranges[1][2] + 2)"
+    ),
     "a timeout charges nobody": Defect(
         SharedMachine, "subscription/expire", "release(get(lane), 'all')", "release(get(lane), 'none')"
     ),

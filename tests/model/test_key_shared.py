@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.model.machine import BrokerMachine, explore
+from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
+
+pytestmark = pytest.mark.timeout(SECONDS)
 
 
 class KeySharedMachine(BrokerMachine):
@@ -13,10 +15,10 @@ class KeySharedMachine(BrokerMachine):
 
 def test_key_shared_keeps_the_contract_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
-    explore(KeySharedMachine, server_url, examples=40)
+    explore(KeySharedMachine, server_url, examples=FEW)
 
 
 @pytest.mark.slow
 def test_key_shared_keeps_the_contract_in_many_runs(server_url: str) -> None:
     """A longer exploration."""
-    explore(KeySharedMachine, server_url, examples=300)
+    explore(KeySharedMachine, server_url, examples=MANY)

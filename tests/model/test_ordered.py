@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.model.machine import BrokerMachine, explore
+from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
+
+pytestmark = pytest.mark.timeout(SECONDS)
 
 
 class ExclusiveMachine(BrokerMachine):
@@ -25,7 +27,7 @@ def test_partition_order_keeps_the_contract_in_a_few_runs(
     machine: type[BrokerMachine], server_url: str
 ) -> None:
     """A short exploration, for every change."""
-    explore(machine, server_url, examples=40)
+    explore(machine, server_url, examples=FEW)
 
 
 @pytest.mark.slow
@@ -34,4 +36,4 @@ def test_partition_order_keeps_the_contract_in_many_runs(
     machine: type[BrokerMachine], server_url: str
 ) -> None:
     """A longer exploration."""
-    explore(machine, server_url, examples=300)
+    explore(machine, server_url, examples=MANY)

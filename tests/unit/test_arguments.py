@@ -1,5 +1,7 @@
 """Ranges and ids: what the engine reads from a log covers what it was asked for, and no more than pays."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ def test_covering_ranges_cover_everything_in_order_and_apart(ranges: list[tuple[
     merged = covering_ranges(ranges)
     for first, last in ranges:
         assert any(low <= first and last <= high for low, high in merged)
-    for (_, end), (start, _) in zip(merged, merged[1:], strict=False):
+    for (_, end), (start, _) in pairwise(merged):
         assert start > end + 1
 
 

@@ -20,10 +20,29 @@ RETRIABLE = {
     "SubscriptionBusy",
     "Unavailable",
 }
-PUBLIC = """ConnectionFailed ConnectionClosed Overloaded Unauthorized Forbidden TopicNotFound TopicExists
-    SubscriptionNotFound InvalidName SubscriptionExists SubscriptionBusy MessageLeased MessageNotFound
-    InvalidArgument MessageTooLarge BacklogFull StaleReceipt PayloadMissing DurabilityNotReached
-    IncompatibleVersion ProtocolError""".split()
+PUBLIC = {
+    "ConnectionFailed",
+    "ConnectionClosed",
+    "Overloaded",
+    "Unauthorized",
+    "Forbidden",
+    "TopicNotFound",
+    "TopicExists",
+    "SubscriptionNotFound",
+    "InvalidName",
+    "SubscriptionExists",
+    "SubscriptionBusy",
+    "MessageLeased",
+    "MessageNotFound",
+    "InvalidArgument",
+    "MessageTooLarge",
+    "BacklogFull",
+    "StaleReceipt",
+    "PayloadMissing",
+    "DurabilityNotReached",
+    "IncompatibleVersion",
+    "ProtocolError",
+}
 
 
 @pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
@@ -38,7 +57,7 @@ def test_codes_are_unique() -> None:
 
 
 def test_the_errors_that_users_rely_on_are_there() -> None:
-    assert set(PUBLIC) <= {error.__name__ for error in CLASSES}
+    assert {error.__name__ for error in CLASSES} >= PUBLIC
 
 
 def test_what_trying_again_can_help_is_retriable() -> None:

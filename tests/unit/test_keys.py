@@ -5,7 +5,7 @@ from string import ascii_letters, digits
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redis.cluster import key_slot
+from redis.crc import key_slot
 
 from broker.keys import SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, check_name, topic_key
 from client.errors import InvalidName
