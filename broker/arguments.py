@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from broker.keys import check_name
 from broker.results import (
     Backoff,
     Lease,
@@ -23,9 +24,11 @@ from client.errors import InvalidArgument, MessageTooLarge
 
 MAX_PARTITIONS = 10_000
 MAX_BATCH = 1_000  # messages or receipts per call: a script blocks the server
+MAX_ENTRIES = 10_000  # messages that the receipts of one call stand for
 MAX_KEY = 1_024  # bytes, as the next two
 MAX_UID = 256
 MAX_ABOUT = 65_536
+MAX_PERMITS = 10_000
 MAX_MS = 10**12  # a duration of some 30 years
 MAX_TIME_MS = 10**13
 MODES = ("shared", "key_shared", "exclusive", "failover")
@@ -92,22 +95,27 @@ def pack_receipts(lease: Lease, receipts: Sequence[Receipt]) -> bytes:
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"not receipts: {error}") from error
     flat: list[str | int] = []
+    entries = 0
     for partition, lane, token, first, last in checked:
-        if partition != lease.partition or not 0 <= last - first < 10 * MAX_BATCH:
+        entries += last - first + 1
+        if partition != lease.partition or last < first or entries > MAX_ENTRIES:
             raise InvalidArgument(
                 f"{(partition, lane, token, first, last)!r:.100} is not a receipt of partition "
-                f"{lease.partition} of {lease.topic!r}"
+                f"{lease.partition} of {lease.topic!r}, or the receipts stand for over {MAX_ENTRIES} messages"
             )
         flat += (lane, f"{token}:{first}" if first == last else f"{token}:{first}-{last}", first, last)
     return pack(flat)
 
 
 def check_room(consumers: Sequence[Room]) -> int:
-    """All permits together, if they and the leases can be right."""
+    """All permits together, if names, permits and leases can be right."""
     total = 0
-    for _, permits, lease_ms in consumers:
-        total += check_int("permits", permits, 0, 10**6)
+    for consumer, permits, lease_ms in consumers:
+        check_name("consumer", consumer)
+        total += check_int("permits", permits, 0, MAX_PERMITS)
         check_int("lease_ms", lease_ms, 1, MAX_MS)
+    if len({room.consumer for room in consumers}) < len(consumers):
+        raise InvalidArgument("a consumer is named twice")
     return total
 
 

@@ -50,7 +50,8 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
             yield f"subscription {subscription.name}: {problem}"
         owed |= unsettled(subscription)
         owed |= {entry for entry in partition.log if entry > subscription.cursor}
-    if partition.meta["retain"] != "1" and "sweep" not in partition.meta:
+    swept = partition.meta.get("sweep") == partition.meta.get("swept")
+    if partition.meta["retain"] != "1" and swept:
         for entry in sorted(set(partition.log) - owed):
             yield f"entry {entry} is in the log and nobody owes it"
     expected = _expected_keys(partition)

@@ -14,12 +14,13 @@ class Outgoing(NamedTuple):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A partition lease: who holds which partition in which epoch."""
+    """A partition lease: who holds which partition in which epoch; `sweep`: a reclaim is to be finished."""
 
     topic: str
     partition: int
     worker: str
     epoch: int
+    sweep: bool = False
 
     @property
     def text(self) -> str:

@@ -5,67 +5,78 @@
 
 local prefix = string.sub(sub, 1, -#name - 1)
 
--- Takes from ranges what lies in leased or waiting runs of `other`.
-local function without_runs(other, its_lanes, ranges)
+-- Adds to `owed` the runs of `other` that reach into ranges.
+local function add_owed_runs(owed, other, its_lanes, ranges)
   local its_runs, open = prefix .. other .. ':runs', {}
   if redis.call('EXISTS', its_runs) == 0 then
-    return ranges
+    return
   end
   for _, range in ipairs(ranges) do
     for _, lane in ipairs(redis.call('ZREVRANGEBYSCORE', its_runs, range[1], '-inf', 'LIMIT', 0, 1)) do
       open[#open + 1] = lane
     end
-    for _, lane in ipairs(redis.call('ZRANGEBYSCORE', its_runs, '(' .. range[1], range[2])) do
-      open[#open + 1] = lane
+    if range[2] > range[1] then
+      for _, lane in ipairs(redis.call('ZRANGEBYSCORE', its_runs, '(' .. range[1], range[2])) do
+        open[#open + 1] = lane
+      end
     end
   end
   if #open > 0 then
     for index, value in ipairs(map_with('HMGET', its_lanes, open)) do
-      local range = ranges_of(parse(open[index], value))[1]
-      ranges = without(ranges, range[1], range[2])
+      owed[#owed + 1] = ranges_of(parse(open[index], value))[1]
     end
   end
-  return ranges
 end
 
--- Takes from ranges what is leased or waits in lanes of keys of `other`.
-local function without_lanes(other, its_lanes, mode, ranges)
-  local entries, names = {}, {}
+-- Adds to `owed` what is leased of a lane of a key, and `entries` of it that wait.
+local function add_owed_lane(owed, its_queue, record, entries)
+  for _, range in ipairs(ranges_of(record)) do
+    owed[#owed + 1] = range
+  end
+  if record.waiting > 0 then
+    for _, entry in ipairs(entries) do
+      if redis.call('ZSCORE', its_queue, queue_member(record.lane, entry)) then
+        owed[#owed + 1] = { entry, entry }
+      end
+    end
+  end
+end
+
+-- Adds to `owed` what lanes of keys of `other` hold of ranges.
+local function add_owed_lanes(owed, other, its_lanes, mode, ranges)
+  local entries, names = {}, {} -- entries by lane
   for _, range in ipairs(ranges) do
     for _, found in ipairs(redis.call('XRANGE', log, id_of(range[1]), id_of(range[2]))) do
-      entries[#entries + 1] = entry_of(found[1])
-      names[#names + 1] = mode == 'key_shared' and '=' .. found[2][2] or '='
+      local lane = mode == 'key_shared' and '=' .. found[2][2] or '='
+      if not entries[lane] then
+        entries[lane] = {}
+        names[#names + 1] = lane
+      end
+      table.insert(entries[lane], entry_of(found[1]))
     end
   end
-  if #names == 0 then
-    return ranges
-  end
-  local its_queue = prefix .. other .. ':queue'
-  for index, value in ipairs(map_with('HMGET', its_lanes, names)) do
-    if value then
-      local entry, record = entries[index], parse(names[index], value)
-      local owes = record.waiting > 0 and redis.call('ZSCORE', its_queue, queue_member(names[index], entry))
-      for _, range in ipairs(ranges_of(record)) do
-        owes = owes or (range[1] <= entry and entry <= range[2])
-      end
-      if owes then
-        ranges = without(ranges, entry, entry)
+  if #names > 0 then
+    for index, value in ipairs(map_with('HMGET', its_lanes, names)) do
+      if value then
+        add_owed_lane(owed, prefix .. other .. ':queue', parse(names[index], value), entries[names[index]])
       end
     end
   end
-  return ranges
 end
 
 -- What `other`, whose cursor is given, does not owe out of ranges.
 local function unowed_by(other, other_cursor, ranges)
-  ranges = without(ranges, other_cursor + 1, END)
+  ranges = subtract(ranges, { { other_cursor + 1, END } })
   local its_lanes = prefix .. other .. ':lanes'
   if #ranges == 0 or redis.call('EXISTS', its_lanes) == 0 then
     return ranges
   end
-  local mode = redis.call('HGET', prefix .. other, 'mode')
-  ranges = without_runs(other, its_lanes, ranges)
-  return mode == 'shared' and ranges or without_lanes(other, its_lanes, mode, ranges)
+  local owed, mode = {}, redis.call('HGET', prefix .. other, 'mode')
+  add_owed_runs(owed, other, its_lanes, ranges)
+  if mode ~= 'shared' then
+    add_owed_lanes(owed, other, its_lanes, mode, ranges)
+  end
+  return subtract(ranges, normalise(owed))
 end
 
 -- Deletes what no subscription but `except` owes and answers its ranges.

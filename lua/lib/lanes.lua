@@ -57,6 +57,14 @@ local function ranges_of(record)
   return record.ranges
 end
 
+local function leased_count(record)
+  local count = 0
+  for _, range in ipairs(ranges_of(record)) do
+    count = count + range[2] - range[1] + 1
+  end
+  return count
+end
+
 local function is_empty(record)
   return record.waiting == 0 and (record.leased == '' or record.ranges ~= nil and #record.ranges == 0)
 end

@@ -20,19 +20,24 @@ local function normalise(ranges)
   return merged
 end
 
--- What is left of ranges without first..last.
-local function without(ranges, first, last)
-  local left = {}
+-- What is left of sorted, disjoint ranges without others, likewise sorted and disjoint: one pass.
+local function subtract(ranges, others)
+  local left, at = {}, 1
   for _, range in ipairs(ranges) do
-    if range[2] < first or range[1] > last then
-      left[#left + 1] = range
-    else
-      if range[1] < first then
-        left[#left + 1] = { range[1], first - 1, range[3] }
+    local first = range[1]
+    while others[at] and others[at][2] < first do
+      at = at + 1
+    end
+    local look = at
+    while others[look] and others[look][1] <= range[2] do
+      if others[look][1] > first then
+        left[#left + 1] = { first, others[look][1] - 1, range[3] }
       end
-      if range[2] > last then
-        left[#left + 1] = { last + 1, range[2], range[3] }
-      end
+      first = others[look][2] + 1
+      look = look + 1
+    end
+    if first <= range[2] then
+      left[#left + 1] = { first, range[2], range[3] }
     end
   end
   return left

@@ -1,18 +1,8 @@
 -- receipts: what settles a lease. In MessagePack, four values each: lane ("" for a run),
 -- "token:entry" or "token:first-last", first, last.
 
-local receipts = cmsgpack.unpack(ARGV[3])
+local packed = ARGV[3]
 local stale = {} -- {index from 0, first, last, ...}: parts of receipts that hold no more
-
-local function load_receipts()
-  local names = {}
-  for index = 1, #receipts, 4 do
-    if receipts[index] ~= '' then
-      names[#names + 1] = receipts[index]
-    end
-  end
-  load(names)
-end
 
 local function token_of(item)
   return string.match(item, '^%d+')
@@ -40,13 +30,24 @@ local function note_stale(index, first, last, found)
   if only and only[1] == first and only[2] == last then
     return
   end
-  local missed = { { first, last } }
-  for _, range in ipairs(found) do
-    missed = without(missed, range[1], range[2])
-  end
-  for _, range in ipairs(missed) do
+  for _, range in ipairs(subtract({ { first, last } }, found)) do
     stale[#stale + 1] = (index - 1) / 4
     stale[#stale + 1] = range[1]
     stale[#stale + 1] = range[2]
+  end
+end
+
+-- Calls settle(lane, item, first, last) for each receipt; it answers the ranges that the receipt holds.
+local function each_receipt(settle)
+  local receipts, names = cmsgpack.unpack(packed), {}
+  for index = 1, #receipts, 4 do
+    if receipts[index] ~= '' then
+      names[#names + 1] = receipts[index]
+    end
+  end
+  load(names)
+  for index = 1, #receipts, 4 do
+    local first, last = receipts[index + 2], receipts[index + 3]
+    note_stale(index, first, last, settle(receipts[index], receipts[index + 1], first, last))
   end
 end

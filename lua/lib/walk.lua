@@ -17,8 +17,10 @@ local function walk(limit, run_from, scan_from)
   end
   local step = redis.call('HSCAN', lanes, scan_from, 'COUNT', limit)
   for index = 1, #step[2], 2 do
-    if not is_run(step[2][index]) then
-      found[#found + 1] = get(step[2][index])
+    local lane = step[2][index]
+    if not is_run(lane) then
+      known[lane] = known[lane] or step[2][index + 1]
+      found[#found + 1] = get(lane)
     end
   end
   return found, run_from, step[1], step[1] == '0' and 1 or 0

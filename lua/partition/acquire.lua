@@ -10,7 +10,7 @@
 local lease, meta, log = KEYS[1], KEYS[2], KEYS[3]
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep')
+local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
@@ -39,4 +39,4 @@ end
 
 redis.call('SET', lease, worker .. ' ' .. epoch, 'PX', ttl_ms)
 redis.call('HSET', meta, 'epoch', epoch, 'ledgers', table.concat(kept, ' '))
-return { 'OK', epoch, tonumber(stored[4] or '0') }
+return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0 }

@@ -14,5 +14,6 @@ end
 local token = math.max(tonumber(redis.call('HGET', meta, 'token') or 0), tonumber(redis.call('HGET', sub, 'token')))
 redis.call('HDEL', subs, name)
 redis.call('UNLINK', sub, lanes, runs, deadlines, ready, queue, retries, consumers)
-redis.call('HSET', meta, 'sweep', 1, 'token', token)
+redis.call('HSET', meta, 'token', token)
+redis.call('HINCRBY', meta, 'sweep', 1)
 return { 'OK' }

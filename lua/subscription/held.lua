@@ -1,6 +1,6 @@
 -- held: what a consumer holds, a bounded part per call; for one that reconnects under its name.
 --
--- Uses   subscription lanes walk
+-- Uses   subscription served lanes walk
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 limit: lanes looked at, at most
 --        5 run position   6 scan position: "" each in the first call, then what the last call answered
@@ -10,11 +10,6 @@
 -- Cost     O(limit + messages held)
 local consumer, limit = ARGV[3], tonumber(ARGV[4])
 local run_from, scan_from = ARGV[5], ARGV[6]
-
-local refused = refusal()
-if refused then
-  return refused
-end
 
 local records, run_position, scan_position, done = walk(limit, run_from, scan_from)
 local found, entries = {}, {}

@@ -1,6 +1,6 @@
 -- join: open a consumer's session, or renew the one of that name.
 --
--- Uses   subscription
+-- Uses   subscription served
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 session_ms
 -- Returns  {"OK", 1 when the session was already open}
@@ -9,11 +9,6 @@
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(consumers)
 local consumer, session_ms = ARGV[3], tonumber(ARGV[4])
-
-local refused = refusal()
-if refused then
-  return refused
-end
 
 local session = tonumber(redis.call('ZSCORE', consumers, consumer) or nil)
 if session and session <= now then

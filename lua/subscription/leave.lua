@@ -1,36 +1,44 @@
 -- leave: end a consumer's session and give back what it holds, a bounded part per call.
 --
--- Uses   subscription lanes runs release walk
+-- Uses   subscription served lanes runs release walk
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 consumer   4 crashed: "1" charges the oldest run entry and the head of each lane of a key
---        5 limit: lanes looked at, at most
+-- ARGV   3 consumer
+--        4 how: "left" charges nothing; "crashed" charges the oldest entry in runs and the head of each
+--          lane of a key; "ended" is the same, but only if its session is over by now
+--        5 limit: lanes looked at, and about as many messages given back, at most
 --        6 run position   7 scan position   8 head charged: "" each in the first call, then what the
---        last call answered
+--          last call answered
 -- Returns  {"OK", done, lanes released, run position, scan position, head charged}
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log p), p = messages in flight
-local consumer, crashed, limit = ARGV[3], ARGV[4] == '1', tonumber(ARGV[5])
+local consumer, how, limit = ARGV[3], ARGV[4], tonumber(ARGV[5])
 local run_from, scan_from, head_charged = ARGV[6], ARGV[7], ARGV[8]
 
-local refused = refusal()
-if refused then
-  return refused
+-- Between two calls the consumer may have come back under its name: then there is nothing left to do.
+local session = tonumber(redis.call('ZSCORE', consumers, consumer) or nil)
+local begun = run_from ~= '' or scan_from ~= ''
+if not session or (how == 'ended' or begun) and session > now then
+  return { 'OK', 1, 0, '', '', '' }
 end
-
 -- From the first call on nothing new is leased to it; the name stays until all is given back.
-redis.call('ZADD', consumers, 'XX', 0, consumer)
+redis.call('ZADD', consumers, 0, consumer)
 
 local records, run_position, scan_position, done = walk(limit, run_from, scan_from)
-local released = 0
+local lanes_released, messages = 0, 0
 for _, record in ipairs(records) do
   if record.consumer == consumer then
+    if messages >= limit then -- look at the same part again
+      run_position, scan_position, done = run_from, scan_from, 0
+      break
+    end
+    messages = messages + leased_count(record)
+    lanes_released = lanes_released + 1
     -- Runs are met oldest first: the first one met holds the oldest entry of all.
-    local head = crashed and (not is_run(record.lane) or head_charged == '')
+    local charged = how ~= 'left' and (not is_run(record.lane) or head_charged == '')
     if is_run(record.lane) then
       head_charged = '1'
     end
-    release(record, head and 'head' or 'none', now)
-    released = released + 1
+    release(record, charged and 'head' or 'none', now)
   end
 end
 flush()
@@ -40,4 +48,4 @@ if done == 1 then
     redis.call('HDEL', sub, 'active')
   end
 end
-return { 'OK', done, released, run_position, scan_position, head_charged }
+return { 'OK', done, lanes_released, run_position, scan_position, head_charged }

@@ -1,6 +1,6 @@
 -- nack: give leased messages back. In a lane the later leased ones go back with them.
 --
--- Uses   subscription ranges lanes runs release receipts
+-- Uses   subscription served ranges lanes runs release receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 receipts, as in lib/receipts.lua
 --        4 due_ms: when they may be served again; "" for the backoff   5 delay_ms, instead of due_ms, or ""
@@ -8,32 +8,26 @@
 -- Returns  {"OK", {index, first, last, ...}}  stale parts of receipts, index from 0
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = messages in flight
-local refused = refusal()
-if refused then
-  return refused
-end
+local due_at, delay_ms, charged = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 
-local due = ARGV[5] ~= '' and now + tonumber(ARGV[5]) or tonumber(ARGV[4])
-local charged = ARGV[6]
-local earliest = {}
-load_receipts()
-for index = 1, #receipts, 4 do
-  local lane, item, first, last = receipts[index], receipts[index + 1], receipts[index + 2], receipts[index + 3]
-  local found
-  if lane == '' then
-    found = {}
-    for _, record in ipairs(held_runs(token_of(item), first, last)) do
-      found[#found + 1] = { record.ranges[1][1], record.ranges[1][2] }
-      release_run(record, charged, due)
-    end
-  else
-    found = held_of_lane(get(lane), item, first, last)
+local due = delay_ms and now + delay_ms or due_at
+local earliest = {} -- lane -> the first message that goes back
+
+each_receipt(function(lane, item, first, last)
+  if lane ~= '' then
+    local found = held_of_lane(get(lane), item, first, last)
     if found[1] then
       earliest[lane] = math.min(earliest[lane] or END, found[1][1])
     end
+    return found
   end
-  note_stale(index, first, last, found)
-end
+  local found = {}
+  for _, record in ipairs(held_runs(token_of(item), first, last)) do
+    found[#found + 1] = { record.ranges[1][1], record.ranges[1][2] }
+    release_run(record, charged, due)
+  end
+  return found
+end)
 for lane, first in pairs(earliest) do
   release_lane(get(lane), first, charged, due)
 end

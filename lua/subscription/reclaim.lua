@@ -3,24 +3,38 @@
 -- Uses   subscription ranges lanes forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 first entry to look at   4 limit: entries looked at, at most
--- Returns  {"OK", next entry or 0 at the end, {first, last, ...}}  ranges that left the log
+--        5 the sweep to finish: "" in the first call, then what the last call answered
+-- Returns  {"OK", next entry or 0 at the end, sweep, {first, last, ...}}  ranges that left the log
 --          {"NO_TOPIC"}
 -- Cost     O(limit log n) times the subscriptions that have passed the entries
-local from, limit = tonumber(ARGV[3]), tonumber(ARGV[4])
+local from, limit, sweep = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 
 if not last_entry then
   return { 'NO_TOPIC' }
 end
+if sweep == '' then
+  sweep = redis.call('HGET', meta, 'sweep') or '0'
+end
+
+-- Beyond the slowest cursor everything is owed.
+local upto = last_entry
+for _, slow in ipairs(redis.call('HVALS', subs)) do
+  upto = math.min(upto, tonumber(slow))
+end
 
 local ranges, last = {}, 0
-for _, item in ipairs(redis.call('XRANGE', log, id_of(from), '+', 'COUNT', limit)) do
-  last = entry_of(item[1])
-  ranges[#ranges + 1] = { last, last }
-  limit = limit - 1
+if not retained and from <= upto then
+  for _, item in ipairs(redis.call('XRANGE', log, id_of(from), id_of(upto), 'COUNT', limit)) do
+    last = entry_of(item[1])
+    ranges[#ranges + 1] = { last, last }
+  end
 end
-local gone = forget(ranges)
-if limit > 0 then
-  redis.call('HDEL', meta, 'sweep')
-  return { 'OK', 0, flat(gone) }
+local gone = flat(forget(ranges))
+if #ranges == limit then
+  return { 'OK', last + 1, sweep, gone }
 end
-return { 'OK', last + 1, flat(gone) }
+-- A sweep asked for meanwhile has a higher number and stays to be done.
+if tonumber(sweep) > tonumber(redis.call('HGET', meta, 'swept') or 0) then
+  redis.call('HSET', meta, 'swept', sweep)
+end
+return { 'OK', 0, sweep, gone }

@@ -16,5 +16,5 @@ cursor = cursor_at(position, value)
 redis.call('HSET', subs, name, cursor)
 redis.call('HSET', sub, 'sparse', last_entry)
 redis.call('UNLINK', lanes, runs, deadlines, ready, queue, retries)
-redis.call('HSET', meta, 'sweep', 1)
+redis.call('HINCRBY', meta, 'sweep', 1)
 return { 'OK', cursor }

@@ -1,6 +1,6 @@
 -- touch: renew the sessions of consumers that are still there.
 --
--- Uses   subscription
+-- Uses   subscription served
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 session_ms   4.. consumers
 -- Returns  {"OK", {consumer without a session, ...}}
@@ -8,18 +8,16 @@
 -- Cost     O(n log consumers)
 local session_ms = tonumber(ARGV[3])
 
-local refused = refusal()
-if refused then
-  return refused
+local unknown = {}
+local function renew(consumer)
+  if tonumber(redis.call('ZSCORE', consumers, consumer) or 0) > now then
+    redis.call('ZADD', consumers, now + session_ms, consumer)
+  else
+    unknown[#unknown + 1] = consumer
+  end
 end
 
-local unknown = {}
 for index = 4, #ARGV do
-  local session = tonumber(redis.call('ZSCORE', consumers, ARGV[index]) or nil)
-  if session and session > now then
-    redis.call('ZADD', consumers, now + session_ms, ARGV[index])
-  else
-    unknown[#unknown + 1] = ARGV[index]
-  end
+  renew(ARGV[index])
 end
 return { 'OK', unknown }

@@ -171,16 +171,36 @@ async def test_ledgers_without_entries_are_forgotten_at_the_next_acquire(engine:
     assert await meta(story, "ledgers") == "7:3"
 
 
-async def test_acquire_finishes_a_reclaim_that_a_crash_interrupted(engine: Engine, topic: str) -> None:
+async def test_a_reclaim_that_a_crash_interrupted_is_left_to_the_next_owner(
+    engine: Engine, topic: str
+) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe()
     await story.publish("a", "b")
     # A worker that deletes a subscription and dies before it has reclaimed leaves this behind.
     await engine.store.run("subscription/delete", story.sub(), "", "s")
     assert await story.log() == [1, 2]
-    await must_acquire(engine, topic)
+    assert (await must_acquire(engine, topic)).sweep
+    await engine.reclaim(topic, 0)
     assert await story.log() == []
-    assert await engine.store.command("HGET", story.keys.meta, "sweep") is None
+    assert not (await must_acquire(engine, topic)).sweep
+
+
+async def test_a_reclaim_does_not_cross_out_one_that_was_asked_for_meanwhile(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    for name in ("s", "t"):
+        await story.subscribe(name)
+    await story.publish("a", "b")
+    await engine.store.run("subscription/delete", story.sub("s"), "", "s")
+    first = await engine.store.run("subscription/reclaim", story.sub("s"), "", "s", 1, 1, "")
+    await engine.store.run("subscription/delete", story.sub("t"), "", "t")
+    await engine.store.run("subscription/reclaim", story.sub("s"), "", "s", 3, 1, first[2])
+    assert await story.log() == [1, 2]
+    assert (await must_acquire(engine, topic)).sweep
+    await engine.reclaim(topic, 0)
+    assert await story.log() == []
 
 
 async def test_time_never_goes_backwards_on_a_partition(timed: ManualTime, topic: str) -> None:

@@ -286,7 +286,10 @@ class Subscription:
         return stale
 
     def expire(self, now: int) -> set[str]:
-        """Give back what has timed out, then what the consumers that are gone held; answers those."""
+        """Give back what the consumers that are gone held, then what has timed out; answers those gone."""
+        gone = {name for name, end in self.sessions.items() if end <= now}
+        for consumer in gone:
+            self.crash(now, consumer)
         late = [owed for owed in self.owed.values() if owed.claim and owed.claim.deadline <= now]
         for owed in late:
             if owed.lane and owed.claim:  # the head: the rest goes back with it
@@ -294,9 +297,6 @@ class Subscription:
                 self._return(self.leased_of(owed.lane), due)
             elif owed.claim:
                 self._return([owed], self._charge(now, owed, None))
-        gone = {name for name, end in self.sessions.items() if end <= now}
-        for consumer in gone:
-            self.crash(now, consumer)
         return gone
 
     def _restart(self, now: int, lanes: Iterable[str]) -> None:

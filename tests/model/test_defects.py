@@ -42,25 +42,25 @@ DEFECTS = {
     "an old receipt settles what was delivered again in a run": Defect(
         SharedMachine, "lib/runs", "record.consumer ~= '' and range[3] == token", "record.consumer ~= ''"
     ),
-    "a token is used twice": Defect(SharedMachine, "subscription/fetch", "settings[2] + 1)", "settings[2])"),
+    "a token is used twice": Defect(SharedMachine, "lib/room", "settings[2] + 1, now)", "settings[2], 0)"),
     "a fresh message overtakes those of its lane that wait": Defect(
         KeySharedMachine,
-        "subscription/fetch",
+        "lib/keyed",
         "record.waiting == 0 and room[record.consumer]",
         "room[record.consumer]",
     ),
     "a fresh message overtakes those of its partition that wait": Defect(
-        FailoverMachine, "subscription/fetch", "record.waiting > 0 or record.consumer", "record.consumer"
+        FailoverMachine, "lib/fresh", "record.waiting > 0 or record.consumer", "record.consumer"
     ),
     "a free lane goes to anybody": Defect(
         KeySharedMachine,
-        "subscription/fetch",
+        "lib/room",
         "    top.rank = top.permits\n    sift(1)\n",
         "    top.rank = top.permits\n",
     ),
     "a delivery into a held lane restarts its deadline": Defect(
         KeySharedMachine,
-        "subscription/fetch",
+        "lib/leasing",
         "record.deadline = redis.call('ZSCORE', deadlines, record.lane)",
         "record.deadline = consumer.deadline",
     ),
@@ -68,11 +68,9 @@ DEFECTS = {
         KeySharedMachine, "subscription/ack", "record.deadline = now + record.lease_ms", ""
     ),
     "somebody without a session is served": Defect(
-        SharedMachine, "subscription/fetch", "consumer.name) or 0) <= now", "consumer.name) or 0) < 0"
+        SharedMachine, "lib/room", "consumer.name) or 0) <= now", "consumer.name) or 0) < 0"
     ),
-    "a worker that lost its lease acks": Defect(
-        SharedMachine, "subscription/ack", "refusal()", "refusal(true)"
-    ),
+    "a worker that lost its lease goes on": Defect(SharedMachine, "lib/served", "refusal()", "refusal(true)"),
     "an ack does not look at the other subscriptions": Defect(
         SharedMachine, "lib/forget", "if all[index] ~= except then", "if false then"
     ),
@@ -80,9 +78,14 @@ DEFECTS = {
         SharedMachine, "lib/forget", "id_of(ranges[1][2] + 1)", "id_of(ranges[1][2] + 2)"
     ),
     "a timeout charges nobody": Defect(
-        SharedMachine, "subscription/expire", "release(get(lane), 'all')", "release(get(lane), 'none')"
+        SharedMachine, "subscription/expire", "release(record, 'all')", "release(record, 'none')"
     ),
-    "a leave charges": Defect(KeySharedMachine, "subscription/leave", "head and 'head' or 'none'", "'head'"),
+    "a timeout goes before the end of a session": Defect(
+        SharedMachine, "subscription/expire", "elseif not has_ended(record.consumer) then", "else"
+    ),
+    "a leave charges": Defect(
+        KeySharedMachine, "subscription/leave", "charged and 'head' or 'none'", "'head'"
+    ),
     "a crash charges the head of every run": Defect(
         SharedMachine, "subscription/leave", "or head_charged == ''", "or true"
     ),
@@ -91,9 +94,9 @@ DEFECTS = {
     ),
     "a failover's active consumer changes while it is there": Defect(
         FailoverMachine,
-        "subscription/fetch",
-        "(not active or not redis.call('ZSCORE', consumers, active))",
-        "true",
+        "lib/room",
+        "if not active or not redis.call('ZSCORE', consumers, active) then",
+        "if true then",
     ),
     "a seek keeps retry counts": Defect(SharedMachine, "subscription/seek", "queue, retries)", "queue)"),
     "a duplicate is known for less than the window": Defect(

@@ -1,0 +1,102 @@
+-- keyed: serving what lies after the cursor, each message into the lane of its key.
+
+local known_from, known_keys = tonumber(ARGV[4]), ARGV[5]
+
+-- The lanes of the next `most` entries, and the entries' numbers where there are holes between them.
+local function lanes_ahead(most)
+  local names, entries = {}, nil
+  if known_from == cursor + 1 and cursor >= sparse then
+    local keys = cmsgpack.unpack(known_keys)
+    for index = 1, math.min(most, #keys, last_entry - cursor) do
+      names[index] = '=' .. keys[index]
+    end
+    return names
+  end
+  local found = redis.call('XRANGE', log, id_of(cursor + 1), '+', 'COUNT', most)
+  for index, item in ipairs(found) do
+    names[index] = '=' .. item[2][2]
+  end
+  if #found > 0 and entry_of(found[#found][1]) ~= cursor + #found then
+    entries = {}
+    for index, item in ipairs(found) do
+      entries[index] = entry_of(item[1])
+    end
+  end
+  return names, entries
+end
+
+local run -- the run that messages without a key go on with
+local begun, begun_records, begun_deadlines = {}, {}, {} -- lanes that this call leased first
+local parked = {}
+
+-- No key: a run, as long as it goes on.
+local function add_to_run(top, entry, share)
+  local range = run and run.ranges[1]
+  if range and range[2] == entry - 1 and entry - range[1] < share and room[run.consumer].permits > 0 then
+    range[2] = entry
+    return deliver(room[run.consumer], entry, entry)
+  end
+  run = new_record('#' .. entry, '', 0)
+  run.ranges = { { entry, entry, token } }
+  lease_to(top, run)
+  deliver(top, entry, entry)
+end
+
+-- A lane with nothing in flight and nothing waiting: the common case, without a detour through a record.
+local function begin_lane(top, lane, entry)
+  known[lane], begun[lane] = top.begin .. entry, top
+  local at = #begun_records
+  begun_records[at + 1], begun_records[at + 2] = lane, known[lane]
+  begun_deadlines[at + 1], begun_deadlines[at + 2] = top.deadline, lane
+  deliver(top, entry, entry)
+end
+
+-- A lane in use: to its consumer if that has room and nothing waits before it, else behind what waits.
+local function append_or_park(lane, record, entry)
+  if begun[lane] then
+    record.deadline = begun[lane].deadline
+  end
+  local holder = record.waiting == 0 and room[record.consumer]
+  if holder and holder.permits > 0 then
+    return append(holder, record, entry, entry)
+  end
+  parked[#parked + 1] = 0
+  parked[#parked + 1] = queue_member(lane, entry)
+  record.due = record.waiting > 0 and record.due or now
+  record.waiting = record.waiting + 1
+  touch(record)
+end
+
+-- Goes on past what has to be parked until somebody is served or `budget` entries were looked at.
+local function sort_into_lanes()
+  local budget = tonumber(ARGV[3])
+  local most = math.min(permits_left(), limit)
+  while most > 0 and cursor < last_entry and roomiest() and limit > 0 do
+    local names, entries = lanes_ahead(most)
+    if #names == 0 then
+      cursor = last_entry
+      break
+    end
+    load(names)
+    local base, share, before = cursor, math.ceil(#names / #heap), limit
+    for index, lane in ipairs(names) do
+      local entry = entries and entries[index] or base + index
+      local record, top = get(lane), roomiest()
+      if not top or limit <= 0 then
+        break
+      elseif lane == '=' then
+        add_to_run(top, entry, share)
+      elseif record then
+        append_or_park(lane, record, entry)
+      else
+        begin_lane(top, lane, entry)
+      end
+      cursor = entry
+    end
+    budget = budget - #names
+    most = limit < before and 0 or math.min(budget, most * 4)
+  end
+  call_with('HSET', lanes, begun_records)
+  call_with('ZADD', deadlines, begun_deadlines)
+  call_with('ZADD', queue, parked)
+end

@@ -1,0 +1,42 @@
+-- leasing: handing messages to consumers, and what the caller is told of it.
+
+local limit = tonumber(ARGV[3]) -- messages that this call may still deliver
+local deliveries = {} -- consumer index, first, last, ...
+local kept_deadlines = {} -- lane, deadline, ...: lanes whose deadline is not counted from now
+local redelivered = {} -- entries that were delivered before, or waited
+
+local function deliver(consumer, first, last)
+  consumer.permits = consumer.permits - (last - first + 1)
+  limit = limit - (last - first + 1)
+  local at = #deliveries
+  if at > 0 and deliveries[at] == first - 1 and deliveries[at - 2] == consumer.index then
+    deliveries[at] = last
+  else
+    deliveries[at + 1], deliveries[at + 2], deliveries[at + 3] = consumer.index, first, last
+  end
+end
+
+local function lease_to(consumer, record)
+  record.consumer, record.lease_ms, record.deadline = consumer.name, consumer.lease_ms, consumer.deadline
+end
+
+-- Adds first..last to what is leased of a key's lane.
+local function append(consumer, record, first, last)
+  if not record.deadline then -- held from an earlier call: its deadline stays
+    record.deadline = redis.call('ZSCORE', deadlines, record.lane)
+    kept_deadlines[#kept_deadlines + 1] = record.lane
+    kept_deadlines[#kept_deadlines + 1] = tonumber(record.deadline)
+  end
+  if record.open_to == first - 1 then -- goes on where this call's last addition ended
+    local ranges = ranges_of(record)
+    ranges[#ranges][2] = last
+  elseif record.ranges then
+    record.ranges[#record.ranges + 1] = { first, last, token }
+  else
+    local item = range_text(first, last, token)
+    record.leased = record.leased == '' and item or record.leased .. ' ' .. item
+  end
+  record.open_to = last
+  touch(record)
+  deliver(consumer, first, last)
+end

@@ -1,0 +1,93 @@
+-- waiting: serving lanes whose messages came back, or had to stay behind others.
+
+-- Adds the lanes of `owner` ("": of nobody) that can be served by now, longest waiting first.
+local function add_ready(found, owner, most)
+  local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', '[' .. ready_member(owner, now, '\255'), 'LIMIT', 0, most)
+  for _, member in ipairs(members) do
+    local due, lane = string.sub(member, #owner + 2, #owner + 16), string.sub(member, #owner + 18)
+    found[#found + 1] = { due = due, lane = lane, owner = owner }
+  end
+end
+
+-- When the next lane of `owner` falls due.
+local function next_ready(owner)
+  local found = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', '(' .. owner .. '\1', 'LIMIT', 0, 1)
+  return found[1] and tonumber(string.sub(found[1], #owner + 2, #owner + 16)) or END
+end
+
+local function serve_run(consumer, record, most)
+  local first = ranges_of(record)[1][1]
+  local last = first + most - 1
+  record = cut_run(record, first, last)
+  record.ranges[1][3] = token
+  record.waiting = 0
+  lease_to(consumer, record)
+  touch(record)
+  for entry = first, last do
+    redelivered[#redelivered + 1] = entry
+  end
+  deliver(consumer, first, last)
+end
+
+local function serve_lane(consumer, record, most)
+  if record.consumer == '' then
+    lease_to(consumer, record)
+  end
+  local members = redis.call('ZRANGEBYLEX', queue, '[' .. record.lane .. '\0', '(' .. record.lane .. '\1', 'LIMIT', 0, most)
+  call_with('ZREM', queue, members)
+  for _, member in ipairs(members) do
+    local entry = tonumber(string.sub(member, -15))
+    redelivered[#redelivered + 1] = entry
+    append(consumer, record, entry, entry)
+  end
+  record.waiting = record.waiting - #members
+  record.due = now -- what is left queues up behind the other lanes
+end
+
+local function serve_waiting()
+  if limit <= 0 or not roomiest() or redis.call('EXISTS', ready) == 0 then
+    return
+  end
+  local found = {}
+  for _, consumer in ipairs(heap) do
+    if consumer.permits > 0 then
+      add_ready(found, consumer.name, math.min(consumer.permits, limit))
+    end
+  end
+  add_ready(found, '', math.min(permits_left(), limit))
+  table.sort(found, function(left, right) return left.due < right.due end)
+  local names = {}
+  for index, item in ipairs(found) do
+    names[index] = item.lane
+  end
+  load(names)
+  for _, item in ipairs(found) do
+    local consumer = room[item.owner] or item.owner == '' and roomiest()
+    if limit <= 0 then
+      break
+    elseif consumer and consumer.permits > 0 then
+      local record = get(item.lane)
+      local most = math.min(consumer.permits, record.waiting, limit)
+      if is_run(item.lane) then
+        serve_run(consumer, record, most)
+      else
+        serve_lane(consumer, record, most)
+      end
+    end
+  end
+end
+
+-- The next instant at which a waiting lane can be served, END for never. Lanes count only where somebody
+-- has room for them: else an ack comes first.
+local function next_waiting()
+  if not roomiest() or redis.call('EXISTS', ready) == 0 then
+    return END
+  end
+  local due = next_ready('')
+  for _, consumer in ipairs(heap) do
+    if consumer.permits > 0 then
+      due = math.min(due, next_ready(consumer.name))
+    end
+  end
+  return due
+end

@@ -1,0 +1,83 @@
+"""What a worker remembers of its newest messages never stands in the way of what Redis says."""
+
+from broker.engine import Engine
+from broker.results import Outgoing, PublishResult, Room
+from broker.tail import TailCache
+from client.wire import pack_about
+from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire, receipts
+
+
+async def test_a_topic_made_anew_starts_without_the_messages_of_the_old_one(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish(*"abcdefghij")
+    await story.fetch(permits=2)  # from now on the engine knows the cursor, and keys after it
+    await engine.delete_topic(topic)
+
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish("x", "y")
+    assert await story.take() == [1, 2]
+    await story.publish("z")
+    [delivery] = await story.fetch()
+    assert [found.key for found in delivery.messages] == ["z"]
+
+
+async def test_what_redis_has_lost_is_not_delivered_from_memory(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish(*"abcdef")
+    await story.fetch(permits=2)
+    # A failover to a replica that had not seen the newest three, with the lease as it was.
+    for entry in (4, 5, 6):
+        await engine.store.command("XDEL", story.keys.log, f"1-{entry}")
+    await engine.store.command("HSET", story.keys.meta, "last", 3)
+    assert await story.take() == [3]
+
+    other = await must_acquire(engine, topic)
+    assert other.epoch == 2
+    story.lease = other
+    await engine.publish(other, [message("x"), message("y")])
+    assert [found.key for delivery in await story.fetch() for found in delivery.messages] == ["x", "y"]
+    await engine.store.command("XTRIM", story.keys.log, "MAXLEN", 0)
+    await engine.ack(other, "s", receipts(await engine.held(other, "s", "c")))
+
+
+async def test_an_engine_never_goes_below_an_epoch_that_it_has_held(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await engine.store.command("HSET", story.keys.meta, "epoch", 0)  # as a failover may leave it
+    assert (await must_acquire(engine, topic)).epoch == 2
+
+
+async def test_another_worker_s_fetch_does_not_confuse_the_first(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish("a")
+    assert await story.take() == [1]
+    await story.publish(*"bcd")
+    other = Engine(engine.store)  # the same lease, another memory
+    fetched = await other.fetch(story.lease, "s", [Room("c", 2, HOUR_MS)])
+    assert entries(fetched.deliveries) == [2, 3]
+    await story.publish("e")
+    assert await story.take() == [4, 5]
+
+
+def _published(first: int, stored: int) -> PublishResult:
+    return PublishResult(1, first, stored, 0, 5, {}, "memory", stored)
+
+
+def test_the_memory_is_bounded_and_drops_the_oldest_first() -> None:
+    from broker.results import Lease
+
+    lease = Lease("t", 0, "w", 1)
+    cache = TailCache(limit=100)
+    cache.begin(lease)
+    for first in range(1, 100, 10):
+        batch = [Outgoing("k", f"u{first + n}", pack_about(1)) for n in range(10)]
+        cache.add(lease, batch, _published(first, 10), size=30)
+    assert sorted(cache.of(lease).messages) == list(range(71, 101))
+    again = [Outgoing("k", "new", pack_about(1))]
+    cache.add(lease, again, _published(71, 1), size=30)  # Redis gives entry 71 again: it has lost the old
+    assert [(found.uid, found.id) for found in cache.of(lease).messages.values()] == [("new", "1-71")]
