@@ -1,28 +1,38 @@
-"""One connection to one server that many calls share: each is written at once and answered in turn.
+"""Connections that many calls share: each call is written at once and answered in turn.
 
-redis-py opens the connection (TLS, credentials, Sentinel); after that its share of a call, some 200 us
+redis-py opens a connection (TLS, credentials, Sentinel); after that its share of a call, some 200 us
 of Python, is more than Redis needs for a hundred messages. So the socket is handed over to this protocol:
 commands are packed and replies parsed by hiredis, and nothing stands between.
 """
 
 import asyncio
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import hiredis
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
+    ClusterError,
     ConnectionError,
+    DataError,
     MasterDownError,
     MovedError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
     ResponseError,
+    TimeoutError,
     TryAgainError,
 )
+
+from client.errors import InvalidArgument, Overloaded, Unavailable
 
 _pack: Any = hiredis.pack_command  # its stub takes only tuples of one
 
@@ -30,15 +40,41 @@ _ERRORS: dict[str, type[Exception]] = {
     "ASK": AskError,
     "CLUSTERDOWN": ClusterDownError,
     "LOADING": BusyLoadingError,
-    "MISCONF": ReadOnlyError,  # it cannot save and takes no writes
-    "NOREPLICAS": ReadOnlyError,
     "MASTERDOWN": MasterDownError,
     "MOVED": MovedError,
+    "NOAUTH": AuthenticationError,
+    "NOPERM": NoPermissionError,
     "NOSCRIPT": NoScriptError,
     "OOM": OutOfMemoryError,
     "READONLY": ReadOnlyError,
     "TRYAGAIN": TryAgainError,
+    "WRONGPASS": AuthenticationError,
 }
+
+# After these a server is asked for again: where it is, who is the master, which node has the slot.
+LOST = (ConnectionError, TimeoutError, ClusterError, ReadOnlyError)
+# Errors that redis-py has no class for, of a server that takes no commands or no writes for now.
+_REFUSALS = ("BUSY", "MISCONF", "NOREPLICAS")
+
+
+@contextlib.contextmanager
+def named_errors() -> Iterator[None]:
+    """Turn the trouble of Redis and redis-py into errors of ours."""
+    try:
+        yield
+    except (DataError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"an argument cannot be sent to Redis: {error}") from error
+    except OutOfMemoryError as error:
+        raise Overloaded(f"Redis has reached its maxmemory: {error}") from error
+    except (AuthenticationError, NoPermissionError) as error:
+        raise Unavailable(f"Redis refuses the broker's credentials: {error}") from error
+    except (*LOST, AskError, RedisClusterException, TryAgainError) as error:
+        raise Unavailable(f"Redis cannot be reached: {error}") from error
+    except ResponseError as error:
+        reason = str(error).rpartition("caused error: ")[2]  # what redis-py puts before it in a transaction
+        if reason.partition(" ")[0] not in _REFUSALS:
+            raise
+        raise Unavailable(f"Redis refuses commands for now: {reason}") from error
 
 
 def _error(text: str) -> Exception:
@@ -48,57 +84,73 @@ def _error(text: str) -> Exception:
 
 
 class Link(asyncio.Protocol):
-    """A shared connection; calls are answered in the order in which they were made."""
+    """A shared connection; calls are answered in the order in which they were made.
 
-    def __init__(self, connection: Any, patience: float) -> None:
-        self._connection = connection
-        self._patience = patience
-        self._answered = 0
-        self._watch: asyncio.TimerHandle | None = None
+    A server that owes answers and sends none for `patience` seconds counts as gone.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
+        self.patience = patience
+        self.fsync: str | None = None  # how the server confirms fsync, once somebody has asked
+        self._writer = writer  # kept since it closes the transport when it goes
+        self._transport: asyncio.Transport | None = writer.transport  # type: ignore[assignment]
+        self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=_error, encoding="utf-8")
         self._waiting: deque[asyncio.Future[Any]] = deque()
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
+        self._answered = 0
+        self._watch: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, connection: Any, *, patience: float) -> "Link":
-        """Let redis-py connect, then take its socket over.
-
-        A server that owes answers and sends none for `patience` seconds counts as gone.
-        """
-        await connection.connect()
-        link = cls(connection, patience)
-        transport = connection._writer.transport
-        transport.set_protocol(link)
-        link._transport = transport
+    async def open(cls, connection: Any, patience: float) -> "Link":
+        """Let redis-py connect, then take its socket over."""
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        link = cls(connection._writer, patience)
+        connection._writer.transport.set_protocol(link)
+        connection._reader = connection._writer = None
         return link
 
     @property
     def usable(self) -> bool:
-        """Whether calls can be made."""
-        return self._transport is not None and not self._transport.is_closing()
+        """Whether calls can be made, here and now."""
+        transport = self._transport
+        return (
+            transport is not None and not transport.is_closing() and self._loop is asyncio.get_running_loop()
+        )
 
     def call(self, *command: str | bytes | int) -> "asyncio.Future[Any]":
         """Send a command; the future holds its answer."""
+        try:
+            packed = _pack(command)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidArgument(
+                f"an argument of {command[0]!r} cannot be sent to Redis: {error}"
+            ) from error
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._transport is None:
             future.set_exception(ConnectionError("the connection is closed"))
             return future
         self._waiting.append(future)
-        self._transport.write(_pack(command))
+        self._transport.write(packed)
         if self._watch is None:
-            self._watch = self._loop.call_later(self._patience, self._look, self._answered)
+            self._watch = self._loop.call_later(self.patience, self._look, self._answered)
         return future
 
-    async def close(self) -> None:
+    def close(self, reason: str = "closed") -> None:
         """Close the connection; calls under way fail."""
-        self.connection_lost(None)
-        await self._connection.disconnect(nowait=True)
+        transport = self._transport
+        self.connection_lost(ConnectionError(reason))
+        if transport is not None:
+            with contextlib.suppress(RuntimeError):  # its event loop is no more
+                transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Hand each complete reply to the call that it answers."""
         self._reader.feed(data)
-        while (reply := self._reader.gets()) is not False:
+        while self._transport is not None and (reply := self._reader.gets()) is not False:
             future = self._waiting.popleft()
             self._answered += 1
             if future.done():  # its caller has given up
@@ -113,7 +165,7 @@ class Link(asyncio.Protocol):
         self._transport = None
         if self._watch is not None:
             self._watch.cancel()
-        error = ConnectionError(f"the connection to Redis was lost: {exc or 'closed'}")
+        error = ConnectionError(f"the connection to Redis was lost: {exc or 'closed by the server'}")
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
@@ -125,6 +177,6 @@ class Link(asyncio.Protocol):
         if not self._waiting:
             return
         if self._answered > answered:
-            self._watch = self._loop.call_later(self._patience, self._look, self._answered)
-        elif self._transport is not None:
-            self._transport.abort()
+            self._watch = self._loop.call_later(self.patience, self._look, self._answered)
+        else:
+            self.close(f"no answer for {self.patience:g} s")

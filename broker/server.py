@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import IO, Literal, Self
 
@@ -97,7 +98,8 @@ class Server:
         """Describe the server; without a data directory it uses one that is removed at stop."""
         # Not resolve(): redis-server can be a link to a binary that goes by the name it is run as.
         self.binary = Path(binary or find_binary()).absolute()
-        self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="keylane-")).absolute()
+        scratch = Path(tempfile.gettempdir()) / f"keylane-{token_hex(8)}"
+        self.data_dir = Path(data_dir or scratch).absolute()
         self.port = port or 0  # until start() finds a free one; kept from then on
         self._temporary = data_dir is None
         self._settings = {
@@ -147,7 +149,7 @@ class Server:
         if self.running:
             raise ServerError(f"the server in {self.data_dir} is already running")
         self._reap()
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             self._take_lock()
             if self.port:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,27 +11,27 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
-    BusyLoadingError,
     ConnectionError,
+    MasterDownError,
     MovedError,
     NoScriptError,
-    OutOfMemoryError,
     ReadOnlyError,
-    RedisClusterException,
     RedisError,
-    TimeoutError,
+    ResponseError,
     TryAgainError,
 )
 
-from broker.link import Link
+from broker.durability import check_reached, fsync_confirmation, replicas
+from broker.link import LOST, Link, named_errors
+from broker.links import Address, Attempts, Links
 from broker.scripts import Scripts
-from client.errors import DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
+from client.errors import DurabilityNotReached, InvalidArgument
 
 Argument = str | bytes | int
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
-_WAITING_PATIENCE = 70.0  # the same where commands wait for a disk or a replica, for 60 s at most
+_CONNECT = 5.0  # seconds for each step of connecting
 
 _KINDS = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://host:port/master"
 
@@ -44,53 +44,53 @@ class Store:
     """
 
     def __init__(
-        self, redis: "Redis | RedisCluster", scripts: Scripts | None = None, *, linked: bool = False
+        self,
+        redis: "Redis | RedisCluster",
+        scripts: Scripts | None = None,
+        *,
+        linked: bool = False,
+        patience: float = _PATIENCE,
     ) -> None:
         self.redis: Any = redis  # redis-py's clients share no type, and half of them has none
         self.scripts = scripts or Scripts()
         self._linked = linked
-        self._links: dict[Any, Link] = {}  # by server
-        self._idle: dict[Any, list[Link]] = {}  # connections for commands that wait, not in use now
-        self._opening = asyncio.Lock()
-        self._fsync: str | None = None
+        self._patience = patience
+        self._client: Callable[[], Any] | None = None  # makes another one
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stay: asyncio.Task[None] | None = None
+        self._links = Links(patience)
+        self._lost: set[str] = set()  # nodes of the cluster to look for again
+        self._searching = Attempts()
         # For clients that are not linked: redis-py's own shape of an entry costs more than reading it.
         redis.set_response_callback("XRANGE", _as_it_is)
 
     @classmethod
-    def connect(cls, url: str, scripts: Scripts | None = None) -> "Store":
+    def connect(cls, url: str, scripts: Scripts | None = None, *, patience: float = _PATIENCE) -> "Store":
         """Get ready for a Redis; connections are made when they are needed."""
-        options: dict[str, Any] = {
-            "decode_responses": True,
-            "protocol": 2,
+        once: dict[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
-            "socket_connect_timeout": 5,
+            "socket_connect_timeout": min(_CONNECT, patience),
+            "socket_timeout": min(_CONNECT, patience),
         }
-        scheme, mark, rest = url.partition("://")
-        if mark and scheme in ("redis", "rediss", "unix"):
-            return cls(Redis.from_url(url, **options), scripts, linked=True)
-        if mark and scheme == "redis+cluster":
-            return cls(RedisCluster.from_url(f"redis://{rest}", **options), scripts, linked=True)
-        if mark and scheme == "redis+sentinel":
-            parts = urlsplit(url)
-            servers = [_host_and_port(item) for item in parts.netloc.split(",")]
-            once = {key: options[key] for key in ("retry", "socket_connect_timeout")}
-            sentinel: Any = Sentinel(servers, sentinel_kwargs=once)  # type: ignore[no-untyped-call]
-            master = sentinel.master_for(parts.path.strip("/") or "mymaster", **options)
-            return cls(master, scripts, linked=True)
-        raise InvalidArgument(f"cannot connect to {url!r}: use {_KINDS}")
+        client = _client_for(url, once)
+        store = cls(client(), scripts, linked=True, patience=patience)
+        store._client = client
+        return store
 
     async def close(self) -> None:
         """Close all connections."""
-        for link in (*self._links.values(), *(link for idle in self._idle.values() for link in idle)):
-            await link.close()
-        self._links.clear()
-        self._idle.clear()
-        await self.redis.aclose()
+        if self._stay is not None and self._loop is asyncio.get_running_loop():
+            self._stay.cancel()
+            await asyncio.wait([self._stay])
+        elif not self._linked:
+            await self.redis.aclose()
+        else:
+            self._links.close()
 
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """Run one script, loading it where the server does not know it yet."""
         text, sha = self.scripts[script]
-        with _named_errors():
+        with named_errors():
             try:
                 answer = await self._execute(keys[0], "EVALSHA", sha, len(keys), *keys, *arguments)
             except NoScriptError:
@@ -105,11 +105,11 @@ class Store:
         self, level: str, timeout_ms: int, script: str, keys: Sequence[str], *arguments: Argument
     ) -> list[Any]:
         """Run a script and wait until its writes are as safe as asked: fsync, replicated, replicated:N."""
-        wait = await self._wait_for(level, timeout_ms)
-        if wait is None:
-            return await self.run(script, keys, *arguments)
         text, sha = self.scripts[script]
-        with _named_errors():
+        with named_errors():
+            wait = await self._wait_for(level, timeout_ms, keys[0])
+            if wait is None:
+                return await self.run(script, keys, *arguments)
             try:
                 answer, reached = await self._pair(
                     keys[0], ("EVALSHA", sha, len(keys), *keys, *arguments), wait
@@ -119,19 +119,20 @@ class Store:
                     keys[0], ("EVAL", text, len(keys), *keys, *arguments), wait
                 )
         if answer[0] == "OK":
-            _check_reached(level, int(wait[1]), timeout_ms, reached)
+            check_reached(level, int(wait[1]), timeout_ms, reached)
         return list(answer)
 
     async def entries(self, log: str, ranges: Sequence[tuple[str, str]]) -> list[list[Any]]:
         """Read ranges of a log: for each a list of `[id, [field, value, …]]`."""
-        with _named_errors():
+        with named_errors():
             if len(ranges) == 1:
                 return [await self._execute(log, "XRANGE", log, *ranges[0])]
             return await _together(*(self._execute(log, "XRANGE", log, *bounds) for bounds in ranges))
 
     async def atomically(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
         """Run plain commands on the keys of one partition as one transaction."""
-        with _named_errors():
+        with named_errors():
+            self._begin()
             pipeline = self.redis.pipeline(transaction=True)
             for command in commands:
                 pipeline.execute_command(*command)
@@ -139,38 +140,52 @@ class Store:
 
     async def command(self, *command: Argument) -> Any:
         """Run one plain command, the way redis-py does and answers it."""
-        with _named_errors():
+        with named_errors():
+            self._begin()
             return await self.redis.execute_command(*command)
 
     async def states(self, keys: Sequence[str], field: str = "state") -> list[str | None]:
         """One field of many hashes."""
-        with _named_errors():
+        with named_errors():
             return await _together(*(self._execute(key, "HGET", key, field) for key in keys))
 
     async def keys_like(self, pattern: str) -> set[str]:
         """All keys that match a pattern, found by scanning."""
-        with _named_errors():
+        with named_errors():
+            self._begin()
             return {key async for key in self.redis.scan_iter(match=pattern, count=1_000)}
+
+    def _begin(self) -> None:
+        """Start afresh in another event loop: connections do not outlive the one that they are of."""
+        loop = asyncio.get_running_loop()
+        if not self._linked or (loop is self._loop and self._stay is not None and not self._stay.done()):
+            return
+        if loop is not self._loop and self._loop is not None and self._client is not None:
+            self._links.close()
+            self.redis = self._client()
+        self._loop, self._lost = loop, set()
+        self._links, self._searching = Links(self._patience), Attempts()
+        self._stay = loop.create_task(_stay(self.redis, self._links, self._searching))
 
     async def _execute(self, key: str, *command: Argument) -> Any:
         if not self._linked:
             return await self.redis.execute_command(*command)
         server = await self._server_of(key)
-        link = self._links.get(server)
-        if link is None or not link.usable:
-            async with self._opening:
-                link = self._links.get(server)
-                if link is None or not link.usable:
-                    if link is not None:
-                        await link.close()
-                    link = self._links[server] = await _open(server, _PATIENCE)
         try:
-            return await link.call(*command)
+            return await self._send(server, *command)
         except (MovedError, AskError, TryAgainError):
             # The slot is on the move: redis-py follows it and learns the new map on the way.
             return await self.redis.execute_command(*command)
-        except ReadOnlyError:
-            await link.close()  # it was a master once; the next call asks again who is
+
+    async def _send(self, server: Address, *command: Argument) -> Any:
+        """Run a command on a server, over the shared connection."""
+        link = self._links.get(server)
+        try:
+            if link is None:
+                link = await self._links.open(server)
+            return await link.call(*command)
+        except LOST as error:
+            self._lose(server, link, error)
             raise
 
     async def _pair(
@@ -184,75 +199,121 @@ class Store:
         if not self._linked:
             return await self.redis.execute_command(*first), await self.redis.execute_command(*second)
         server = await self._server_of(key)
-        idle = self._idle.setdefault(server, [])
-        link = idle.pop() if idle else None
-        if link is None or not link.usable:
-            if link is not None:
-                await link.close()
-            link = await _open(server, _WAITING_PATIENCE)
+        link: Link | None = None
+        answer: Any
+        waited: Any
         try:
-            answers: Sequence[Any] = await asyncio.gather(
-                link.call(*first), link.call(*second), return_exceptions=True
-            )
-        finally:
-            idle.append(link)
-        if isinstance(answers[0], MovedError):
+            async with self._links.lend(server) as link:
+                link.patience = self._patience + int(second[-1]) / 1_000
+                calls = link.call(*first), link.call(*second)
+                answer, waited = await asyncio.gather(*calls, return_exceptions=True)
+            if isinstance(answer, BaseException):
+                raise answer
+            if isinstance(waited, ConnectionError):
+                raise waited  # the server may have died, and what it stored with it
+        except MovedError:
             await self.redis.execute_command("EXISTS", key)  # lets redis-py learn the new map
-        elif isinstance(answers[0], ReadOnlyError):
-            await link.close()
-        if isinstance(answers[0], BaseException):
-            raise answers[0]
-        return answers[0], answers[1]
+            raise
+        except LOST as error:
+            self._lose(server, link, error)
+            raise
+        if isinstance(waited, ResponseError) and (shared := self._links.get(server)):
+            shared.fsync = None  # its settings have changed
+        return answer, waited
 
-    async def _server_of(self, key: str) -> Any:
-        """What knows how to connect to the server that holds a key."""
+    def _lose(self, server: Address, link: Link | None, error: Exception) -> None:
+        """Look for a server again before its next use."""
+        self._lost.add(server.name)
+        if link is None or not link.usable or isinstance(error, (ReadOnlyError, MasterDownError)):
+            self._links.drop(server, link)
+
+    async def _server_of(self, key: str) -> Address:
+        """The server that holds a key."""
+        self._begin()
         if not isinstance(self.redis, RedisCluster):
-            return self.redis.connection_pool
-        await self.redis.initialize()
-        server = self.redis.get_node_from_key(key)
-        if server is None:
-            raise Unavailable(f"no server of the cluster serves {key!r}")
-        return server
+            return Address("", self.redis.connection_pool)
+        cluster: Any = self.redis
+        if not cluster.nodes_manager.slots_cache or cluster.get_node_from_key(key).name in self._lost:
+            await self._searching.join("nodes", self._search)
+        node = cluster.get_node_from_key(key)
+        return Address(node.name, node)
 
-    async def _wait_for(self, level: str, timeout_ms: int) -> tuple[Argument, ...] | None:
+    async def _search(self) -> None:
+        """Ask the cluster who serves which slots."""
+        nodes = self.redis.nodes_manager
+        await (nodes if nodes.slots_cache else self.redis).initialize()
+        self._lost.clear()
+
+    async def _wait_for(self, level: str, timeout_ms: int, key: str) -> tuple[Argument, ...] | None:
         """The command that waits for a level, None where there is nothing to wait for."""
-        kind, colon, count = level.partition(":")
-        if level == "memory":
+        if needed := replicas(level):
+            return ("WAIT", needed, timeout_ms)
+        if level == "memory" or await self._fsync(key) == "always":
             return None
-        if level == "fsync":
-            fsync = await self._fsync_support()
-            if fsync == "no":
-                raise DurabilityNotReached(
-                    "this Redis cannot confirm fsync: it needs appendonly yes, and Redis 7.2, Valkey 8 "
-                    "or appendfsync always; nothing was stored",
-                    stored=False,
-                )
-            return ("WAITAOF", 1, 0, timeout_ms) if fsync == "wait" else None
-        if kind == "replicated" and (not colon or (count.isdecimal() and 0 < int(count) < 100)):
-            return ("WAIT", int(count or 1), timeout_ms)
-        raise InvalidArgument(f"durability {level!r}: use memory, fsync, replicated or replicated:N")
+        return ("WAITAOF", 1, 0, timeout_ms)
 
-    async def _fsync_support(self) -> str:
-        """How fsync is confirmed here: "always" with every answer, "wait" by WAITAOF, or "no"."""
-        if self._fsync is None:
-            info = await self.command("INFO", "everything")
-            if "redis_version" not in info:  # a cluster answers per server
-                info = next(iter(info.values()))
-            policy: dict[str, str] = {}
-            with contextlib.suppress(RedisError):  # managed servers forbid CONFIG
-                policy = await self.redis.config_get("appendfsync")
-            version = str(info.get("valkey_version") or info["redis_version"]).split(".")
-            if not info["aof_enabled"]:
-                self._fsync = "no"
-            elif policy.get("appendfsync") == "always":
-                self._fsync = "always"
-            else:
-                self._fsync = "wait" if (int(version[0]), int(version[1])) >= (7, 2) else "no"
-        return self._fsync
+    async def _fsync(self, key: str) -> str:
+        """How the server that holds a key confirms fsync; known for as long as the connection to it lasts."""
+        if not self._linked:
+            raise DurabilityNotReached("this Redis cannot confirm fsync; nothing was stored", stored=False)
+        server = await self._server_of(key)
+        link = self._links.get(server)
+        if link is not None and link.fsync is not None:
+            return link.fsync
+        info, policy = await self._send(server, "INFO"), None
+        with contextlib.suppress(ResponseError):  # managed servers forbid CONFIG
+            policy = (await self._send(server, "CONFIG", "GET", "appendfsync"))[-1]
+        answer = fsync_confirmation(info, policy)
+        if answer is None:
+            raise DurabilityNotReached(
+                "this Redis cannot confirm fsync: it needs appendonly yes, and Redis 7.2, Valkey "
+                "or appendfsync always; nothing was stored",
+                stored=False,
+            )
+        if (link := self._links.get(server)) is not None:
+            link.fsync = answer
+        return answer
 
 
-async def _open(server: Any, patience: float) -> Link:
-    return await Link.open(server.connection_class(**server.connection_kwargs), patience=patience)
+def _client_for(url: str, once: dict[str, Any]) -> Callable[[], Any]:
+    """What makes redis-py's client for a URL."""
+    options = {"decode_responses": True, "protocol": 2, **once}
+    scheme, mark, rest = url.partition("://")
+    if mark and scheme in ("redis", "rediss", "unix"):
+        return lambda: Redis.from_url(url, **options)
+    if mark and scheme == "redis+cluster":
+        return lambda: RedisCluster.from_url(f"redis://{rest}", **options)
+    if mark and scheme == "redis+sentinel":
+        parts = urlsplit(url)
+        servers = [_host_and_port(item) for item in parts.netloc.split(",")]
+        sentinel: Any = Sentinel
+        master = parts.path.strip("/") or "mymaster"
+        return lambda: sentinel(servers, sentinel_kwargs=once).master_for(master, **options)
+    raise InvalidArgument(f"cannot connect to {url!r}: use {_KINDS}")
+
+
+async def _stay(redis: Any, links: Links, searching: Attempts) -> None:
+    """Close the connections when the store is closed, or at the latest when the event loop ends."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        searching.cancel()
+        links.close()
+        for client in _parts(redis):
+            with contextlib.suppress(RedisError, OSError):
+                await client()
+        raise
+
+
+def _parts(redis: Any) -> Iterator[Callable[[], Awaitable[None]]]:
+    """What is to be closed of redis-py's client; some of it leaves parts of itself open."""
+    yield redis.aclose
+    if isinstance(redis, RedisCluster):
+        nodes: Any = redis.nodes_manager
+        yield nodes.aclose
+        yield lambda: nodes.aclose("startup_nodes")
+    elif sentinel := getattr(redis.connection_pool, "sentinel_manager", None):
+        yield from (client.aclose for client in sentinel.sentinels)
 
 
 async def _together(*calls: Any) -> list[Any]:
@@ -264,20 +325,6 @@ async def _together(*calls: Any) -> list[Any]:
     return answers
 
 
-def _check_reached(level: str, needed: int, timeout_ms: int, reached: Any) -> None:
-    if isinstance(reached, BaseException):
-        raise DurabilityNotReached(
-            f"{level} was not confirmed ({reached}); the messages are stored in memory", stored=True
-        ) from reached
-    confirmed = reached[0] if isinstance(reached, list) else reached
-    if confirmed < needed:
-        raise DurabilityNotReached(
-            f"{level} was not reached within {timeout_ms} ms: {confirmed} of {needed} confirmed; "
-            "the messages are stored in memory",
-            stored=True,
-        )
-
-
 def _as_it_is(response: Any, **_options: Any) -> Any:
     return response
 
@@ -285,21 +332,3 @@ def _as_it_is(response: Any, **_options: Any) -> Any:
 def _host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     return (host, int(port)) if host else (text, 26379)
-
-
-@contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    try:
-        yield
-    except OutOfMemoryError as error:
-        raise Overloaded(f"Redis has reached its maxmemory: {error}") from error
-    except (
-        ConnectionError,
-        TimeoutError,
-        AskError,
-        BusyLoadingError,
-        RedisClusterException,
-        ReadOnlyError,
-        TryAgainError,
-    ) as error:
-        raise Unavailable(f"Redis cannot be reached: {error}") from error

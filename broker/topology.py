@@ -125,6 +125,7 @@ def _write_nodes_files(nodes: list[Server], bus_ports: list[int]) -> None:
     view = "\n".join([*ghosts, *replicas, f"vars currentEpoch {len(nodes)} lastVoteEpoch 0", ""])
     for node, line in zip(nodes, replicas, strict=True):
         own_view = view.replace(line, line.replace(" slave ", " myself,slave "))
+        node.data_dir.mkdir(mode=0o700, exist_ok=True)
         (node.data_dir / "nodes.conf").write_text(own_view)
 
 

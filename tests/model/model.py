@@ -176,7 +176,8 @@ class Subscription:
         assert result.unknown_consumers == closed, f"without a session: {closed}"
         assert result.now_ms == now
         if self.mode == "failover" and known:
-            self.active = self.active or known[0].consumer
+            roomy = [room.consumer for room in known if room.permits > 0]
+            self.active = self.active or next(iter(roomy), None)
             known = [room for room in known if room.consumer == self.active]
         spare = {room.consumer: room.permits for room in known}
         lease_ms = {room.consumer: room.lease_ms for room in known}

@@ -1,0 +1,127 @@
+"""The connections to all servers, each opened once for all who want it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, NamedTuple
+
+from broker.link import Link
+from client.errors import Unavailable
+
+_IDLE = 8  # connections per server that are kept for commands that wait
+
+
+class Attempts:
+    """What many want at once is tried once, and all of them share how it went."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Task[Any]] = {}
+
+    async def join(self, name: str, attempt: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Wait for the attempt that is under way, or start one; who gives up waiting does not end it."""
+        task = self._running.get(name)
+        if task is None:
+            task = self._running[name] = asyncio.create_task(attempt())
+            task.add_done_callback(lambda task: self._end(name, task))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            here = asyncio.current_task()
+            if task.cancelled() and here is not None and not here.cancelling():
+                raise Unavailable("closed while connecting to Redis") from None
+            raise
+
+    def cancel(self) -> None:
+        """End all attempts; those who wait are told."""
+        for task in self._running.values():
+            task.cancel()
+
+    def _end(self, name: str, task: "asyncio.Task[Any]") -> None:
+        del self._running[name]
+        if not task.cancelled():
+            task.exception()  # seen, even where nobody waits for it any more
+
+
+class Address(NamedTuple):
+    """A server, by its name and by what knows how to connect to it: a pool or node of redis-py."""
+
+    name: str
+    source: Any
+
+
+class Links:
+    """The connections to all servers: a shared one to each, and more for commands that wait."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._shared: dict[str, Link] = {}
+        self._idle: dict[str, list[Link]] = {}
+        self._lent: set[Link] = set()
+        self._opening = Attempts()
+        self._closed = False
+
+    def get(self, server: Address) -> Link | None:
+        """The shared connection to a server, if it is there."""
+        link = self._shared.get(server.name)
+        return link if link is not None and link.usable else None
+
+    async def open(self, server: Address) -> Link:
+        """Open the shared connection to a server."""
+
+        async def attempt() -> Link:
+            link = self._shared[server.name] = await self._connect(server)
+            return link
+
+        link: Link = await self._opening.join(server.name, attempt)
+        return link
+
+    @contextlib.asynccontextmanager
+    async def lend(self, server: Address) -> AsyncIterator[Link]:
+        """A connection to a server for one caller; it is closed when that one is interrupted."""
+        idle = self._idle.setdefault(server.name, [])
+        while idle and not idle[-1].usable:
+            idle.pop().close()
+        link = idle.pop() if idle else await self._connect(server)
+        self._lent.add(link)
+        try:
+            yield link
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            self._lent.discard(link)
+        idle = self._idle.setdefault(server.name, [])
+        if link.usable and len(idle) < _IDLE and not self._closed:
+            idle.append(link)
+        else:
+            link.close()
+
+    def drop(self, server: Address, link: Link | None) -> None:
+        """Close a connection that led nowhere, and those that wait to be lent: they lead there too."""
+        for unused in self._idle.pop(server.name, []):
+            unused.close()
+        if link is not None:
+            link.close()
+            if self._shared.get(server.name) is link:
+                del self._shared[server.name]
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        self._opening.cancel()
+        for link in (
+            *self._shared.values(),
+            *self._lent,
+            *(link for idle in self._idle.values() for link in idle),
+        ):
+            link.close()
+        self._shared.clear()
+        self._idle.clear()
+
+    async def _connect(self, server: Address) -> Link:
+        link = await Link.open(
+            server.source.connection_class(**server.source.connection_kwargs), self._patience
+        )
+        if self._closed:
+            link.close()
+        return link
