@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,7 +61,7 @@ class Store:
         self._links = Links(patience)
         self._lost: set[str] = set()  # nodes of the cluster to look for again
         self._searching = Attempts()
-        # For clients that are not linked: redis-py's own shape of an entry costs more than reading it.
+        # redis-py's own shape of an entry costs more than reading it.
         redis.set_response_callback("XRANGE", _as_it_is)
 
     @classmethod
@@ -82,10 +82,9 @@ class Store:
         if self._stay is not None and self._loop is asyncio.get_running_loop():
             self._stay.cancel()
             await asyncio.wait([self._stay])
-        elif not self._linked:
-            await self.redis.aclose()
-        else:
-            self._links.close()
+        self._searching.cancel()
+        self._links.close()
+        await _close(self.redis)
 
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """Run one script, loading it where the server does not know it yet."""
@@ -163,6 +162,7 @@ class Store:
         if loop is not self._loop and self._loop is not None and self._client is not None:
             self._links.close()
             self.redis = self._client()
+            self.redis.set_response_callback("XRANGE", _as_it_is)
         self._loop, self._lost = loop, set()
         self._links, self._searching = Links(self._patience), Attempts()
         self._stay = loop.create_task(_stay(self.redis, self._links, self._searching))
@@ -293,27 +293,29 @@ def _client_for(url: str, once: dict[str, Any]) -> Callable[[], Any]:
 
 
 async def _stay(redis: Any, links: Links, searching: Attempts) -> None:
-    """Close the connections when the store is closed, or at the latest when the event loop ends."""
+    """Close the connections when the event loop ends, should nobody have done so before."""
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
         searching.cancel()
         links.close()
-        for client in _parts(redis):
-            with contextlib.suppress(RedisError, OSError):
-                await client()
+        await _close(redis)
         raise
 
 
-def _parts(redis: Any) -> Iterator[Callable[[], Awaitable[None]]]:
-    """What is to be closed of redis-py's client; some of it leaves parts of itself open."""
-    yield redis.aclose
+async def _close(redis: Any) -> None:
+    """Close redis-py's client, and the parts of it that it leaves open."""
+    closers = [redis.aclose]
     if isinstance(redis, RedisCluster):
         nodes: Any = redis.nodes_manager
-        yield nodes.aclose
-        yield lambda: nodes.aclose("startup_nodes")
+        closers += [nodes.aclose, lambda: nodes.aclose("startup_nodes")]
     elif sentinel := getattr(redis.connection_pool, "sentinel_manager", None):
-        yield from (client.aclose for client in sentinel.sentinels)
+        closers += [client.aclose for client in sentinel.sentinels]
+    for closer in closers:
+        with contextlib.suppress(
+            RedisError, OSError, RuntimeError
+        ):  # the last of an event loop that is no more
+            await closer()
 
 
 async def _together(*calls: Any) -> list[Any]:

@@ -447,7 +447,7 @@ async def test_a_master_that_becomes_a_replica_is_left(server_binary: Path) -> N
 # Event loops
 
 
-def test_a_store_goes_on_in_another_event_loop(server_url: str, cluster_url: str) -> None:
+def test_a_store_goes_on_in_another_event_loop(server_url: str, cluster_url: str, topic: str) -> None:
     for url in (server_url, cluster_url.replace("redis://", "redis+cluster://")):
         store = Store.connect(url, SCRIPTS)
 
@@ -456,11 +456,14 @@ def test_a_store_goes_on_in_another_event_loop(server_url: str, cluster_url: str
             assert await asyncio.gather(*calls) == [[str(number)]] * 20
             asked = (store.command("GET", "k") for _ in range(20))
             assert await asyncio.gather(*asked) == [None] * 20
+            await store.command("XADD", topic, f"{number + 1}-0", "number", number)
+            assert (await store.command("XRANGE", topic, "-", "+"))[number][1] == ["number", str(number)]
             with pytest.raises(DurabilityNotReached):
                 await store.run_durably("replicated", 1, "test/write", ["w"], number)
 
         async def last(use: Callable[[int], Awaitable[None]] = use, store: Store = store) -> None:
-            await use(3)
+            await use(2)
+            await store.close()
             await store.close()
 
         for number in range(2):
