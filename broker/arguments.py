@@ -71,15 +71,23 @@ def pack_messages(messages: Sequence[Outgoing]) -> bytes:
         batch = msgspec.convert(messages, _MESSAGES)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"a message is key, uid and about, all text: {error}") from error
+    limits = (MAX_KEY, MAX_UID, MAX_ABOUT)
+    columns = list(zip(*batch, strict=True))
+    # A character has at most four bytes: mostly a look at the longest text of each kind is enough.
+    if any(max(map(len, column)) * 4 > limit for column, limit in zip(columns, limits, strict=True)):
+        _check_sizes(batch)
+    if "\0" in "".join(columns[0]):
+        raise InvalidArgument(f"key {next(key for key in columns[0] if chr(0) in key)[:50]!r} has a NUL")
+    return pack([part for message in batch for part in message])
+
+
+def _check_sizes(batch: Sequence[tuple[str, str, str]]) -> None:
     for key, uid, about in batch:
-        if "\0" in key:
-            raise InvalidArgument(f"key {key[:50]!r} has a NUL character")
         if _bytes(key) > MAX_KEY or _bytes(uid) > MAX_UID or _bytes(about) > MAX_ABOUT:
             raise MessageTooLarge(
                 f"message {uid[:50]!r}: its key has {_bytes(key)} bytes (at most {MAX_KEY}), its uid "
                 f"{_bytes(uid)} ({MAX_UID}), its attributes and the rest {_bytes(about)} ({MAX_ABOUT})"
             )
-    return pack([part for message in batch for part in message])
 
 
 def _bytes(text: str) -> int:
