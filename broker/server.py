@@ -111,6 +111,8 @@ class Server:
             # A lane's record is looked up by name all the time: a list is slow to search beyond a few.
             "hash-max-listpack-entries": "16",
             "zset-max-listpack-entries": "16",
+            # The same for an entry that leaves the middle of a log: its node is searched from the start.
+            "stream-node-max-entries": "32",
             **(config or {}),
         }
         self._start_timeout = start_timeout

@@ -100,9 +100,16 @@ local function forget(ranges, except)
     redis.call('XTRIM', log, 'MINID', '=', id_of(ranges[1][2] + 1))
     from = 2
   end
+  local count = 0
   for index = from, #ranges do
-    for entry = ranges[index][1], ranges[index][2] do
-      ids[#ids + 1] = id_of(entry)
+    local first, last = ranges[index][1], ranges[index][2]
+    while first <= last do
+      local prefix, upto = ledger_of(first)
+      for entry = first, math.min(last, upto) do
+        count = count + 1
+        ids[count] = prefix .. entry
+      end
+      first = upto + 1
     end
   end
   call_with('XDEL', log, ids)

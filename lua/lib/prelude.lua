@@ -49,20 +49,23 @@ local function tick(meta_key, stored)
   return stored
 end
 
--- ledgers: "<ledger>:<first entry> ..." oldest first -> a function from entry to stream id.
+-- ledgers: "<ledger>:<first entry> ..." oldest first. Answers a function from an entry to what its id
+-- starts with ("<ledger>-") and the last entry of that ledger, and one from an entry to its id.
 local function id_maker(ledgers)
-  local starts, names = {}, {}
+  local starts, prefixes = {}, {}
   for ledger, first in string.gmatch(ledgers, '(%d+):(%d+)') do
     starts[#starts + 1] = tonumber(first)
-    names[#names + 1] = ledger
+    prefixes[#prefixes + 1] = ledger .. '-'
   end
-  return function(entry)
-    for index = #starts, 2, -1 do
-      if entry >= starts[index] then
-        return names[index] .. '-' .. entry
-      end
+  local function ledger_of(entry)
+    local index = #starts
+    while index > 1 and entry < starts[index] do
+      index = index - 1
     end
-    return (names[1] or '0') .. '-' .. entry
+    return prefixes[index] or '0-', (starts[index + 1] or 1e14) - 1
+  end
+  return ledger_of, function(entry)
+    return ledger_of(entry) .. entry
   end
 end
 

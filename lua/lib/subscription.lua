@@ -24,7 +24,7 @@ local END = 1e14 -- beyond every entry and every time
 local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain')
 local last_entry, ledgers, retained = tonumber(stored[1]), stored[2], stored[4] == '1'
 local cursor = tonumber(redis.call('HGET', subs, name) or nil)
-local id_of = ledgers and id_maker(ledgers)
+local ledger_of, id_of = id_maker(ledgers or '')
 local now = 0
 
 -- Why this call may not go on, or nil; starts the clock. An operator's call (create, delete, seek,
