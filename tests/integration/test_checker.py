@@ -1,0 +1,157 @@
+"""The keyspace checker sees what is wrong: each kind of damage, done by hand to a sound topic, is named."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from broker.checker import check_topic
+from broker.engine import Engine
+from tests.lua.story import Story, part, receipts
+
+Damage = Callable[[Story], Awaitable[object]]
+
+
+def command(*words: str) -> Damage:
+    """A command by hand; `LOG`, `META`, `SUB` and `SUB:x` stand for the keys of the story."""
+
+    async def damage(story: Story) -> None:
+        await story.engine.store.command(*(_key(story, word) for word in words))
+
+    return damage
+
+
+def _key(story: Story, word: str) -> str:
+    names = {"LOG": story.keys.log, "META": story.keys.meta, "SUBS": story.keys.subs}
+    if word.startswith("SUB:") or word == "SUB":
+        return story.sub().sub + word[3:]
+    return names.get(word, word)
+
+
+DAMAGES: dict[str, tuple[str, Damage]] = {
+    "a message is gone that is leased": (
+        "entry 1 is owed and not in the log",
+        command("XDEL", "LOG", "1-1"),
+    ),
+    "a message is gone that waits": ("entry 2 is owed and not in the log", command("XDEL", "LOG", "1-2")),
+    "a message is gone that is fresh": ("entry 6 is owed and not in the log", command("XDEL", "LOG", "1-6")),
+    "the count of entries went back": (
+        "is in the log, but the last one given was 5",
+        command("HSET", "META", "last", "5"),
+    ),
+    "an entry is under the wrong ledger": (
+        "in the log under ledger 1, not 2",
+        command("HSET", "META", "ledgers", "1:1 2:6", "epoch", "2"),
+    ),
+    "the ledgers are out of order": (
+        "ledgers are out of order",
+        command("HSET", "META", "ledgers", "1:3 1:1"),
+    ),
+    "a cursor is too far": ("its cursor 9 is beyond the last entry 6", command("HSET", "SUBS", "s", "9")),
+    "a cursor is behind what is leased": (
+        "is leased or waiting beyond the cursor 1",
+        command("HSET", "SUBS", "s", "1"),
+    ),
+    "a deadline is missing": (
+        "leased lanes and deadlines differ: ['=a']",
+        command("ZREM", "SUB:deadlines", "=a"),
+    ),
+    "a deadline is left over": (
+        "leased lanes and deadlines differ: ['=z']",
+        command("ZADD", "SUB:deadlines", "5", "=z"),
+    ),
+    "a run is not in its index": ("runs and their index differ", command("ZREM", "SUB:runs", "#5")),
+    "a waiting lane is not listed": ("waiting lanes and ready differ", command("DEL", "SUB:ready")),
+    "a lane is listed that does not wait": (
+        "waiting lanes and ready differ",
+        command("ZADD", "SUB:ready", "0", "c\x00000000000000005\x00=z"),
+    ),
+    "a lane counts wrong": (
+        "it counts 7 waiting, and 1 are",
+        command("HSET", "SUB:lanes", "=b", "|30000|7|5|"),
+    ),
+    "a lane has messages waiting and no record": (
+        "lane '=y' has messages waiting and no record",
+        command("ZADD", "SUB:queue", "0", "=y\x00000000000000003"),
+    ),
+    "a lane is leased to nobody": (
+        "its consumer is '' and 2 are leased",
+        command("HSET", "SUB:lanes", "=a", "|30000|0|0|5:1 5:3"),
+    ),
+    "leased is not a prefix": (
+        "leased is not a prefix: 4 is leased and 2 waits",
+        command("HSET", "SUB:lanes", "=b", "c|30000|1|5|5:4"),
+    ),
+    "a message is in two lanes": (
+        "entry 1 is in lane",
+        command("HSET", "SUB:lanes", "=b", "c|30000|1|5|5:1"),
+    ),
+    "a lane holds another key's message": (
+        "it holds entry 4, whose key is 'c'",
+        command("HSET", "SUB:lanes", "=a", "c|30000|0|0|5:4"),
+    ),
+    "a token was never given": (
+        "it has a token that was never given",
+        command("HSET", "SUB:lanes", "=a", "c|30000|0|0|99999999999999:1 99999999999999:3"),
+    ),
+    "a consumer has no session": (
+        "lanes are leased to consumers without a session: ['c']",
+        command("ZREM", "SUB:consumers", "c"),
+    ),
+    "a lane has no place in the mode": (
+        "has no place in mode shared",
+        command("HSET", "SUB", "mode", "shared"),
+    ),
+    "a retry count is left over": (
+        "entry 6 has a retry count and is not unsettled",
+        command("HSET", "SUB:retries", "6", "1"),
+    ),
+    "a retry count is no count": ("entry 2 has the retry count 0", command("HSET", "SUB:retries", "2", "0")),
+    "a key belongs to nothing": ("belongs to nothing", command("SET", "SUB:old", "x")),
+    "a subscription's key is left over": (
+        "belongs to nothing",
+        lambda story: story.engine.store.command("SET", story.keys.subscription_prefix + "gone:lanes", "x"),
+    ),
+    "an entry is owed by nobody": (
+        "entry 1 is in the log and nobody owes it",
+        command("HDEL", "SUB:lanes", "=a"),
+    ),
+    "a partition has lost its meta": ("has no meta hash", command("DEL", "META")),
+}
+
+
+@pytest.fixture
+async def engine(server_url: str) -> AsyncIterator[Engine]:
+    engine = Engine.connect(server_url)
+    yield engine
+    await engine.close()
+
+
+async def _sound_topic(engine: Engine, topic: str) -> Story:
+    """Lanes leased, waiting and held, a run, a retry count, a fresh message: something in every key."""
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish("a", "b", "a", "c", "")
+    fetched = await story.fetch()
+    [b] = [delivery.receipt for delivery in fetched if delivery.receipt.lane == "=b"]
+    await story.nack(part(b, 2), delay_ms=3_600_000)
+    await story.publish("d")
+    assert len(receipts(fetched)) == 5
+    return story
+
+
+@pytest.mark.parametrize("label", DAMAGES)
+async def test_the_checker_sees_that(engine: Engine, topic: str, label: str) -> None:
+    story = await _sound_topic(engine, topic)
+    assert await check_topic(engine, topic) == []
+    expected, damage = DAMAGES[label]
+    await damage(story)
+    problems = await check_topic(engine, topic)
+    assert any(expected in problem for problem in problems), problems
+
+
+async def test_the_checker_is_content_while_a_sweep_is_due(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish("a")
+    await engine.store.run("subscription/delete", story.sub(), "", "s")
+    assert await check_topic(engine, topic) == []
