@@ -200,7 +200,7 @@ async def deep_backlog(engine: Engine, url: str, backlog: int = 1_000_000) -> li
 
 
 async def memory(engine: Engine, count: int = 100_000) -> list[Figure]:
-    """Bytes of Redis memory for a waiting message with a 16-byte key and no attributes, with its dedupe mark."""
+    """Bytes of Redis memory for a waiting message: 16-byte key, no attributes, dedupe mark included."""
     lane = await Lane.make(engine, "bench-memory", "key_shared")
     before = await _used_memory(engine)
     for _ in range(count // 1_000):

@@ -81,12 +81,12 @@ def draw(figures: list[Figure], path: Path) -> None:
     axes.barh(places, [figure.ratio for figure in rows], color=colours, height=0.6)
     axes.plot([figure.bar for figure in rows], places, "k|", markersize=16, markeredgewidth=2)
     for place, figure in zip(places, rows, strict=True):
-        axes.text(figure.ratio + 0.02, place, f"{figure.ratio:.2f}", va="center", fontsize=8)
+        axes.text(0.03, place, f"{figure.ratio:.2f}", va="center", color="white", weight="bold")
     axes.set_yticks(
         places,
         [f"{figure.workload}  ({'max' if figure.at_most else 'min'} {figure.bar:g})" for figure in rows],
     )
-    axes.set_xlabel("ratio to the baseline of the same run; the tick is the bar")
+    axes.set_xlabel("ratio to the baseline, bar as a tick")
     axes.spines[["top", "right"]].set_visible(False)
     plot.savefig(path, dpi=120)
     pyplot.close(plot)

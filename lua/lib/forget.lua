@@ -4,7 +4,6 @@
 -- subscription made a moment ago. All of them share the partition's hash tag, hence its slot.
 
 local prefix = string.sub(sub, 1, -#name - 1)
-local DIGITS = { [0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9' }
 
 -- Adds to `owed` the runs of `other` that reach into ranges.
 local function add_owed_runs(owed, other, its_lanes, ranges)
@@ -106,15 +105,9 @@ local function forget(ranges, except)
     local first, last = ranges[index][1], ranges[index][2]
     while first <= last do
       local prefix, upto = ledger_of(first)
-      local tens, stem
       for entry = first, math.min(last, upto) do
-        -- Lua is slow to print a number: only every tenth is printed, and a digit appended.
-        local ten = math.floor(entry / 10)
-        if ten ~= tens then
-          tens, stem = ten, ten > 0 and prefix .. ten or prefix
-        end
         count = count + 1
-        ids[count] = stem .. DIGITS[entry - ten * 10]
+        ids[count] = prefix .. entry
       end
       first = upto + 1
     end
