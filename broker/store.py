@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.retry import Retry
@@ -285,7 +285,10 @@ def _client_for(url: str, once: dict[str, Any]) -> Callable[[], Any]:
         return lambda: RedisCluster.from_url(f"redis://{rest}", **options)
     if mark and scheme == "redis+sentinel":
         parts = urlsplit(url)
-        servers = [_host_and_port(item) for item in parts.netloc.split(",")]
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        user, _, password = credentials.partition(":")
+        options |= {"username": unquote(user) or None, "password": unquote(password) or None}
+        servers = [_host_and_port(item, url) for item in hosts.split(",")]
         sentinel: Any = Sentinel
         master = parts.path.strip("/") or "mymaster"
         return lambda: sentinel(servers, sentinel_kwargs=once).master_for(master, **options)
@@ -312,9 +315,8 @@ async def _close(redis: Any) -> None:
     elif sentinel := getattr(redis.connection_pool, "sentinel_manager", None):
         closers += [client.aclose for client in sentinel.sentinels]
     for closer in closers:
-        with contextlib.suppress(
-            RedisError, OSError, RuntimeError
-        ):  # the last of an event loop that is no more
+        # RuntimeError is that of an event loop that is no more.
+        with contextlib.suppress(RedisError, OSError, RuntimeError):
             await closer()
 
 
@@ -331,6 +333,8 @@ def _as_it_is(response: Any, **_options: Any) -> Any:
     return response
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return (host, int(port)) if host else (text, 26379)
+def _host_and_port(text: str, url: str) -> tuple[str, int]:
+    host, colon, port = text.partition(":")
+    if not host or (colon and not port.isdecimal()):
+        raise InvalidArgument(f"{text!r} in {url!r} is not a host and a port")
+    return host, int(port or 26379)

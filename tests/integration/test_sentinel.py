@@ -13,7 +13,7 @@ from broker.engine import Engine
 from broker.results import Lease, Outgoing, TopicSettings
 from broker.server import LAUNCH, Server, ServerError, ask, free_port
 from broker.topology import ReplicaPair, replica_pair
-from client.errors import BrokerError, Fenced, Unavailable
+from client.errors import BrokerError, Fenced, InvalidArgument, Unavailable
 from client.wire import pack_about
 
 CONFIG = """
@@ -141,3 +141,16 @@ async def test_no_sentinel_is_a_named_error() -> None:
         with pytest.raises(BrokerError) as caught:
             await engine.topics()
     assert caught.value.code == "unavailable"
+
+
+@pytest.mark.parametrize("servers", ["127.0.0.1:port", ":26379", "a:1,,b:2"])
+def test_a_sentinel_url_that_names_no_server_is_an_invalid_argument(servers: str) -> None:
+    with pytest.raises(InvalidArgument, match="not a host and a port"):
+        Engine.connect(f"redis+sentinel://{servers}/mymaster")
+
+
+async def test_the_credentials_of_a_sentinel_url_are_for_the_master() -> None:
+    engine = Engine.connect("redis+sentinel://bob:s%40fe@127.0.0.1:1,127.0.0.1:2/mymaster")
+    options = engine.store.redis.connection_pool.connection_kwargs
+    assert (options["username"], options["password"]) == ("bob", "s@fe")
+    await engine.close()
