@@ -58,9 +58,9 @@ def check_int(what: str, value: object, low: int, high: int) -> int:
     return value
 
 
-def check_optional_ms(what: str, value: object, high: int) -> int | str:
+def check_optional_ms(what: str, value: object, low: int, high: int) -> int | str:
     """A duration or time for a script, "" for None."""
-    return "" if value is None else check_int(what, value, 0, high)
+    return "" if value is None else check_int(what, value, low, high)
 
 
 def pack_messages(messages: Sequence[Outgoing]) -> bytes:

@@ -288,8 +288,8 @@ class Engine(Administration):
             lease,
             subscription,
             packed,
-            check_optional_ms("until_ms", until_ms, MAX_TIME_MS),
-            check_optional_ms("delay_ms", delay_ms, MAX_MS),
+            check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS),
+            check_optional_ms("delay_ms", delay_ms, 0, MAX_MS),
             "all" if charged else "none",
         )
         return SettleResult(stale_parts(answer[1]))
@@ -312,8 +312,8 @@ class Engine(Administration):
             lease,
             subscription,
             packed,
-            check_optional_ms("until_ms", until_ms, MAX_TIME_MS),
-            check_optional_ms("lease_ms", lease_ms, MAX_MS),
+            check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS),
+            check_optional_ms("lease_ms", lease_ms, 0, MAX_MS),
         )
         return SettleResult(stale_parts(answer[1]), deadline_ms=answer[2])
 

@@ -8,7 +8,9 @@
 --   a lane of a key   `leased` is a prefix of the lane; `waiting` more are in queue
 --   a run             `leased` is its one range; it is leased as a whole, or waits as a whole, with no
 --                     consumer and the token 0
--- runs, deadlines and ready are indexes over the records; flush() alone makes them follow.
+-- runs, deadlines and ready are indexes over the records, and flush() makes them follow. Three places write
+-- an index themselves: begin_lane (keyed) and settle_lane (ack), for a lane's one and only message, and
+-- run_piece (runs), for what must be found again in the same call.
 --
 -- In a script a record keeps `leased` as text, or taken apart in `ranges`: {first, last, token}, never
 -- both. A lane of a key mostly has one message in flight, and then its text is never looked into.

@@ -15,9 +15,11 @@ local function next_ready(owner)
   return found[1] and tonumber(string.sub(found[1], #owner + 2, #owner + 16)) or END
 end
 
+-- Serves a run, or as much of it as there is room for; answers the rest, or nil.
 local function serve_run(consumer, record, most)
   local first = ranges_of(record)[1][1]
   local last = first + most - 1
+  local rest = most < record.waiting
   record = cut_run(record, first, last)
   record.ranges[1][3] = token
   record.waiting = 0
@@ -27,6 +29,7 @@ local function serve_run(consumer, record, most)
     redelivered[#redelivered + 1] = entry
   end
   deliver(consumer, first, last)
+  return rest and get('#' .. last + 1) or nil
 end
 
 local function serve_lane(consumer, record, most)
@@ -67,11 +70,13 @@ local function serve_waiting()
       break
     elseif consumer and consumer.permits > 0 then
       local record = get(item.lane)
-      local most = math.min(consumer.permits, record.waiting, limit)
       if is_run(item.lane) then
-        serve_run(consumer, record, most)
+        while record and consumer and limit > 0 do
+          record = serve_run(consumer, record, math.min(consumer.permits, record.waiting, limit))
+          consumer = roomiest()
+        end
       else
-        serve_lane(consumer, record, most)
+        serve_lane(consumer, record, math.min(consumer.permits, record.waiting, limit))
       end
     end
   end

@@ -16,12 +16,12 @@ local run_from, scan_from, head_charged = ARGV[6], ARGV[7], ARGV[8]
 
 -- Between two calls the consumer may have come back under its name: then there is nothing left to do.
 local session = tonumber(redis.call('ZSCORE', consumers, consumer) or nil)
-local begun = run_from ~= '' or scan_from ~= ''
+local begun = run_from ~= '' or scan_from ~= '' or head_charged ~= ''
 if not session or (how == 'ended' or begun) and session > now then
   return { 'OK', 1, 0, '', '', '' }
 end
 -- From the first call on nothing new is leased to it; the name stays until all is given back.
-redis.call('ZADD', consumers, 0, consumer)
+redis.call('ZADD', consumers, now, consumer)
 
 local records, run_position, scan_position, done = walk(limit, run_from, scan_from)
 local lanes_released, messages = 0, 0

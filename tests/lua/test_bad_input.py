@@ -300,6 +300,11 @@ bad("unknown topic", TopicNotFound, lambda s: s.engine.create_subscription("unkn
 bad("unknown topic to delete", TopicNotFound, lambda s: s.engine.delete_topic("unknown"))
 bad("unknown topic to acquire", TopicNotFound, lambda s: s.engine.acquire("unknown", 0, "w1", 1_000))
 bad("unknown partition", TopicNotFound, lambda s: s.engine.acquire(s.topic, 9, "w1", 1_000))
+bad(
+    "nack until the beginning of time",
+    InvalidArgument,
+    lambda s: s.engine.nack(s.lease, "s", [s.run], until_ms=0),
+)
 bad("negative partition", InvalidArgument, lambda s: s.engine.acquire(s.topic, -1, "w1", 1_000))
 bad("unknown partition to seek", TopicNotFound, lambda s: s.engine.seek(s.topic, "s", 1, partition=9))
 bad("unknown subscription", SubscriptionNotFound, lambda s: s.engine.ack(s.lease, "unknown", [s.run]))

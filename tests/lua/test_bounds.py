@@ -121,3 +121,36 @@ async def test_an_ack_looks_once_at_what_another_subscription_holds(engine: Engi
     await story.nack(held[1].receipt, name="one")
     await story.ack(*receipts(await story.fetch(permits=200, name="one")), name="one")
     assert await story.log() == []
+
+
+async def test_a_leave_cut_short_by_its_limit_does_not_end_a_session_opened_meanwhile(
+    timed: ManualTime, topic: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="shared")
+    for _ in range(3):
+        await story.publish_many(400)
+        await story.fetch(permits=400)
+    step = [story.sub(), story.lease.text, "s", "c", "left", 500]
+    first = await engine.store.run("subscription/leave", *step, "", "", "")  # type: ignore[arg-type]
+    assert first[:3] == ["OK", 0, 2]
+    await engine.join(story.lease, "s", "c", session_ms=60_000)
+    assert len(await story.take(permits=10)) == 10
+    second = await engine.store.run("subscription/leave", *step, *first[3:])  # type: ignore[arg-type]
+    assert second[:3] == ["OK", 1, 0]
+    assert await engine.touch(story.lease, "s", ["c"]) == []
+
+
+async def test_a_leave_left_unfinished_is_due_at_once(timed: ManualTime, topic: str) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="failover", consumers=("a", "b"))
+    await story.publish_many(5)
+    assert await story.take("a") == [1, 2, 3, 4, 5]
+    step = [story.sub(), story.lease.text, "s", "a", "left", 500, "", "", ""]
+    assert (await engine.store.run("subscription/leave", *step))[1] == 0  # type: ignore[arg-type]
+    fetched = await engine.fetch(story.lease, "s", [Room("b", 10)])  # the worker died in between
+    assert (fetched.deliveries, fetched.next_due_ms) == ([], timed.now_ms)
+    await engine.expire(story.lease, "s")
+    assert await story.take("b") == [1, 2, 3, 4, 5]

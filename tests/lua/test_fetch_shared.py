@@ -166,3 +166,12 @@ async def test_partitions_of_one_topic_do_not_see_each_other(engine: Engine, top
     await other.publish_many(1)
     assert await story.take() == [1, 2]
     assert await other.take() == [1]
+
+
+async def test_a_run_that_came_back_is_shared_among_all_who_have_room(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(consumers=("c", "d"))
+    await story.publish_many(6)
+    await story.nack(*receipts(await story.fetch()))
+    fetched = await engine.fetch(story.lease, "s", [Room("c", 3), Room("d", 3)])
+    assert sorted(entries(fetched.deliveries)) == [1, 2, 3, 4, 5, 6]

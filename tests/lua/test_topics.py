@@ -129,3 +129,13 @@ async def test_many_partitions_are_made_and_deleted_in_several_round_trips(
     await must_acquire(engine, topic, 500)
     await engine.delete_topic(topic)
     assert await engine.store.keys_like(f"*{topic}*") == set()
+
+
+async def test_a_partition_left_over_from_a_lost_race_takes_the_settings_of_the_next_topic(
+    engine: Engine, topic: str
+) -> None:
+    keys = PartitionKeys.of(topic, 0)
+    await engine.store.run("partition/create", [keys.meta], "retain", "1", "dedupe_ms", "5")
+    await engine.create_topic(topic, TopicSettings(retain=False, dedupe_ms=7))
+    stored = await engine.store.command("HGETALL", keys.meta)
+    assert (stored["retain"], stored["dedupe_ms"]) == ("0", "7")
