@@ -1,12 +1,533 @@
-"""The wire format that client and broker share: where a message goes and what it says about itself."""
+"""The wire format that client and broker share: frames, what they say, and where a message goes.
 
+A frame is, big-endian: u32 length of what follows, u32 type, u64 sequence, u64 timestamp, u32 length of
+the properties, properties, u32 length of the body, body. Properties are a MessagePack map, one of the
+structs below; bodies are MessagePack arrays, flat, since they carry what there is much of. docs/protocol.md
+tells the same story for those who write a client in another language.
+"""
+
+import struct
 import zlib
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
-from client.errors import InvalidName
+from client.errors import InvalidName, ProtocolError
 
-_encode = msgspec.json.Encoder().encode
+VERSION = 1  # the newest version of the protocol that this code speaks
+OLDEST_VERSION = 1
+PORT = 9999
+MAX_FRAME = 16 * 1024 * 1024  # bytes after the length; a broker can set its own limit and says so in INFO
+MAX_BATCH = 1_000  # messages in a PUBLISH, receipts in a settling frame
+
+_HEADER = struct.Struct(">IIQQI")
+_U32 = struct.Struct(">I")
+_LEAST = _HEADER.size + _U32.size - 4  # the length of a frame with neither properties nor body
+
+
+class Type(IntEnum):
+    """What a frame is; the comment says who sends it."""
+
+    DATA = 1  # worker: messages for a consumer
+    ACK = 2  # client, and so on down to REDIRECT
+    HEARTBEAT = 3  # both, each answered with OK by the other
+    CREATE_TOPIC = 4
+    SUBSCRIBE = 5
+    UNSUBSCRIBE = 6
+    PUBLISH = 7
+    INFO = 8
+    NACK = 9
+    EXTEND = 10
+    FLOW = 11
+    REDIRECT = 12  # worker: ask another one
+    ERROR = 13  # worker: no, in answer to a request; with sequence 0 a consumer or the connection has ended
+    OK = 14  # both: yes
+    DELETE_TOPIC = 15  # client, to the end
+    TOPICS = 16
+    DESCRIBE_TOPIC = 17
+    CREATE_SUBSCRIPTION = 18
+    DELETE_SUBSCRIPTION = 19
+    DESCRIBE_SUBSCRIPTION = 20
+    CHANGE_SUBSCRIPTION = 21
+    SEEK = 22
+    PEEK = 23
+
+
+class Frame(NamedTuple):
+    """One frame as it came; properties and body are still packed."""
+
+    type: int
+    sequence: int
+    timestamp_ms: int
+    properties: memoryview
+    body: memoryview
+
+
+class Properties(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The properties of a frame; names that one side does not know it ignores."""
+
+    TYPE: ClassVar[Type] = Type.OK
+
+
+# Connection
+
+
+class Info(Properties, frozen=True):
+    """INFO: the first frame of a connection, and later whenever the client wants to know."""
+
+    TYPE = Type.INFO
+
+    versions: tuple[int, int] = (OLDEST_VERSION, VERSION)
+    token: str = ""
+    client: str = ""  # who this is, for logs
+
+
+class WorkerAddress(msgspec.Struct, frozen=True):
+    """Where a worker listens."""
+
+    id: str
+    address: str  # host:port
+
+
+class InfoReply(Properties, frozen=True):
+    """The worker's answer: the version spoken from now on, and what to know of the cluster."""
+
+    version: int
+    worker: str
+    release: str
+    workers: list[WorkerAddress]
+    time_ms: int  # the cluster's clock, which is that of Redis
+    payloads: str  # URL of the payload store that clients use unless told otherwise, "" for none
+    payload_lifetime_ms: int
+    heartbeat_ms: int
+    session_ms: int
+    max_frame: int
+
+
+class Heartbeat(Properties, frozen=True):
+    """HEARTBEAT; answered by OK with no properties, whose timestamp is the other side's clock."""
+
+    TYPE = Type.HEARTBEAT
+
+
+class Error(Properties, frozen=True):
+    """ERROR: `code` is one of client.errors. With sequence 0 and a stream, that consumer has ended."""
+
+    TYPE = Type.ERROR
+
+    code: str
+    message: str
+    stored: bool = False  # of durability_not_reached
+    stream: int | None = None
+
+
+class Redirect(Properties, frozen=True):
+    """REDIRECT: the partition is served elsewhere."""
+
+    TYPE = Type.REDIRECT
+
+    topic: str
+    partition: int
+    address: str = ""  # "" where the worker does not know
+
+
+# Topics and subscriptions
+
+
+class CreateTopic(Properties, frozen=True):
+    """CREATE_TOPIC; answered by OK with TopicReply."""
+
+    TYPE = Type.CREATE_TOPIC
+
+    topic: str
+    partitions: int | None = None  # None: the broker's default
+    dedupe_ms: int | None = None
+    exist_ok: bool = False
+
+
+class DeleteTopic(Properties, frozen=True):
+    """DELETE_TOPIC; answered by OK."""
+
+    TYPE = Type.DELETE_TOPIC
+
+    topic: str
+
+
+class Topics(Properties, frozen=True):
+    """TOPICS; answered by OK with the names in the body."""
+
+    TYPE = Type.TOPICS
+
+
+class DescribeTopic(Properties, frozen=True):
+    """DESCRIBE_TOPIC; answered by OK with TopicReply. Counts are taken only on request."""
+
+    TYPE = Type.DESCRIBE_TOPIC
+
+    topic: str
+    counts: bool = False
+
+
+class TopicReply(Properties, frozen=True):
+    """What there is to know of a topic."""
+
+    partitions: int
+    dedupe_ms: int
+    retain: bool = False
+    subscriptions: list[str] = []
+    messages: int = 0  # in the logs, not settled by every subscription
+    published: int = 0  # ever
+
+
+class CreateSubscription(Properties, frozen=True):
+    """CREATE_SUBSCRIPTION; answered by OK.
+
+    `start` is "latest", "earliest", "time:<ms>" or an id "<partition>:<ledger>-<entry>". `backoff` is
+    initial, factor, maximum, jitter, times in seconds.
+    """
+
+    TYPE = Type.CREATE_SUBSCRIPTION
+
+    topic: str
+    subscription: str
+    mode: str = "shared"
+    delivery: str = "at_least_once"
+    lease_ms: int = 30_000
+    backoff: tuple[float, float, float, float] | None = None
+    start: str = "latest"
+    exist_ok: bool = False
+
+
+class DeleteSubscription(Properties, frozen=True):
+    """DELETE_SUBSCRIPTION; answered by OK."""
+
+    TYPE = Type.DELETE_SUBSCRIPTION
+
+    topic: str
+    subscription: str
+
+
+class DescribeSubscription(Properties, frozen=True):
+    """DESCRIBE_SUBSCRIPTION; answered by OK with SubscriptionReply."""
+
+    TYPE = Type.DESCRIBE_SUBSCRIPTION
+
+    topic: str
+    subscription: str
+
+
+class SubscriptionReply(Properties, frozen=True):
+    """What there is to know of a subscription, all partitions together."""
+
+    mode: str
+    delivery: str
+    lease_ms: int
+    backoff: tuple[float, float, float, float] | None
+    paused: bool
+    backlog: int  # messages not settled: the three below together
+    fresh: int  # never delivered
+    leased: int
+    waiting: int  # to be delivered again, or behind others of their key
+    consumers: list[str] = []
+
+
+class ChangeSubscription(Properties, frozen=True):
+    """CHANGE_SUBSCRIPTION; answered by OK. Paused, it delivers to nobody; what is leased stays leased."""
+
+    TYPE = Type.CHANGE_SUBSCRIPTION
+
+    topic: str
+    subscription: str
+    paused: bool
+
+
+class Seek(Properties, frozen=True):
+    """SEEK; answered by OK. `position` as `start` in CREATE_SUBSCRIPTION; an id moves its partition only."""
+
+    TYPE = Type.SEEK
+
+    topic: str
+    subscription: str
+    position: str
+
+
+class Peek(Properties, frozen=True):
+    """PEEK: look at unsettled messages; answered by OK with an array of PeekedMessage in the body."""
+
+    TYPE = Type.PEEK
+
+    topic: str
+    subscription: str
+    partition: int | None = None
+    limit: int = 10
+
+
+class PeekedMessage(msgspec.Struct, frozen=True):
+    """A message as PEEK shows it; `state` is fresh, leased or waiting, `consumer` who has it."""
+
+    id: str
+    key: str
+    uid: str
+    about: str
+    state: str
+    consumer: str = ""
+    retries: int = 0
+    due_ms: int = 0  # the lease's deadline, or when it falls due again
+
+
+# Publishing
+
+
+class Publish(Properties, frozen=True):
+    """PUBLISH; the body is flat: key ("" for none), uid, about, key, uid, about, …
+
+    Answered by OK with PublishReply. After a retriable error the worker refuses what else this connection
+    publishes to the partition, with the same error, until a frame comes that says `again`: so messages
+    sent without waiting for answers keep their order.
+    """
+
+    TYPE = Type.PUBLISH
+
+    topic: str
+    partition: int
+    durability: str = "memory"
+    timeout_ms: int = 5_000  # to wait for the durability
+    again: bool = False
+
+
+class PublishReply(Properties, frozen=True):
+    """The messages that are not listed as duplicates took consecutive entries, or none if `unowed`."""
+
+    ledger: int
+    first: int
+    published_ms: int
+    unowed: bool = False  # there is no subscription: nothing was stored
+    duplicates: dict[int, str] = {}  # place in the frame, from 0 -> id "<ledger>-<entry>" of the first
+
+
+# Consuming
+
+
+class Subscribe(Properties, frozen=True):
+    """SUBSCRIBE: open a consumer; answered by OK with SubscribeReply, then DATA comes.
+
+    `stream` is the client's number for the consumer on this connection. The subscription is made if it is
+    not there, with `mode`, `start` and `lease_ms`. A consumer of the same name that is connected elsewhere
+    ends. What the name still holds comes first, marked `held`.
+    """
+
+    TYPE = Type.SUBSCRIBE
+
+    stream: int
+    topic: str
+    subscription: str
+    consumer: str
+    mode: str | None = None  # None: as it is; "shared" if there is none
+    start: str = "latest"
+    lease_ms: int | None = None  # None: that of the subscription
+    permits: int = 1_000
+    partitions: list[int] | None = None  # None: all
+
+
+class SubscribeReply(Properties, frozen=True):
+    """The consumer is open."""
+
+    mode: str
+    delivery: str
+    lease_ms: int
+    partitions: int
+
+
+class Unsubscribe(Properties, frozen=True):
+    """UNSUBSCRIBE: close a consumer; what it holds goes back uncharged. Answered by OK."""
+
+    TYPE = Type.UNSUBSCRIBE
+
+    stream: int
+
+
+class Data(Properties, frozen=True):
+    """DATA: messages leased to a consumer under one token.
+
+    The body is an array of four flat arrays: ranges of entries (first, last, …); key, uid, about of each
+    entry in that order; entry, retry count of those delivered before; lane, deadline_ms of lanes whose
+    deadline is not `deadline_ms`.
+    """
+
+    TYPE = Type.DATA
+
+    stream: int
+    partition: int
+    token: int
+    deadline_ms: int  # by the cluster's clock, as the frame's timestamp is
+    ledgers: str  # "<ledger>:<first entry> …", oldest first
+    held: bool = False  # delivered before, to this name
+    settled: list[int] | None = None  # at most once: settled already; the ranges of entries that left the log
+
+
+class Flow(Properties, frozen=True):
+    """FLOW: more permits, or pause and go on; not answered.
+
+    Settling gives permits back by itself. Permits never exceed those of SUBSCRIBE.
+    """
+
+    TYPE = Type.FLOW
+
+    stream: int
+    permits: int = 0
+    paused: bool | None = None
+
+
+class Ack(Properties, frozen=True):
+    """ACK; the body is flat: lane, token, first, last of each receipt. Answered by OK with SettleReply.
+
+    The lane is "" in shared mode and for messages without a key, "=" in exclusive and failover, and "=" and
+    the key in key_shared.
+    """
+
+    TYPE = Type.ACK
+
+    stream: int
+    partition: int
+
+
+class Nack(Properties, frozen=True):
+    """NACK; body and answer as for ACK. Without a time the subscription's backoff counts."""
+
+    TYPE = Type.NACK
+
+    stream: int
+    partition: int
+    delay_ms: int | None = None
+    until_ms: int | None = None
+    charged: bool = True
+
+
+class Extend(Properties, frozen=True):
+    """EXTEND; body and answer as for ACK. One of the two times is given."""
+
+    TYPE = Type.EXTEND
+
+    stream: int
+    partition: int
+    lease_ms: int | None = None
+    until_ms: int | None = None
+
+
+class SettleReply(Properties, frozen=True):
+    """What was not stale is done."""
+
+    stale: list[int] = []  # place of the receipt, first, last, …
+    forgotten: list[int] = []  # first, last, … of entries that no subscription owes any more
+    deadline_ms: int = 0  # of EXTEND
+
+
+P = TypeVar("P", bound=Properties)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def pack(value: object) -> bytes:
+    """As MessagePack."""
+    return _encoder.encode(value)
+
+
+def unpack(data: bytes | memoryview, type: Any) -> Any:
+    """From MessagePack, checked against a type; ProtocolError if it is something else."""
+    decoder = _decoders.get(type)
+    if decoder is None:
+        decoder = _decoders[type] = msgspec.msgpack.Decoder(type)
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"not the MessagePack expected here: {error}") from error
+
+
+def properties_of(frame: Frame, type: type[P]) -> P:
+    """The properties of a frame, of which an empty map need not be there at all."""
+    found: P = unpack(frame.properties if frame.properties else b"\x80", type)
+    return found
+
+
+def frame(
+    properties: Properties,
+    sequence: int = 0,
+    timestamp_ms: int = 0,
+    body: bytes = b"",
+    type: int | None = None,
+) -> bytes:
+    """A whole frame."""
+    packed = _encoder.encode(properties)
+    return b"".join(
+        (
+            _HEADER.pack(
+                _LEAST + len(packed) + len(body),
+                properties.TYPE if type is None else type,
+                sequence,
+                timestamp_ms,
+                len(packed),
+            ),
+            packed,
+            _U32.pack(len(body)),
+            body,
+        )
+    )
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames; what is whole is not copied.
+
+    >>> reader = FrameReader()
+    >>> [item.type for item in reader.feed(frame(Heartbeat(), sequence=7))]
+    [3]
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
+        self._part = bytearray()  # the beginning of a frame whose end is still to come
+
+    @property
+    def waiting(self) -> int:
+        """The bytes that are kept until the rest of their frame comes."""
+        return len(self._part)
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are complete now; ProtocolError at the first that cannot be one."""
+        if self._part:
+            self._part += data
+            if len(self._part) < self._needed():
+                return
+            data, self._part = bytes(self._part), bytearray()
+        view, at, size = memoryview(data), 0, len(data)
+        while size - at >= 4:
+            end = at + 4 + self._length(data, at)
+            if end > size:
+                break
+            yield _cut(view[at:end])
+            at = end
+        self._part += view[at:]
+        if len(self._part) >= 4:
+            self._length(self._part, 0)
+
+    def _needed(self) -> int:
+        return 4 + self._length(self._part, 0) if len(self._part) >= 4 else 4
+
+    def _length(self, data: bytes | bytearray, at: int) -> int:
+        (length,) = _U32.unpack_from(data, at)
+        if not _LEAST <= length <= self.limit:
+            raise ProtocolError(f"a frame of {length} bytes: from {_LEAST} to {self.limit} are allowed")
+        return int(length)
+
+
+def _cut(view: memoryview) -> Frame:
+    _, type, sequence, timestamp_ms, size = _HEADER.unpack_from(view)
+    start, end = _HEADER.size, _HEADER.size + size
+    if end + 4 > len(view) or _U32.unpack_from(view, end)[0] != len(view) - end - 4:
+        raise ProtocolError("the lengths of properties and body do not add up to that of the frame")
+    return Frame(type, sequence, timestamp_ms, view[start:end], view[end + 4 :])
 
 
 def partition_of(key: str, partitions: int) -> int:
@@ -21,30 +542,47 @@ def partition_of(key: str, partitions: int) -> int:
 
 
 class About(msgspec.Struct, frozen=True):
-    """A message's metadata besides key and uid."""
+    """A message's metadata besides key and uid; `body` is its name in the payload store, "" for none."""
 
     published_ms: int
     produced_ms: int
     producer_group: str
+    size: int
+    body: str
     attributes: dict[str, str]
 
 
-def pack_about(produced_ms: int, producer_group: str = "", attributes: dict[str, str] | None = None) -> str:
-    """What a producer says about a message: `<produced_ms> <group> <attributes as JSON>`.
+def pack_about(
+    produced_ms: int,
+    producer_group: str = "",
+    attributes: dict[str, str] | None = None,
+    *,
+    size: int = 0,
+    body: str = "",
+) -> str:
+    """What a producer says about a message: `<produced_ms> <group> <body> <attributes as JSON>`.
 
-    The broker puts its own time in front and stores the text as it is.
+    `body` is empty where there is none, `<size>` where its name in the payload store is the uid, else
+    `<size>:<name>`. The broker puts its own time in front and stores the text as it is.
     """
     if " " in producer_group:
         raise InvalidName(f"producer group {producer_group!r} has a space")
-    return f"{produced_ms} {producer_group} {_encode(attributes).decode() if attributes else ''}"
+    where = f"{size}:{body}" if body else size or ""
+    return f"{produced_ms} {producer_group} {where} {_json(attributes).decode() if attributes else ''}"
 
 
-def unpack_about(text: str) -> About:
-    """The same as stored: `<published_ms> <produced_ms> <group> <attributes>`."""
-    published, produced, group, attributes = text.split(" ", 3)
+def unpack_about(text: str, uid: str = "") -> About:
+    """The same as stored: `<published_ms> <produced_ms> <group> <body> <attributes>`."""
+    published, produced, group, where, attributes = text.split(" ", 4)
+    size, _, body = where.partition(":")
     return About(
         int(published),
         int(produced),
         group,
+        int(size or 0),
+        body or (uid if size else ""),
         msgspec.json.decode(attributes, type=dict[str, str]) if attributes else {},
     )
+
+
+_json = msgspec.json.Encoder().encode
