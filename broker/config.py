@@ -1,0 +1,149 @@
+"""The settings of a broker: a flag, an environment variable and a key of the file share each name.
+
+For example `--max-frame`, `KEYLANE_MAX_FRAME` and `max_frame` in keylane.toml are the same setting; the flag
+wins over the environment, that over the file, that over the default:
+
+    settings = load(Path("keylane.toml"), port="9000")
+"""
+
+import difflib
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+__all__ = ["ConfigError", "Settings", "load"]
+
+PREFIX = "KEYLANE_"
+MIB = 1024 * 1024
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ConfigError(ValueError):
+    """A setting cannot be right; the text says which and where it came from."""
+
+
+class Settings(BaseSettings):
+    """Everything that can be set about a broker; durations are in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(9999, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    workers: Count = Field(1, description="Worker processes; one, until the next release.")
+    redis: str = Field("", description="URL of Redis or Valkey; without it one is started here.")
+    data_dir: Path = Field(Path("keylane-data"), description="Where the embedded server keeps its data.")
+    advertise: str = Field("", description="host:port that clients are told; by default the one listened on.")
+    max_connections: Count = Field(10_000, description="Client connections of one worker.")
+    max_frame: ByteSize = Field(ByteSize(16 * MIB), ge=1024, description="Bytes of the largest frame.")
+    heartbeat: Seconds = Field(10.0, description="Seconds of silence before a heartbeat is sent.")
+    session: Seconds = Field(10.0, description="Seconds until the leases of a lost consumer come back.")
+    partition_lease: Seconds = Field(5.0, description="Seconds until a lost worker's partitions are free.")
+    default_partitions: Count = Field(8, description="Partitions of a topic that does not say.")
+    max_partitions: Count = Field(10_000, description="Partitions that one topic may have.")
+    max_inflight_bytes: ByteSize = Field(
+        ByteSize(64 * MIB), ge=1024, description="Bytes of publishes that may wait for Redis in one worker."
+    )
+    payloads: str = Field("", description="URL of the payload store for clients; by default the same Redis.")
+    payload_lifetime: Seconds = Field(7 * 86_400.0, description="Seconds that a body outlives its upload.")
+    stop_timeout: Seconds = Field(10.0, description="Seconds that a worker has to stop in good order.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least log level.")
+
+    @field_validator("redis")
+    @classmethod
+    def _is_a_redis_url(cls, url: str) -> str:
+        scheme, separator, _ = url.partition("://")
+        if url and (not separator or scheme not in REDIS_SCHEMES):
+            raise ValueError(
+                f"it should be a URL that starts with one of {', '.join(f'{s}://' for s in REDIS_SCHEMES)}"
+            )
+        return url
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        host, separator, port = address.rpartition(":")
+        if address and not (host and separator and port.isdecimal() and 0 < int(port) < 65_536):
+            raise ValueError("it should be an address like broker.example.com:9999")
+        return address
+
+    @model_validator(mode="after")
+    def _default_is_allowed(self) -> Self:
+        if self.default_partitions > self.max_partitions:
+            raise ValueError(
+                f"default_partitions is {self.default_partitions}; "
+                f"it should be at most max_partitions, {self.max_partitions}"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given outright, then the environment; load() puts the file behind both."""
+        return init_settings, env_settings
+
+
+def load(file: Path | None = None, **flags: object) -> Settings:
+    """The settings from flags (None: not given), environment and file; ConfigError names what is wrong."""
+    in_file = _read(file) if file else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    set_outside = {name for name in Settings.model_fields if f"{PREFIX}{name.upper()}" in os.environ}
+    # Init arguments win over the environment, so a key of the file goes in only where that is silent.
+    values: dict[str, Any] = {key: value for key, value in in_file.items() if key not in set_outside}
+    try:
+        return Settings(**(values | given))
+    except ValidationError as error:
+        complaints = [_complaint(detail, given, set_outside, file) for detail in error.errors()]
+        raise ConfigError("; ".join(complaints)) from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The keys of a TOML or JSON file, all of them known."""
+    try:
+        text = file.read_text("utf-8")
+        content = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from None
+    except ValueError as error:
+        kind = "JSON" if file.suffix == ".json" else "TOML"
+        raise ConfigError(f"{file} is not valid {kind}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} holds a {type(content).__name__}; it should be an object of settings")
+    for key in content:
+        if key not in Settings.model_fields:
+            near = difflib.get_close_matches(key, Settings.model_fields, n=1)
+            hint = (
+                f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(Settings.model_fields)}"
+            )
+            raise ConfigError(f"{file} has an unknown setting {key!r}{hint}")
+    return content
+
+
+def _complaint(
+    detail: ErrorDetails, flags: dict[str, object], set_outside: set[str], file: Path | None
+) -> str:
+    problem = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+    if not detail["loc"]:
+        return problem
+    name = str(detail["loc"][0])
+    if name in flags:
+        where = f"--{name.replace('_', '-')}"
+    elif name in set_outside:
+        where = f"environment variable {PREFIX}{name.upper()}"
+    else:
+        where = f"{name!r} in {file}"
+    return f"{where} is {detail['input']!r}: {problem}"

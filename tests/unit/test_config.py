@@ -1,0 +1,104 @@
+"""Settings come from flags, the environment and a file, and what is wrong is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from broker.config import ConfigError, Settings, load
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    """A file that sets a port, a host and a size."""
+    path = tmp_path / "keylane.toml"
+    path.write_text('port = 1001\nhost = "10.0.0.1"\nmax_frame = "1MiB"\n')
+    return path
+
+
+def test_without_anything_the_defaults_count() -> None:
+    """They are those of the documentation."""
+    settings = load()
+    assert (settings.host, settings.port, settings.workers, settings.redis) == ("127.0.0.1", 9999, 1, "")
+    assert (settings.session, settings.partition_lease, settings.default_partitions) == (10.0, 5.0, 8)
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each place is asked only where the ones before it are silent."""
+    assert load(toml).port == 1001
+    monkeypatch.setenv("KEYLANE_PORT", "1002")
+    assert load(toml).port == 1002
+    assert load(toml, port="1003").port == 1003
+    assert load(toml, port="1003").host == "10.0.0.1"
+    assert load(toml, port=None).port == 1002
+
+
+def test_a_json_file_says_the_same_as_a_toml_file(toml: Path, tmp_path: Path) -> None:
+    """The suffix tells which it is."""
+    path = tmp_path / "keylane.json"
+    path.write_text(json.dumps({"port": 1001, "host": "10.0.0.1", "max_frame": 1_048_576}))
+    assert load(path) == load(toml)
+
+
+def test_settings_survive_the_way_to_another_process(toml: Path) -> None:
+    """They travel as JSON, and the environment there does not change them."""
+    settings = load(toml, redis="redis://127.0.0.1:6379/0", data_dir="elsewhere")
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_an_unknown_key_of_the_file_names_the_nearest(tmp_path: Path) -> None:
+    """Or all there are, if none is near."""
+    path = tmp_path / "keylane.toml"
+    path.write_text("max_frames = 1")
+    with pytest.raises(ConfigError, match="unknown setting 'max_frames'; did you mean 'max_frame'"):
+        load(path)
+    path.write_text("zzz = 1")
+    with pytest.raises(ConfigError, match="unknown setting 'zzz'; known are host, port"):
+        load(path)
+
+
+def test_a_bad_value_names_its_key_and_where_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that nobody looks for it in the wrong place."""
+    path = tmp_path / "keylane.toml"
+    path.write_text("port = 70000")
+    with pytest.raises(ConfigError, match=r"'port' in .*keylane.toml is 70000: it should be .*65535"):
+        load(path)
+    monkeypatch.setenv("KEYLANE_PORT", "many")
+    with pytest.raises(ConfigError, match="environment variable KEYLANE_PORT is 'many'"):
+        load(path)
+    with pytest.raises(ConfigError, match="--max-connections is '0': it should be"):
+        load(port=1, max_connections="0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"redis": "http://localhost"}, "--redis is 'http://localhost': it should be a URL"),
+        ({"advertise": "localhost"}, "--advertise is 'localhost': it should be an address"),
+        ({"heartbeat": "inf"}, "--heartbeat is 'inf': it should be a finite number"),
+        ({"log_level": "loud"}, "--log-level is 'loud': it should be 'debug', 'info'"),
+        ({"default_partitions": "9", "max_partitions": "8"}, "it should be at most max_partitions, 8"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(flags: dict[str, str], text: str) -> None:
+    """With the value and what it should be."""
+    with pytest.raises(ConfigError, match=text):
+        load(**flags)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Missing, broken, or not made of settings."""
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*none.toml: No such file"):
+        load(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("port 9")
+    with pytest.raises(ConfigError, match=r"broken.toml is not valid TOML"):
+        load(broken)
+    listed = tmp_path / "listed.json"
+    listed.write_text("[1]")
+    with pytest.raises(ConfigError, match=r"listed.json holds a list"):
+        load(listed)
