@@ -1,7 +1,8 @@
 """Making, describing and removing topics and subscriptions: what needs no partition lease."""
 
 import contextlib
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -72,6 +73,12 @@ def checked(
     return answer
 
 
+def near(name: str, names: Iterable[str]) -> str:
+    """What to add to "there is no such name"."""
+    found = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
 class Administration:
     """Topics and subscriptions as a whole."""
 
@@ -140,7 +147,7 @@ class Administration:
         check_name("topic", topic)
         stored = await self.store.command("HGETALL", topic_key(topic))
         if stored.get("state") != "ready":
-            raise TopicNotFound(f"no topic {topic!r}")
+            raise TopicNotFound(f"no topic {topic!r}{near(topic, await self.topics())}")
         return topic_settings(stored)
 
     # Subscriptions
@@ -206,8 +213,20 @@ class Administration:
         stored = await self.store.command("HGETALL", subscription_keys(topic, 0, name).sub)
         if not stored:
             await self.describe_topic(topic)
-            raise SubscriptionNotFound(f"no subscription {name!r} on {topic!r}")
+            others = await self.store.command("HKEYS", partition_keys(topic, 0).subs)
+            raise SubscriptionNotFound(f"no subscription {name!r} on {topic!r}{near(name, others)}")
         return subscription_settings(stored)
+
+    async def pause_subscription(self, topic: str, name: str, paused: bool) -> None:
+        """Stop a subscription's deliveries on every partition, or let them go on."""
+        check_name("subscription", name)
+        answers = await self._in_partitions(
+            topic,
+            (await self.describe_topic(topic)).partitions,
+            lambda keys: ("subscription/pause", keys.subscription(name), ["", name, "1" if paused else ""]),
+        )
+        for answer in answers:
+            checked(answer, topic, name)
 
     async def seek(
         self, topic: str, name: str, position: str | int | datetime, partition: int | None = None

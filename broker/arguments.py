@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from operator import gt
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from broker.keys import check_name
 from broker.results import (
@@ -34,11 +34,13 @@ MAX_TIME_MS = 10**13
 MODES = ("shared", "key_shared", "exclusive", "failover")
 DELIVERIES = ("at_least_once", "at_most_once")
 
+LOST = ("", "", "")  # key, uid and about of an entry that the log should have and has not
+
 _GAP = 16  # unwanted entries worth reading rather than asking twice
 
-_Number = Annotated[int, Meta(gt=0, lt=10**14)]
-_MESSAGES = list[tuple[str, Annotated[str, Meta(min_length=1)], str]]
-_RECEIPTS = list[tuple[int, Annotated[str, Meta(pattern="^(=|$)")], _Number, _Number, _Number]]
+_TOO_LARGE = 10**14  # for an entry or a token
+_MESSAGES = list[tuple[str, str, str]]
+_RECEIPTS = list[tuple[int, str, int, int, int]]
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -63,26 +65,36 @@ def check_optional_ms(what: str, value: object, low: int, high: int) -> int | st
     return "" if value is None else check_int(what, value, low, high)
 
 
-def pack_messages(messages: Sequence[Outgoing]) -> bytes:
-    """A batch to publish, checked."""
-    if not 1 <= len(messages) <= MAX_BATCH:
-        raise InvalidArgument(f"a batch has 1 to {MAX_BATCH} messages, not {len(messages)}")
+def flat_messages(messages: Sequence[Outgoing]) -> list[str]:
+    """A batch to publish as key, uid and about of each message, flat; checked by check_flat later."""
     try:
         batch = msgspec.convert(messages, _MESSAGES)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"a message is key, uid and about, all text: {error}") from error
-    limits = (MAX_KEY, MAX_UID, MAX_ABOUT)
-    columns = list(zip(*batch, strict=True))
+    return [part for message in batch for part in message]
+
+
+def check_flat(flat: list[str]) -> None:
+    """Raise for a batch of messages, flat and all text, that cannot be published."""
+    if len(flat) % 3 or not 3 <= len(flat) <= MAX_BATCH * 3:
+        raise InvalidArgument(
+            f"a batch has key, uid and about of 1 to {MAX_BATCH} messages, not {len(flat)} texts"
+        )
+    keys, uids, abouts = flat[::3], flat[1::3], flat[2::3]
     # A character has at most four bytes: mostly a look at the longest text of each kind is enough.
-    if any(max(map(len, column)) * 4 > limit for column, limit in zip(columns, limits, strict=True)):
-        _check_sizes(batch)
-    if "\0" in "".join(columns[0]):
-        raise InvalidArgument(f"key {next(key for key in columns[0] if chr(0) in key)[:50]!r} has a NUL")
-    return pack([part for message in batch for part in message])
+    if any(
+        max(map(len, texts)) * 4 > limit
+        for texts, limit in ((keys, MAX_KEY), (uids, MAX_UID), (abouts, MAX_ABOUT))
+    ):
+        _check_sizes(keys, uids, abouts)
+    if not all(uids):
+        raise InvalidArgument("a message has no uid")
+    if "\0" in "".join(keys):
+        raise InvalidArgument(f"key {next(key for key in keys if chr(0) in key)[:50]!r} has a NUL")
 
 
-def _check_sizes(batch: Sequence[tuple[str, str, str]]) -> None:
-    for key, uid, about in batch:
+def _check_sizes(keys: list[str], uids: list[str], abouts: list[str]) -> None:
+    for key, uid, about in zip(keys, uids, abouts, strict=True):
         if _bytes(key) > MAX_KEY or _bytes(uid) > MAX_UID or _bytes(about) > MAX_ABOUT:
             raise MessageTooLarge(
                 f"message {uid[:50]!r}: its key has {_bytes(key)} bytes (at most {MAX_KEY}), its uid "
@@ -96,23 +108,45 @@ def _bytes(text: str) -> int:
 
 def pack_receipts(lease: Lease, receipts: Sequence[Receipt]) -> bytes:
     """Receipts of this partition, checked."""
-    if not 1 <= len(receipts) <= MAX_BATCH:
-        raise InvalidArgument(f"a call takes 1 to {MAX_BATCH} receipts, not {len(receipts)}")
     try:
         checked = msgspec.convert(receipts, _RECEIPTS)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"not receipts: {error}") from error
-    flat: list[str | int] = []
-    entries = 0
-    for partition, lane, token, first, last in checked:
-        entries += last - first + 1
-        if partition != lease.partition or last < first or entries > MAX_ENTRIES:
+    for receipt in checked:
+        if receipt[0] != lease.partition:
             raise InvalidArgument(
-                f"{(partition, lane, token, first, last)!r:.100} is not a receipt of partition "
-                f"{lease.partition} of {lease.topic!r}, or the receipts stand for over {MAX_ENTRIES} messages"
+                f"{receipt!r:.100} is not of partition {lease.partition} of {lease.topic!r}"
             )
-        flat += (lane, f"{token}:{first}" if first == last else f"{token}:{first}-{last}", first, last)
-    return pack(flat)
+    return pack_flat_receipts([part for receipt in checked for part in receipt[1:]])
+
+
+def pack_flat_receipts(flat: list[str | int]) -> bytes:
+    """Receipts as lane, token, first and last of each, flat: checked, and as the scripts want them."""
+    lanes, tokens, firsts, lasts = flat[::4], flat[1::4], flat[2::4], flat[3::4]
+    numbers: Any = tokens + firsts + lasts
+    if len(flat) % 4 or not 1 <= len(lanes) <= MAX_BATCH:
+        raise InvalidArgument(
+            f"a call takes 1 to {MAX_BATCH} receipts of four values, not {len(flat)} values"
+        )
+    if set(map(type, lanes)) != {str} or set(map(type, numbers)) != {int}:
+        raise InvalidArgument("a receipt is a lane, which is text, and three numbers: token, first, last")
+    if (
+        min(numbers) <= 0
+        or max(numbers) >= _TOO_LARGE
+        or any(map(gt, firsts, lasts))
+        or not all(lane == "" or lane[0] == "=" for lane in lanes)  # type: ignore[index]
+    ):
+        raise InvalidArgument(
+            f"not receipts: a lane is '' or begins with '=', and 0 < token, 0 < first <= last < {_TOO_LARGE}"
+        )
+    if sum(lasts) - sum(firsts) + len(lanes) > MAX_ENTRIES:  # type: ignore[arg-type]
+        raise InvalidArgument(f"the receipts stand for over {MAX_ENTRIES} messages")
+    packed = flat.copy()
+    packed[1::4] = [
+        f"{token}:{first}" if first == last else f"{token}:{first}-{last}"
+        for token, first, last in zip(tokens, firsts, lasts, strict=True)
+    ]
+    return pack(packed)
 
 
 def check_room(consumers: Sequence[Room]) -> int:
@@ -200,6 +234,13 @@ def covering_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((first, last))
     return merged
+
+
+def entries_of(first: int, last: int, read: list[Any]) -> Iterable[tuple[int, list[str]]]:
+    """The entries that were read from a log between two numbers, with their fields."""
+    if len(read) == last - first + 1:
+        return zip(range(first, last + 1), (fields for _, fields in read), strict=True)
+    return ((int(id[id.index("-") + 1 :]), fields) for id, fields in read)
 
 
 def id_maker(ledgers: str) -> Callable[[int], str]:

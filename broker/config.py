@@ -97,7 +97,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings
 
 
-def load(file: Path | None = None, **flags: object) -> Settings:
+def load(file: Path | None = None, /, **flags: object) -> Settings:
     """The settings from flags (None: not given), environment and file; ConfigError names what is wrong."""
     in_file = _read(file) if file else {}
     given = {name: value for name, value in flags.items() if value is not None}

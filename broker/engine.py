@@ -11,24 +11,28 @@ result = await engine.fetch(lease, "billing", [Room("c1", 100)])
 await engine.ack(lease, "billing", [delivery.receipt for delivery in result.deliveries])
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from broker.administration import STEP, Administration, checked, partition_keys, subscription_keys
 from broker.arguments import (
+    LOST,
     MAX_BATCH,
     MAX_MS,
     MAX_PARTITIONS,
     MAX_TIME_MS,
+    check_flat,
     check_int,
     check_optional_ms,
     check_room,
     covering_ranges,
+    entries_of,
+    flat_messages,
     id_maker,
     pack,
-    pack_messages,
     pack_receipts,
     rows,
     split_by_lane,
@@ -38,6 +42,7 @@ from broker.keys import check_name
 from broker.results import (
     Delivery,
     ExpireResult,
+    Fetched,
     FetchResult,
     Lease,
     Message,
@@ -46,6 +51,7 @@ from broker.results import (
     Receipt,
     Room,
     SettleResult,
+    Share,
 )
 from broker.store import Call, Store
 from broker.tail import TailCache
@@ -124,7 +130,15 @@ class Engine(Administration):
         timeout_ms: int = 5_000,
     ) -> PublishResult:
         """Append a batch to the partition, each uid once within the topic's dedupe window."""
-        packed = pack_messages(messages)
+        flat = flat_messages(messages)
+        check_flat(flat)
+        return await self.publish_flat(lease, flat, durability=durability, timeout_ms=timeout_ms)
+
+    async def publish_flat(
+        self, lease: Lease, flat: list[str], *, durability: str = "memory", timeout_ms: int = 5_000
+    ) -> PublishResult:
+        """The same for key, uid and about of each message, flat, that check_flat has let pass."""
+        packed = pack(flat)
         check_int("timeout_ms", timeout_ms, 1, 60_000)
         answer = await self.store.run_durably(
             durability,
@@ -137,9 +151,9 @@ class Engine(Administration):
         checked(answer, lease.topic, lease=lease)
         _, now_ms, first, stored, unowed, pairs = answer
         result = PublishResult(
-            lease.epoch, first, stored, unowed, now_ms, dict(rows(pairs, 2)), durability, len(messages)
+            lease.epoch, first, stored, unowed, now_ms, dict(rows(pairs, 2)), durability, len(flat) // 3
         )
-        self._tails.add(lease, messages, result, len(packed))
+        self._tails.add(lease, flat, result, len(packed))
         return result
 
     # Consumers
@@ -197,7 +211,8 @@ class Engine(Administration):
             retries += charged
             if done:
                 break
-        messages = await self._read(lease, ledgers, [(row[2], row[3]) for row in rows(found, 5)], retries)
+        ranges = [(row[2], row[3]) for row in rows(found, 5)]
+        messages = self._as_messages(ledgers, ranges, await self._read(lease, ledgers, ranges), retries)
         return [
             Delivery(
                 consumer,
@@ -214,6 +229,26 @@ class Engine(Administration):
         self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
     ) -> FetchResult:
         """Lease messages to consumers that have room; bounded by `limit`."""
+        fetched = await self.fetch_flat(lease, subscription, consumers, limit)
+        lease_of = {room.consumer: room.lease_ms for room in consumers}
+        deadlines = dict(rows(fetched.kept, 2))
+        deliveries = []
+        for share in fetched.shares:
+            ranges = list(rows(share.ranges, 2))
+            messages = self._as_messages(fetched.ledgers, ranges, [share.flat], fetched.retries)
+            for first, last in ranges:
+                for lane, start, end, part in split_by_lane(fetched.mode, first, last, messages):
+                    deadline = deadlines.get(lane) or fetched.now_ms + lease_of[share.consumer]
+                    receipt = Receipt(lease.partition, lane, fetched.token, start, end)
+                    deliveries.append(Delivery(share.consumer, receipt, deadline, part))
+        return FetchResult(
+            deliveries, fetched.now_ms, fetched.next_due_ms, fetched.more, fetched.unknown_consumers
+        )
+
+    async def fetch_flat(
+        self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
+    ) -> Fetched:
+        """The same with nothing made of each message, for those who only pass it on."""
         check_int("limit", limit, 1, MAX_BATCH)
         permits = check_room(consumers)
         tail = self._tails.of(lease)
@@ -230,16 +265,27 @@ class Engine(Administration):
         if mode == "key_shared":
             tail.cursors[subscription] = cursor
         ranges = [(first, last) for _, first, last in rows(found, 3)]
-        messages = await self._read(lease, ledgers, ranges, retries)
-        deadlines = dict(rows(kept, 2))
-        deliveries = []
-        for index, first, last in rows(found, 3):
-            consumer, _, lease_ms = consumers[index]
-            for lane, start, end, part in split_by_lane(mode, first, last, messages):
-                deadline = deadlines.get(lane) or now_ms + lease_ms
-                receipt = Receipt(lease.partition, lane, token, start, end)
-                deliveries.append(Delivery(consumer, receipt, deadline, part))
-        return FetchResult(deliveries, now_ms, next_due_ms, bool(more), unknown)
+        parts = await self._read(lease, ledgers, ranges)
+        shares: dict[int, Share] = {}
+        for (index, first, last), part in zip(rows(found, 3), parts, strict=True):
+            share = shares.get(index)
+            if share is None:
+                shares[index] = Share(consumers[index].consumer, [first, last], part)
+            else:
+                share.ranges.extend((first, last))
+                share.flat.extend(part)
+        return Fetched(
+            mode,
+            token,
+            now_ms,
+            next_due_ms,
+            bool(more),
+            ledgers,
+            list(shares.values()),
+            kept,
+            retries,
+            unknown,
+        )
 
     async def fetch_settled(
         self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
@@ -257,9 +303,9 @@ class Engine(Administration):
         ]
         return msgspec.structs.replace(result, deliveries=kept)
 
-    async def ack(self, lease: Lease, subscription: str, receipts: Sequence[Receipt]) -> SettleResult:
-        """Settle leased messages for good."""
-        packed = pack_receipts(lease, receipts)
+    async def ack(self, lease: Lease, subscription: str, receipts: Sequence[Receipt] | bytes) -> SettleResult:
+        """Settle leased messages for good; as the next two, takes what pack_flat_receipts makes too."""
+        packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
         answer = await self._run("ack", lease, subscription, packed)
         forgotten = list(rows(answer[2], 2))
         return SettleResult(stale_parts(answer[1]), forgotten)
@@ -268,7 +314,7 @@ class Engine(Administration):
         self,
         lease: Lease,
         subscription: str,
-        receipts: Sequence[Receipt],
+        receipts: Sequence[Receipt] | bytes,
         *,
         delay_ms: int | None = None,
         until_ms: int | None = None,
@@ -282,7 +328,7 @@ class Engine(Administration):
             raise InvalidArgument("nack takes delay_ms or until_ms, not both")
         if not charged and delay_ms is None and until_ms is None:
             delay_ms = 0
-        packed = pack_receipts(lease, receipts)
+        packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
         answer = await self._run(
             "nack",
             lease,
@@ -298,7 +344,7 @@ class Engine(Administration):
         self,
         lease: Lease,
         subscription: str,
-        receipts: Sequence[Receipt],
+        receipts: Sequence[Receipt] | bytes,
         *,
         lease_ms: int | None = None,
         until_ms: int | None = None,
@@ -306,7 +352,7 @@ class Engine(Administration):
         """Move deadlines to `lease_ms` from now, or to a time."""
         if (lease_ms is None) == (until_ms is None):
             raise InvalidArgument("extend takes lease_ms or until_ms")
-        packed = pack_receipts(lease, receipts)
+        packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
         answer = await self._run(
             "extend",
             lease,
@@ -343,29 +389,40 @@ class Engine(Administration):
         )
         return checked(answer, lease.topic, subscription, lease=lease)
 
-    async def _read(
-        self, lease: Lease, ledgers: str, ranges: list[tuple[int, int]], retries: list[int]
+    async def _read(self, lease: Lease, ledgers: str, ranges: list[tuple[int, int]]) -> list[list[str]]:
+        """Key, uid and about of each entry, flat, for each range; from the log where they are not at hand."""
+        tail = self._tails.of(lease)
+        found = [tail.read(first, last) for first, last in ranges]
+        missing = [bounds for bounds, part in zip(ranges, found, strict=True) if part is None]
+        if not missing:
+            return found  # type: ignore[return-value]
+        id_of = id_maker(ledgers)
+        covering = covering_ranges(missing)
+        read = await self.store.entries(
+            partition_keys(lease.topic, lease.partition).log,
+            [(id_of(first), id_of(last)) for first, last in covering],
+        )
+        texts = {
+            entry: fields[1::2]
+            for (first, last), part in zip(covering, read, strict=True)
+            for entry, fields in entries_of(first, last, part)
+        }
+        return [
+            [text for entry in range(first, last + 1) for text in texts.get(entry, LOST)]
+            if part is None
+            else part
+            for (first, last), part in zip(ranges, found, strict=True)
+        ]
+
+    def _as_messages(
+        self, ledgers: str, ranges: Iterable[tuple[int, int]], parts: Iterable[list[str]], retries: list[int]
     ) -> dict[int, Message]:
-        """Read messages by their entries; `retries` lists entry, count, ... of those redelivered."""
-        found = {}
-        tail = self._tails.of(lease).messages
-        missing = []
-        for first, last in ranges:
-            try:
-                for entry in range(first, last + 1):
-                    found[entry] = tail[entry]
-            except KeyError:
-                missing.append((entry, last))
-        if missing:
-            id_of = id_maker(ledgers)
-            parts = await self.store.entries(
-                partition_keys(lease.topic, lease.partition).log,
-                [(id_of(first), id_of(last)) for first, last in covering_ranges(missing)],
-            )
-            for part in parts:
-                for id, fields in part:
-                    found[int(id[id.index("-") + 1 :])] = Message(id, fields[1], fields[3], fields[5])
-        for entry, count in rows(retries, 2):
-            if entry in found:
-                found[entry] = msgspec.structs.replace(found[entry], retries=count)
-        return found
+        """Messages by their entries, without those that are not in the log any more."""
+        id_of, counts = id_maker(ledgers), dict(rows(retries, 2))
+        entries = chain.from_iterable(range(first, last + 1) for first, last in ranges)
+        texts = rows(list(chain.from_iterable(parts)), 3)
+        return {
+            entry: Message(id_of(entry), key, uid, about, counts.get(entry, 0))
+            for entry, (key, uid, about) in zip(entries, texts, strict=True)
+            if uid
+        }

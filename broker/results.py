@@ -118,6 +118,32 @@ class FetchResult(msgspec.Struct, frozen=True):
     unknown_consumers: list[str]
 
 
+class Share(msgspec.Struct, frozen=True):
+    """One consumer's part of a fetch: ranges of entries, and key, uid, about of each of them, all flat."""
+
+    consumer: str
+    ranges: list[int]
+    flat: list[str]
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """What a fetch leased, in the flat form in which it goes to clients; times as in FetchResult.
+
+    All of it has one token. A lane's deadline is the lease of its consumer from now, unless it is in `kept`.
+    """
+
+    mode: str
+    token: int
+    now_ms: int
+    next_due_ms: int
+    more: bool
+    ledgers: str
+    shares: list[Share]
+    kept: list[str | int]  # lane, deadline, ...
+    retries: list[int]  # entry, count, ...
+    unknown_consumers: list[str]
+
+
 class Stale(NamedTuple):
     """A part of a receipt that did not hold any more: the receipt's place in the call, and the entries."""
 

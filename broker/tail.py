@@ -1,54 +1,80 @@
 """The newest messages that this worker accepted, so that delivering them needs no second look at Redis."""
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker.results import Lease, Message, Outgoing, PublishResult
+import msgspec
+
+from broker.results import Lease, PublishResult
+
+_SEGMENT = 500  # messages; smaller batches are put together
+
+
+class Segment(msgspec.Struct):
+    """Consecutive entries: key, uid and about of each, flat, as they are delivered."""
+
+    first: int
+    flat: list[str]
+    size: int = 0
+
+    @property
+    def end(self) -> int:
+        """The entry after the last one."""
+        return self.first + len(self.flat) // 3
 
 
 class Tail:
-    """What is known of a partition in one epoch: messages by entry, cursors by subscription."""
+    """What is known of a partition in one epoch: its newest messages, cursors by subscription."""
 
     def __init__(self) -> None:
-        self.messages: dict[int, Message] = {}
+        self.segments: list[Segment] = []
+        self.starts: list[int] = []  # the first entry of each
         self.cursors: dict[str, int] = {}
+
+    def __contains__(self, entry: int) -> bool:
+        return bool(self.starts) and self.starts[0] <= entry < self.segments[-1].end
+
+    def read(self, first: int, last: int) -> list[str] | None:
+        """Key, uid and about of each entry, flat, if all of them are known."""
+        if first not in self or last not in self:
+            return None
+        at = bisect_right(self.starts, first) - 1
+        found: list[str] = []
+        while first <= last:
+            segment = self.segments[at]
+            end = min(last + 1, segment.end)
+            part = segment.flat[(first - segment.first) * 3 : (end - segment.first) * 3]
+            found = found + part if found else part
+            first, at = end, at + 1
+        return found
 
     def keys_after(self, subscription: str, most: int) -> tuple[int, list[str]] | None:
         """The next entry that a subscription has not seen, and the keys from there on, if known."""
         cursor = self.cursors.get(subscription)
-        if cursor is None or cursor + 1 not in self.messages:
+        if cursor is None or most < 1 or cursor + 1 not in self:
             return None
-        keys = []
-        for entry in range(cursor + 1, cursor + 1 + most):
-            message = self.messages.get(entry)
-            if message is None:
-                break
-            keys.append(message.key)
-        return cursor + 1, keys
+        flat = self.read(cursor + 1, min(cursor + most, self.segments[-1].end - 1))
+        return (cursor + 1, flat[::3]) if flat else None
 
 
-class Batch(NamedTuple):
-    """Consecutive entries of a tail."""
-
+class _Added(NamedTuple):
     tail: Tail
-    first: int
-    end: int
-    size: int
+    segment: Segment
 
 
 class TailCache:
     """A tail for each partition that is held, all together bounded; losing any of it costs a read.
 
     A tail is good for one lease: only its holder can append to the partition. It ends with the next lease,
-    and when entries come again that are in it already, since then Redis has lost what they were.
+    and when entries come that do not go on where it ends, since then Redis has lost what they were.
     """
 
-    def __init__(self, limit: int = 64 * 1024 * 1024) -> None:
-        self._limit = limit  # bytes, as they came from the producers
+    def __init__(self, limit: int = 16 * 1024 * 1024) -> None:
+        self._limit = limit  # bytes, as they came from the producers; Python needs some times more
         self._size = 0
         self._tails: dict[tuple[str, int], tuple[Lease, Tail]] = {}
-        self._batches: deque[Batch] = deque()
+        self._added: deque[_Added] = deque()
 
     def newest_epoch(self, topic: str, partition: int) -> int:
         """The newest epoch that this worker has held, 0 for none."""
@@ -64,26 +90,35 @@ class TailCache:
         held, tail = self._tails.get((lease.topic, lease.partition), (None, None))
         return tail if tail is not None and held == lease else Tail()
 
-    def add(self, lease: Lease, batch: Sequence[Outgoing], result: PublishResult, size: int) -> None:
-        """Remember a batch as it was just published."""
+    def add(self, lease: Lease, flat: list[str], result: PublishResult, size: int) -> None:
+        """Remember a batch as it was just published: key, uid and about of each message, flat."""
+        if not result.stored:
+            return
         tail = self.of(lease)
-        if result.first in tail.messages:
+        if tail.segments and result.first != tail.segments[-1].end:
             self.begin(lease)
             tail = self.of(lease)
         if result.duplicates:
-            batch = [item for index, item in enumerate(batch) if index not in result.duplicates]
-        prefix, published = f"{result.ledger}-", f"{result.published_ms} "
-        entry = result.first
-        for key, uid, about in batch[: result.stored]:
-            tail.messages[entry] = Message(f"{prefix}{entry}", key, uid, published + about)
-            entry += 1
-        self._batches.append(Batch(tail, result.first, entry, size))
+            flat = [text for at, text in enumerate(flat) if at // 3 not in result.duplicates]
+        else:
+            flat = flat.copy()
+        published = f"{result.published_ms} "
+        flat[2::3] = [published + about for about in flat[2::3]]
+        newest = tail.segments[-1] if tail.segments else None
+        if newest is not None and len(newest.flat) < _SEGMENT * 3:
+            newest.flat += flat
+            newest.size += size
+        else:
+            segment = Segment(result.first, flat, size)
+            tail.segments.append(segment)
+            tail.starts.append(segment.first)
+            self._added.append(_Added(tail, segment))
         self._size += size
         while self._size > self._limit:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        tail, first, end, size = self._batches.popleft()
-        self._size -= size
-        for entry in range(first, end):
-            tail.messages.pop(entry, None)
+        tail, segment = self._added.popleft()
+        self._size -= segment.size
+        tail.segments.remove(segment)
+        tail.starts.remove(segment.first)

@@ -2,8 +2,9 @@
 --
 -- ARGV   3 limit   4, 5 keys that the caller knows   6.. consumer, permits, lease_ms for each consumer
 
-local settings = redis.call('HMGET', sub, 'mode', 'token', 'sparse', 'active', 'turn')
+local settings = redis.call('HMGET', sub, 'mode', 'token', 'sparse', 'active', 'turn', 'paused')
 local mode, sparse, active, turn = settings[1], tonumber(settings[3]), settings[4], settings[5]
+local paused = settings[6] -- an operator stopped deliveries: nobody has room
 -- Tokens only ever grow, also after a failover that lost the newest one.
 local token = string.format('%.0f', math.max(settings[2] + 1, now))
 
@@ -42,7 +43,7 @@ local function read_room(arguments, from)
     local consumer = { index = (index - from) / 3, name = arguments[index], permits = tonumber(arguments[index + 1]), lease_ms = arguments[index + 2] }
     if tonumber(redis.call('ZSCORE', consumers, consumer.name) or 0) <= now then
       unknown[#unknown + 1] = consumer.name
-    elseif consumer.permits > 0 and is_active(consumer) then
+    elseif consumer.permits > 0 and not paused and is_active(consumer) then
       consumer.rank = consumer.permits
       consumer.deadline = string.format('%.0f', now + consumer.lease_ms)
       consumer.begin = consumer.name .. '|' .. consumer.lease_ms .. '|0|0|' .. token .. ':'

@@ -1,9 +1,8 @@
 """What a worker remembers of its newest messages never stands in the way of what Redis says."""
 
 from broker.engine import Engine
-from broker.results import Outgoing, PublishResult, Room
+from broker.results import Lease, PublishResult, Room
 from broker.tail import TailCache
-from client.wire import pack_about
 from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire, receipts
 
 
@@ -69,15 +68,19 @@ def _published(first: int, stored: int) -> PublishResult:
 
 
 def test_the_memory_is_bounded_and_drops_the_oldest_first() -> None:
-    from broker.results import Lease
-
     lease = Lease("t", 0, "w", 1)
     cache = TailCache(limit=100)
     cache.begin(lease)
-    for first in range(1, 100, 10):
-        batch = [Outgoing("k", f"u{first + n}", pack_about(1)) for n in range(10)]
-        cache.add(lease, batch, _published(first, 10), size=30)
-    assert sorted(cache.of(lease).messages) == list(range(71, 101))
-    again = [Outgoing("k", "new", pack_about(1))]
-    cache.add(lease, again, _published(71, 1), size=30)  # Redis gives entry 71 again: it has lost the old
-    assert [(found.uid, found.id) for found in cache.of(lease).messages.values()] == [("new", "1-71")]
+    for first in range(1, 5_001, 500):
+        flat = [text for n in range(500) for text in ("k", f"u{first + n}", "1   ")]
+        cache.add(lease, flat, _published(first, 500), size=30)
+    tail = cache.of(lease)
+    assert [first for first in range(1, 5_001, 500) if first in tail] == [3_501, 4_001, 4_501]
+    assert tail.read(3_500, 3_501) is None
+    assert tail.read(4_000, 4_001) == ["k", "u4000", "5 1   ", "k", "u4001", "5 1   "]
+    assert tail.read(5_000, 5_001) is None
+    # Redis gives an entry again: it has lost the old one, and what came after it.
+    cache.add(lease, ["k", "new", "1   "], _published(4_001, 1), size=30)
+    assert cache.of(lease).read(4_001, 4_001) == ["k", "new", "5 1   "]
+    assert 4_000 not in cache.of(lease)
+    assert 4_002 not in cache.of(lease)

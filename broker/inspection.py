@@ -1,0 +1,190 @@
+"""Looking into topics and subscriptions without changing them: counts, and messages that are not settled."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import msgspec
+
+from broker.administration import partition_keys, subscription_keys
+from broker.arguments import check_int, id_maker
+from broker.keys import SubscriptionKeys
+from broker.results import Message
+from broker.store import Store
+
+_PAGE = 1_000
+_RANGE = re.compile(r"\d+:(\d+)(?:-(\d+))?")
+
+
+class TopicCounts(msgspec.Struct):
+    """All partitions of a topic together."""
+
+    messages: int = 0
+    published: int = 0
+    subscriptions: list[str] = []
+
+
+class SubscriptionCounts(msgspec.Struct):
+    """What a subscription has not settled, all partitions together."""
+
+    fresh: int = 0
+    leased: int = 0
+    waiting: int = 0
+    consumers: set[str] = msgspec.field(default_factory=set)
+    paused: bool = False
+
+
+class Unsettled(msgspec.Struct):
+    """A message that a subscription owes: `state` is fresh, leased or waiting."""
+
+    partition: int
+    message: Message
+    state: str
+    consumer: str = ""
+    due_ms: int = 0
+
+
+class _Place(msgspec.Struct):
+    """Where a message behind the cursor is."""
+
+    state: str
+    consumer: str
+    due_ms: int
+
+
+async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
+    """How much is in a topic's logs, and who subscribes."""
+    counts, names = TopicCounts(), set[str]()
+
+    async def count(partition: int) -> None:
+        keys = partition_keys(topic, partition)
+        length, last, found = await store.atomically(
+            [("XLEN", keys.log), ("HGET", keys.meta, "last"), ("HKEYS", keys.subs)]
+        )
+        counts.messages += length
+        counts.published += int(last or 0)
+        names.update(found)
+
+    await _each(count, partitions)
+    counts.subscriptions = sorted(names)
+    return counts
+
+
+async def count_subscription(
+    store: Store, topic: str, subscription: str, partitions: int
+) -> SubscriptionCounts:
+    """What a subscription has not settled, and who consumes it."""
+    counts = SubscriptionCounts()
+
+    async def count(partition: int) -> None:
+        keys = subscription_keys(topic, partition, subscription)
+        last, cursor, queued, consumers, paused = await store.atomically(
+            [
+                ("HGET", keys.meta, "last"),
+                ("HGET", keys.subs, subscription),
+                ("ZCARD", keys.queue),
+                ("ZRANGE", keys.consumers, 0, -1),
+                ("HGET", keys.sub, "paused"),
+            ]
+        )
+        counts.fresh += int(last or 0) - int(cursor or 0)
+        counts.waiting += queued
+        counts.consumers.update(consumers)
+        counts.paused |= paused == "1"
+        async for _, consumer, _, leased in _records(store, keys):
+            held = sum(last - first + 1 for first, last in _ranges(leased))
+            if consumer:
+                counts.leased += held
+            else:
+                counts.waiting += held  # a run that waits
+
+    await _each(count, partitions)
+    return counts
+
+
+async def peek(
+    store: Store, topic: str, subscription: str, partitions: range | list[int], limit: int
+) -> list[Unsettled]:
+    """The oldest messages of each partition that a subscription has not settled, at most `limit` in all."""
+    check_int("limit", limit, 1, _PAGE)
+    found: list[Unsettled] = []
+    for partition in partitions:
+        if len(found) >= limit:
+            break
+        found += await _peek(store, topic, subscription, partition, limit - len(found))
+    return found
+
+
+async def _peek(store: Store, topic: str, subscription: str, partition: int, limit: int) -> list[Unsettled]:
+    keys = subscription_keys(topic, partition, subscription)
+    ledgers, last, cursor, queued = await store.atomically(
+        [
+            ("HGET", keys.meta, "ledgers"),
+            ("HGET", keys.meta, "last"),
+            ("HGET", keys.subs, subscription),
+            ("ZRANGE", keys.queue, 0, limit - 1),
+        ]
+    )
+    places = await _places(store, keys, queued)
+    entries = sorted(places)[:limit]
+    id_of = id_maker(ledgers or "0:0")
+    bounds = [(id_of(entry), id_of(entry)) for entry in entries]
+    if len(entries) < limit and cursor and int(cursor) < int(last):
+        end = min(int(last), int(cursor) + limit - len(entries))
+        bounds.append((id_of(int(cursor) + 1), id_of(end)))
+    parts = await store.entries(keys.log, bounds) if bounds else []
+    ids = [(id, fields) for part in parts for id, fields in part]
+    numbers = [int(id.partition("-")[2]) for id, _ in ids]
+    counts = await store.command("HMGET", keys.retries, *numbers) if numbers else []
+    return [
+        _unsettled(partition, Message(id, *fields[1::2], int(count or 0)), places.get(number))
+        for (id, fields), number, count in zip(ids, numbers, counts, strict=True)
+    ]
+
+
+def _unsettled(partition: int, message: Message, place: _Place | None) -> Unsettled:
+    if place is None:
+        return Unsettled(partition, message, "fresh")
+    return Unsettled(partition, message, place.state, place.consumer, place.due_ms)
+
+
+async def _places(store: Store, keys: SubscriptionKeys, queued: list[str]) -> dict[int, _Place]:
+    """Where the messages behind the cursor are."""
+    places: dict[int, _Place] = {}
+    dues: dict[str, int] = {}
+    deadlines = dict(await store.command("ZRANGE", keys.deadlines, 0, _PAGE - 1, "WITHSCORES"))
+    async for lane, consumer, due, leased in _records(store, keys):
+        dues[lane] = due
+        for first, last in _ranges(leased):
+            state = _Place("leased", consumer, int(deadlines.get(lane, 0))) if consumer else None
+            for entry in range(first, last + 1):
+                places[entry] = state or _Place("waiting", "", due)
+        if len(places) > 10 * _PAGE:
+            break
+    for member in queued:
+        lane, _, entry = member.rpartition("\0")
+        places[int(entry)] = _Place("waiting", "", dues.get(lane, 0))
+    return places
+
+
+async def _records(store: Store, keys: SubscriptionKeys) -> AsyncIterator[tuple[str, str, int, str]]:
+    """Lane, consumer, due and what is leased, of every lane; as docs/keyspace.md describes records."""
+    cursor = 0
+    while True:
+        cursor, found = await store.command("HSCAN", keys.lanes, cursor, "COUNT", _PAGE)
+        for lane, record in found.items():
+            consumer, _, _, due, leased = record.split("|", 4)
+            yield lane, consumer, int(due), leased
+        if not int(cursor):
+            return
+
+
+def _ranges(leased: str) -> Iterator[tuple[int, int]]:
+    for match in _RANGE.finditer(leased):
+        yield int(match[1]), int(match[2] or match[1])
+
+
+async def _each(count: Callable[[int], Awaitable[None]], partitions: int) -> None:
+    """Run a coroutine function for every partition, some at a time."""
+    for start in range(0, partitions, 50):
+        await asyncio.gather(*(count(number) for number in range(start, min(start + 50, partitions))))

@@ -1,0 +1,17 @@
+-- pause: stop the deliveries of a subscription, or let them go on; what is leased stays leased.
+--
+-- Uses   subscription
+-- KEYS   as in lib/subscription.lua
+-- ARGV   3 "1" to stop, "" to go on
+-- Returns  {"OK"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
+-- Cost     O(1)
+local refused = refusal(true)
+if refused then
+  return refused
+end
+if ARGV[3] == '1' then
+  redis.call('HSET', sub, 'paused', '1')
+else
+  redis.call('HDEL', sub, 'paused')
+end
+return { 'OK' }
