@@ -85,6 +85,11 @@ class Administration:
     def __init__(self, store: Store) -> None:
         self.store = store
 
+    async def time_ms(self) -> int:
+        """The time of Redis."""
+        seconds, microseconds = await self.store.command("TIME")
+        return int(seconds) * 1_000 + int(microseconds) // 1_000
+
     # Topics
 
     async def create_topic(

@@ -1,43 +1,49 @@
 """The `keylane` command."""
 
-import contextlib
-import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvloop
-from rich.console import Console
 
-from broker.demo import tour
-from broker.server import Server
+from broker.commandline.doctor import add_doctor
+from broker.commandline.peek import add_peek
+from broker.commandline.publish import add_publish
+from broker.commandline.serve import add_serve
+from broker.commandline.session import DEFAULT_SERVER, Globals, JsonOption
+from broker.commandline.subscribe import add_subscribe
+from broker.commandline.subscriptions import subscriptions
+from broker.commandline.topics import topics
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Keylane: a message broker on Redis.")
-out = Console(highlight=False)
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Keylane: a message broker on Redis.",
+)
 
 
 @app.callback()
-def keylane() -> None:
-    """Keylane: a message broker on Redis."""
-
-
-@app.command()
-def demo(
-    once: Annotated[bool, typer.Option("--once", help="Exit after the tour.")] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Keep the data here; by default it is thrown away.")
-    ] = None,
+def keylane(
+    ctx: typer.Context,
+    server: Annotated[
+        str, typer.Option(metavar="URL", envvar="KEYLANE_SERVER", help="Which broker.")
+    ] = DEFAULT_SERVER,
+    json: JsonOption = False,
 ) -> None:
-    """Start the embedded server and show what the engine does, step by step."""
-    with Server(data_dir=data_dir) as server:
-        out.print(f"[bold]Valkey[/bold] is up at {server.url}, append-only, data in {server.data_dir}")
-        uvloop.run(tour(server.url, out.print))
-        if not once:
-            out.print(f"\nLook around with [bold]redis-cli -p {server.port}[/bold]; Ctrl-C stops the server.")
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.pause()
+    """Keylane: a message broker on Redis."""
+    ctx.obj = Globals(server, json)
+
+
+add_serve(app)
+app.add_typer(topics, name="topic")
+add_publish(app)
+add_subscribe(app)
+app.add_typer(subscriptions, name="subscription")
+add_peek(app)
+add_doctor(app)
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    app(prog_name="keylane")

@@ -137,7 +137,9 @@ async def _peek(store: Store, topic: str, subscription: str, partition: int, lim
     numbers = [int(id.partition("-")[2]) for id, _ in ids]
     counts = await store.command("HMGET", keys.retries, *numbers) if numbers else []
     return [
-        _unsettled(partition, Message(id, *fields[1::2], int(count or 0)), places.get(number))
+        _unsettled(
+            partition, Message(id, fields[1], fields[3], fields[5], int(count or 0)), places.get(number)
+        )
         for (id, fields), number, count in zip(ids, numbers, counts, strict=True)
     ]
 
@@ -152,7 +154,8 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str]) -> di
     """Where the messages behind the cursor are."""
     places: dict[int, _Place] = {}
     dues: dict[str, int] = {}
-    deadlines = dict(await store.command("ZRANGE", keys.deadlines, 0, _PAGE - 1, "WITHSCORES"))
+    scores = await store.command("ZRANGE", keys.deadlines, 0, _PAGE - 1, "WITHSCORES")
+    deadlines = dict(zip(scores[::2], scores[1::2], strict=True))
     async for lane, consumer, due, leased in _records(store, keys):
         dues[lane] = due
         for first, last in _ranges(leased):
@@ -162,8 +165,8 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str]) -> di
         if len(places) > 10 * _PAGE:
             break
     for member in queued:
-        lane, _, entry = member.rpartition("\0")
-        places[int(entry)] = _Place("waiting", "", dues.get(lane, 0))
+        lane, _, number = member.rpartition("\0")
+        places[int(number)] = _Place("waiting", "", dues.get(lane, 0))
     return places
 
 

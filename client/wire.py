@@ -79,7 +79,7 @@ class Info(Properties, frozen=True):
 
     TYPE = Type.INFO
 
-    versions: tuple[int, int] = (OLDEST_VERSION, VERSION)
+    versions: tuple[int, int] = (1, 1)  # oldest and newest; the default is for ever, whatever VERSION is
     token: str = ""
     client: str = ""  # who this is, for logs
 

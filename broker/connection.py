@@ -1,0 +1,219 @@
+"""A client's connection: frames in, frames out, and what keeps either side from drowning the other."""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+from broker.consumer import Consumer
+from broker.partition import Partition, Pending
+from client import wire
+from client.errors import BrokerError, DurabilityNotReached, ProtocolError, Unavailable
+from client.wire import Frame, FrameReader, Type
+
+if TYPE_CHECKING:
+    from broker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
+_INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
+_REQUESTS = 200  # requests that one connection may have under way
+
+
+class Connection(asyncio.Protocol):
+    """One client; any number of producers and consumers share it."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self.worker = worker
+        self.streams: dict[int, Consumer] = {}
+        self.refused: dict[tuple[str, int], BrokerError] = {}  # partitions whose publishes must come again
+        self.writable = True
+        self.greeted = False  # INFO has been exchanged
+        self.heard = 0.0  # when the last frame came, by the loop's clock
+        self.peer = ""
+        self._reader = FrameReader(worker.settings.max_frame)
+        self._transport: asyncio.Transport | None = None
+        self._inflight = 0
+        self._requests = 0
+        self._reading = True
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, if there is room for one more."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class
+        self._transport.set_write_buffer_limits(high=_BUFFERED)
+        self.peer = ":".join(map(str, (transport.get_extra_info("peername") or ("?",))[:2]))
+        self.heard = asyncio.get_running_loop().time()
+        if refusal := self.worker.admit(self):
+            self.send(wire.Error(refusal.code, str(refusal)))
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle each frame that is complete now."""
+        self.heard = asyncio.get_running_loop().time()
+        before = self._reader.waiting
+        try:
+            for frame in self._reader.feed(data):
+                if self._transport is None:
+                    return
+                self._receive(frame)
+        except ProtocolError as error:
+            log.info("%s breaks the protocol: %s", self.peer, error)
+            self.send(wire.Error(error.code, str(error)))
+            self.close()
+        self.worker.buffered += self._reader.waiting - before
+        if self._reader.waiting and self.worker.buffered > self.worker.settings.max_inflight_bytes:
+            self.send(wire.Error("overloaded", "too many unfinished frames; send this one again later"))
+            self.close()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: neither deliver to it nor listen to it until it has caught up."""
+        self.writable = False
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self.writable = True
+        self._regulate()
+        for consumer in self.streams.values():
+            consumer.give(0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client; its consumers' sessions run out unless they come back."""
+        self._transport = None
+        self.worker.buffered -= self._reader.waiting
+        self._reader = FrameReader(0)
+        for consumer in self.streams.values():
+            consumer.detach()
+        self.worker.forget(self)
+        self.streams.clear()
+
+    # Sending
+
+    def send(self, properties: wire.Properties, sequence: int = 0, body: bytes = b"") -> None:
+        """Send a frame; to a connection that has ended, nothing."""
+        if self._transport is not None:
+            self._transport.write(wire.frame(properties, sequence, self.worker.now_ms(), body))
+
+    def refuse(self, error: Exception, sequence: int) -> None:
+        """Answer a request with an error."""
+        if isinstance(error, BrokerError):
+            stored = isinstance(error, DurabilityNotReached) and error.stored
+            self.send(wire.Error(error.code, str(error), stored), sequence)
+        else:
+            self.send(wire.Error("broker_error", "the broker failed; its log says how"), sequence)
+
+    def close(self) -> None:
+        """Close when what was sent before has gone out."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Requests
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.type == Type.OK:  # the answer to a heartbeat
+            return
+        if not self.greeted and frame.type != Type.INFO:
+            raise ProtocolError("the first frame of a connection must be INFO")
+        try:
+            if frame.type == Type.PUBLISH:
+                self._publish(frame)
+            elif frame.type == Type.FLOW:
+                self._flow(wire.properties_of(frame, wire.Flow))
+            elif frame.type == Type.HEARTBEAT:
+                self.send(wire.Properties(), frame.sequence)
+            else:
+                self._requests += 1
+                self._regulate()
+                self.worker.start(
+                    self._request, Frame(*frame[:3], memoryview(bytes(frame[3])), memoryview(bytes(frame[4])))
+                )
+        except BrokerError as error:
+            self.refuse(error, frame.sequence)
+
+    async def _request(self, frame: Frame) -> None:
+        """Carry out what is not hot."""
+        try:
+            if self.worker.stopping:
+                raise Unavailable("the worker is stopping")
+            reply, body = await self.worker.carry_out(self, frame)
+            self.send(reply, frame.sequence, body)
+        except Exception as error:
+            if not isinstance(error, BrokerError):
+                log.exception("a bug, while handling a frame of type %d from %s", frame.type, self.peer)
+            self.refuse(error, frame.sequence)
+        finally:
+            self._requests -= 1
+            self._regulate()
+
+    def _flow(self, request: wire.Flow) -> None:
+        consumer = self.streams.get(request.stream)
+        if consumer is None:
+            return  # it has just ended; the client will have been told
+        if request.paused is not None:
+            consumer.paused = request.paused
+        consumer.give(max(request.permits, 0))
+
+    # Publishing
+
+    def _publish(self, frame: Frame) -> None:
+        request = wire.properties_of(frame, wire.Publish)
+        partition = self.worker.partition(request.topic, request.partition)
+        place = (request.topic, request.partition)
+        if request.again:
+            self.refused.pop(place, None)
+        elif refusal := self.refused.get(place):
+            raise refusal
+        flat: list[str] = self.worker.check_publish(request, frame.body)
+        size = len(frame.body)
+        self._inflight += size
+        self.worker.inflight += size
+        partition.publish(Pending(self, frame.sequence, flat, size, request.durability, request.timeout_ms))
+        self._regulate()
+
+    def published(self, pending: Pending, reply: wire.PublishReply) -> None:
+        """Answer a PUBLISH."""
+        self._done(pending)
+        self.send(reply, pending.sequence)
+
+    def publish_failed(self, pending: Pending, partition: Partition, error: Exception) -> None:
+        """Answer a PUBLISH; if it can be tried again, what comes behind it must not overtake it."""
+        self._done(pending)
+        if isinstance(error, BrokerError) and error.retriable:
+            self.refused[partition.topic, partition.number] = error
+        self.refuse(error, pending.sequence)
+
+    def _done(self, pending: Pending) -> None:
+        self._inflight -= pending.size
+        self.worker.inflight -= pending.size
+        self._regulate()
+        self.worker.relieve()
+
+    def _regulate(self) -> None:
+        """Listen only while there is room for what the client may ask."""
+        wanted = (
+            self.writable
+            and self._inflight < _INFLIGHT
+            and self._requests < _REQUESTS
+            and not (self._inflight and self.worker.crowded)
+        )
+        if wanted != self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+                self.worker.held_back.discard(self)
+            else:
+                self._transport.pause_reading()
+                self.worker.held_back.add(self)
+
+    regulate = _regulate
+
+    def stats(self) -> dict[str, Any]:
+        """What an operator may want to know."""
+        return {"peer": self.peer, "streams": len(self.streams), "inflight_bytes": self._inflight}

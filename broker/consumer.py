@@ -1,0 +1,84 @@
+"""A consumer as its worker sees it: who it is, and how much it may still be sent."""
+
+from typing import TYPE_CHECKING
+
+from client import wire
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.dispatcher import Dispatcher
+
+_SHARE = 64  # permits below which a share of them is not worth its own call
+
+
+class Consumer:
+    """One stream of deliveries on a connection, from any number of partitions."""
+
+    __slots__ = (
+        "connection",
+        "credit",
+        "dispatchers",
+        "lease_ms",
+        "name",
+        "partitions",
+        "paused",
+        "permits",
+        "stream",
+        "subscription",
+        "topic",
+    )
+
+    def __init__(
+        self, connection: "Connection", request: wire.Subscribe, lease_ms: int, partitions: list[int]
+    ) -> None:
+        self.connection = connection
+        self.stream = request.stream
+        self.topic = request.topic
+        self.subscription = request.subscription
+        self.name = request.consumer
+        self.lease_ms = lease_ms
+        self.partitions = partitions
+        self.permits = request.permits
+        self.credit = request.permits  # permits that stand for no message right now
+        self.paused = False
+        self.dispatchers: dict[int, Dispatcher] = {}  # by partition
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What there is only one consumer of."""
+        return self.topic, self.subscription, self.name
+
+    def reserve(self) -> int:
+        """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
+        if self.paused or self.credit <= 0 or not self.connection.writable:
+            return 0
+        credit = self.credit
+        share = credit if len(self.dispatchers) == 1 else max(min(credit, _SHARE), credit // 2)
+        self.credit -= share
+        return share
+
+    def give(self, permits: int) -> None:
+        """Add permits, and let the partitions that wait for them know, another one first each time."""
+        self.credit = min(self.permits, self.credit + permits)
+        if self.credit <= 0 or self.paused:
+            return
+        for partition in list(self.dispatchers):
+            dispatcher = self.dispatchers[partition]
+            if dispatcher.hungry:
+                del self.dispatchers[partition]
+                self.dispatchers[partition] = dispatcher
+                dispatcher.wake()
+                if len(self.dispatchers) > 1 and self.credit < _SHARE:
+                    return
+
+    def end(self, code: str, message: str) -> None:
+        """Tell the client that the consumer is no more, and forget it."""
+        self.detach()
+        self.connection.streams.pop(self.stream, None)
+        self.connection.send(wire.Error(code, message, stream=self.stream))
+
+    def detach(self) -> None:
+        """Take it off every partition; what it holds stays leased."""
+        for dispatcher in self.dispatchers.values():
+            dispatcher.detach(self)
+        self.dispatchers.clear()

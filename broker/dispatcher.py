@@ -1,0 +1,194 @@
+"""Hands the messages of one partition to the consumers of one subscription, as soon as there is work.
+
+It sleeps until something happens (a publish, a settle, permits) or until the instant that the last script
+named as the next at which something falls due: no polling, no sweep.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from broker.arguments import MAX_BATCH, pack_flat_receipts
+from broker.consumer import Consumer
+from broker.results import Fetched, Lease, Room, Share
+from client import wire
+from client.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound
+
+if TYPE_CHECKING:
+    from broker.partition import Partition
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = (0.05, 1.0)  # seconds between attempts while Redis is away, shortest and longest
+
+
+class Dispatcher:
+    """One partition and one subscription; lives as long as it has consumers."""
+
+    def __init__(self, partition: "Partition", subscription: str, delivery: str) -> None:
+        self.partition = partition
+        self.subscription = subscription
+        self.consumers: dict[str, Consumer] = {}
+        self.hungry = True  # there may be something to deliver
+        self._settles = delivery == "at_most_once"
+        self._due_ms = 1  # when to look for what has timed out; 0 is never
+        self._awake = asyncio.Event()
+
+    def attach(self, consumer: Consumer) -> None:
+        """Serve one more consumer."""
+        self.consumers[consumer.name] = consumer
+        consumer.dispatchers[self.partition.number] = self
+        self.feed()
+
+    def detach(self, consumer: Consumer) -> None:
+        """Serve it no more."""
+        if self.consumers.get(consumer.name) is consumer:
+            del self.consumers[consumer.name]
+            self._awake.set()
+
+    def feed(self) -> None:
+        """There may be something to deliver."""
+        self.hungry = True
+        self._awake.set()
+
+    def wake(self) -> None:
+        """Somebody has room."""
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Serve until the last consumer has gone."""
+        worker, pause = self.partition.worker, _PATIENCE[0]
+        while self.consumers:
+            try:
+                await self._step()
+                pause = _PATIENCE[0]
+            except (TopicNotFound, SubscriptionNotFound) as error:
+                self._end_all(error)
+            except Fenced:
+                continue  # the partition has noticed, and takes a new lease
+            except BrokerError as error:
+                log.warning("%s: %s", self, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _PATIENCE[1])
+            except Exception:
+                log.exception("%s: a bug; going on", self)
+                await asyncio.sleep(_PATIENCE[1])
+            if worker.stopping:
+                return
+
+    def __str__(self) -> str:
+        return f"subscription {self.subscription!r} on {self.partition}"
+
+    async def _step(self) -> None:
+        self._awake.clear()
+        now_ms = self.partition.worker.now_ms()
+        if self._due_ms and self._due_ms <= now_ms:
+            await self._expire()
+        rooms = self._rooms() if self.hungry else []
+        if rooms:
+            await self._fetch(rooms)
+        else:
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        if not self._due_ms:
+            await self._awake.wait()
+            return
+        # At least a millisecond: the clocks of Redis and of this process are not the same.
+        delay = max(self._due_ms - self.partition.worker.now_ms(), 1) / 1_000
+        timer = asyncio.get_running_loop().call_later(delay, self._awake.set)
+        try:
+            await self._awake.wait()
+        finally:
+            timer.cancel()
+
+    async def _expire(self) -> None:
+        result = await self.partition.call(lambda engine, lease: engine.expire(lease, self.subscription))
+        self._due_ms = result.next_due_ms
+        self.hungry = True
+        for name in result.expired_consumers:
+            if name in self.consumers:  # it is here: Redis was away for longer than its session
+                await self._join(name)
+
+    def _rooms(self) -> list[Room]:
+        rooms = []
+        for consumer in self.consumers.values():
+            if permits := consumer.reserve():
+                rooms.append(Room(consumer.name, permits, consumer.lease_ms))
+        return rooms
+
+    async def _fetch(self, rooms: list[Room]) -> None:
+        spare = {room.consumer: room.permits for room in rooms}
+        takers = {name: self.consumers[name] for name in spare}
+        self.hungry = False
+        try:
+            fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms))
+        except BaseException:
+            self.hungry = True
+            for name, consumer in takers.items():
+                consumer.give(spare[name])
+            raise
+        for share in fetched.shares:
+            spare[share.consumer] -= len(share.flat) // 3
+            self._send(takers[share.consumer], share, fetched, settled)
+        self._due_ms = fetched.next_due_ms
+        if fetched.more or fetched.unknown_consumers or not any(spare.values()):
+            self.hungry = True
+        for name, consumer in takers.items():
+            consumer.give(spare[name])
+        for name in fetched.unknown_consumers:
+            await self._join(name)
+
+    async def _lease(self, lease: Lease, rooms: list[Room]) -> tuple[Fetched, list[int] | None]:
+        """Fetch; at most once is settled before anybody sees it."""
+        engine = self.partition.worker.engine
+        fetched = await engine.fetch_flat(lease, self.subscription, rooms)
+        if not self._settles or not fetched.shares:
+            return fetched, None
+        forgotten: list[int] = []
+        for share in fetched.shares:
+            receipts = flat_receipts(fetched, share)
+            for start in range(0, len(receipts), MAX_BATCH * 4):
+                packed = pack_flat_receipts(receipts[start : start + MAX_BATCH * 4])
+                result = await engine.ack(lease, self.subscription, packed)
+                forgotten += [number for bounds in result.forgotten for number in bounds]
+        return fetched, forgotten
+
+    def _send(self, consumer: Consumer, share: Share, fetched: Fetched, settled: list[int] | None) -> None:
+        consumer.connection.send(
+            wire.Data(
+                consumer.stream,
+                self.partition.number,
+                fetched.token,
+                fetched.now_ms + consumer.lease_ms,
+                fetched.ledgers,
+                settled=settled,
+            ),
+            body=wire.pack((share.ranges, share.flat, fetched.retries, fetched.kept)),
+        )
+
+    async def _join(self, name: str) -> None:
+        if name in self.consumers:
+            worker = self.partition.worker
+            await self.partition.call(
+                lambda engine, lease: engine.join(lease, self.subscription, name, worker.session_ms)
+            )
+            self.hungry = True
+
+    def _end_all(self, error: BrokerError) -> None:
+        for consumer in list(self.consumers.values()):
+            consumer.end(error.code, str(error))
+
+
+def flat_receipts(fetched: Fetched, share: Share) -> list[str | int]:
+    """The receipts of a share: lane, token, first and last of each, flat."""
+    ranges = zip(share.ranges[::2], share.ranges[1::2], strict=True)
+    if fetched.mode != "key_shared":
+        lane = "" if fetched.mode == "shared" else "="
+        return [part for first, last in ranges for part in (lane, fetched.token, first, last)]
+    entries = (entry for first, last in ranges for entry in range(first, last + 1))
+    return [
+        part
+        for entry, key in zip(entries, share.flat[::3], strict=True)
+        for part in ("=" + key if key else "", fetched.token, entry, entry)
+    ]

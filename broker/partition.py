@@ -1,0 +1,180 @@
+"""A partition that this worker serves: its lease, its publishes and its dispatchers."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from broker.arguments import MAX_BATCH
+from broker.dispatcher import Dispatcher
+from broker.engine import Engine
+from broker.results import Lease, PublishResult
+from client import wire
+from client.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RETRY = 0.1  # seconds between attempts at a lease that another worker holds
+
+
+class Pending(NamedTuple):
+    """A PUBLISH that waits for its turn."""
+
+    connection: "Connection"
+    sequence: int
+    flat: list[str]
+    size: int
+    durability: str
+    timeout_ms: int
+
+
+class Partition:
+    """One partition of a topic; whatever of it can be lost is in here."""
+
+    def __init__(self, worker: "Worker", topic: str, number: int) -> None:
+        self.worker = worker
+        self.topic = topic
+        self.number = number
+        self.held: Lease | None = None
+        self.dispatchers: dict[str, Dispatcher] = {}
+        self._lock = asyncio.Lock()
+        self._pending: deque[Pending] = deque()
+        self._publishing = False
+
+    def __str__(self) -> str:
+        return f"partition {self.number} of {self.topic!r}"
+
+    # The lease
+
+    async def lease(self) -> Lease:
+        """The lease, taken if need be; waits for one that another worker is about to lose."""
+        if self.held is not None:
+            return self.held
+        async with self._lock:
+            attempts = round((self.worker.lease_ms / 1_000 + 1) / _RETRY)
+            while self.held is None:
+                self.held = await self._acquire()
+                attempts -= 1
+                if self.held is None:
+                    if not attempts or self.worker.stopping:
+                        raise Fenced(f"another worker serves {self}")
+                    await asyncio.sleep(_RETRY)
+            return self.held
+
+    async def _acquire(self) -> Lease | None:
+        worker = self.worker
+        try:
+            lease = await worker.engine.acquire(self.topic, self.number, worker.id, worker.lease_ms)
+        except TopicNotFound:
+            worker.partitions.pop((self.topic, self.number), None)
+            count = (await worker.engine.describe_topic(self.topic)).partitions  # or the error that says more
+            raise InvalidArgument(
+                f"topic {self.topic!r} has no partition {self.number}: it has 0 to {count - 1}"
+            ) from None
+        if lease is not None and lease.sweep:
+            worker.start(worker.engine.reclaim, self.topic, self.number)
+        return lease
+
+    def lose(self, lease: Lease) -> None:
+        """Know that a lease is no more; the next call takes another."""
+        if self.held is lease:
+            log.warning("lost the lease of %s, epoch %d", self, lease.epoch)
+            self.held = None
+
+    async def call(self, step: Callable[[Engine, Lease], Awaitable[T]]) -> T:
+        """Take a step under the lease; after FENCED, which changed nothing, once more under a new one."""
+        for _ in range(2):
+            lease = await self.lease()
+            try:
+                return await step(self.worker.engine, lease)
+            except Fenced:
+                self.lose(lease)
+        raise Fenced(f"another worker serves {self}")
+
+    # Publishing
+
+    def publish(self, pending: Pending) -> None:
+        """Add to what waits; while one script call is under way, all that comes gathers for the next."""
+        self._pending.append(pending)
+        if not self._publishing:
+            self._publishing = True
+            self.worker.start(self._publish_all)
+
+    async def _publish_all(self) -> None:
+        try:
+            while self._pending:
+                await self._publish_some(self._gather())
+        finally:
+            self._publishing = False
+
+    async def _publish_some(self, batch: list[Pending]) -> None:
+        first = batch[0]
+        flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else first.flat
+        try:
+            result = await self.call(
+                lambda engine, lease: engine.publish_flat(
+                    lease, flat, durability=first.durability, timeout_ms=first.timeout_ms
+                )
+            )
+        except Exception as error:
+            if not isinstance(error, BrokerError):
+                log.exception("a bug while publishing to %s", self)
+            for pending in batch:
+                pending.connection.publish_failed(pending, self, error)
+            return
+        self._answer(batch, result)
+        for dispatcher in self.dispatchers.values():
+            dispatcher.feed()
+
+    def _gather(self) -> list[Pending]:
+        """The next that can go together."""
+        first = self._pending.popleft()
+        batch, room = [first], MAX_BATCH * 3 - len(first.flat)
+        while self._pending:
+            pending = self._pending[0]
+            if len(pending.flat) > room or pending[4:] != first[4:]:
+                break
+            room -= len(pending.flat)
+            batch.append(self._pending.popleft())
+        return batch
+
+    def _answer(self, batch: list[Pending], result: PublishResult) -> None:
+        """Tell each its part of the result."""
+        start, first = 0, result.first
+        for pending in batch:
+            count = len(pending.flat) // 3
+            duplicates = {
+                index - start: result.duplicates[index]
+                for index in (range(start, start + count) if result.duplicates else ())
+                if index in result.duplicates
+            }
+            reply = wire.PublishReply(
+                result.ledger, first, result.published_ms, result.unowed > 0, duplicates
+            )
+            pending.connection.published(pending, reply)
+            start += count
+            first += count - len(duplicates)
+
+    # Consuming
+
+    def dispatcher(self, subscription: str, delivery: str) -> Dispatcher:
+        """The dispatcher of a subscription, started if it is not there."""
+        dispatcher = self.dispatchers.get(subscription)
+        if dispatcher is None:
+            dispatcher = self.dispatchers[subscription] = Dispatcher(self, subscription, delivery)
+            self.worker.start(self._run, dispatcher)
+        return dispatcher
+
+    async def _run(self, dispatcher: Dispatcher) -> None:
+        try:
+            await dispatcher.run()
+        finally:
+            if self.dispatchers.get(dispatcher.subscription) is dispatcher:
+                del self.dispatchers[dispatcher.subscription]

@@ -1,0 +1,244 @@
+"""A broker worker: a listening socket, the connections on it, and the partitions that it serves.
+
+It holds nothing that it cannot lose: all state is in Redis, and what a worker does there is fenced by the
+lease of the partition.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from secrets import token_hex
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from broker import commands
+from broker.arguments import check_flat
+from broker.config import Settings
+from broker.connection import Connection
+from broker.consumer import Consumer
+from broker.engine import Engine
+from broker.partition import Partition
+from client import wire
+from client.errors import BrokerError, InvalidArgument, Overloaded, Unavailable
+
+log = logging.getLogger(__name__)
+
+_TOUCHES = 500  # consumers renewed in one call
+
+
+class Worker:
+    """One process's share of the broker."""
+
+    def __init__(self, settings: Settings, redis_url: str, *, worker_id: str | None = None) -> None:
+        self.settings = settings
+        self.redis_url = redis_url
+        self.id = worker_id or f"{socket.gethostname().partition('.')[0]}-{os.getpid()}-{token_hex(4)}"
+        self.address = ""
+        self.release = version("keylane")
+        self.engine = Engine.connect(redis_url)
+        self.lease_ms = round(settings.partition_lease * 1_000)
+        self.session_ms = round(settings.session * 1_000)
+        self.partitions: dict[tuple[str, int], Partition] = {}
+        self.consumers: dict[tuple[str, str, str], Consumer] = {}  # by topic, subscription and name
+        self.connections: set[Connection] = set()
+        self.stopping = False
+        self.inflight = 0  # bytes of publishes under way
+        self.buffered = 0  # bytes of frames that are not complete yet
+        self.held_back: set[Connection] = set()  # not listened to for now
+        self._drift_ms = 0.0  # the clock of Redis minus ours
+        self._stop = asyncio.Event()
+        self._tasks: TaskGroup | None = None
+        self._running = 0
+        self._idle = asyncio.Event()  # nothing is running
+        self._idle.set()
+
+    # Life
+
+    async def serve(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until stop() is called or the task is cancelled."""
+        loop = asyncio.get_running_loop()
+        await self._set_clock()
+        listener = await loop.create_server(
+            lambda: Connection(self), self.settings.host, self.settings.port, backlog=1_024
+        )
+        host, port = listener.sockets[0].getsockname()[:2]
+        self.address = self.settings.advertise or f"{host}:{port}"
+        log.info("worker %s listens on %s", self.id, self.address)
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                for period, step in (
+                    (self.settings.partition_lease / 3, self._renew_leases),
+                    (self.settings.session / 3, self._renew_sessions),
+                    (self.settings.heartbeat, self._check_heartbeats),
+                ):
+                    tasks.start_soon(self._repeat, period, step)
+                if ready is not None:
+                    ready()
+                await self._stop.wait()
+                listener.close()
+                with anyio.move_on_after(self.settings.stop_timeout):
+                    await self._finish()
+                tasks.cancel_scope.cancel()
+        finally:
+            listener.close()
+            for connection in list(self.connections):
+                connection.abort()
+            await self.engine.close()
+
+    def stop(self) -> None:
+        """Stop in good order: finish what is under way, hand the partitions on, then serve() returns."""
+        self.stopping = True
+        self._stop.set()
+
+    async def _finish(self) -> None:
+        """Answer what was asked; consumers keep their leases, for they will go on with the next worker."""
+        for partition in self.partitions.values():
+            for dispatcher in partition.dispatchers.values():
+                dispatcher.wake()
+        await self._idle.wait()
+        await self._renew_sessions()
+        leases = [partition.held for partition in self.partitions.values() if partition.held]
+        await asyncio.gather(*(self.engine.release(lease) for lease in leases), return_exceptions=True)
+        for connection in list(self.connections):
+            connection.close()
+        log.info("worker %s gave up %d partitions and stops", self.id, len(leases))
+
+    def start(self, step: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Run something in the background, for as long as the worker runs."""
+        assert self._tasks is not None
+        self._running += 1
+        self._idle.clear()
+        self._tasks.start_soon(self._guard, step, arguments)
+
+    async def _guard(self, step: Callable[..., Awaitable[object]], arguments: tuple[object, ...]) -> None:
+        try:
+            await step(*arguments)
+        except BrokerError as error:
+            log.warning("%s: %s", getattr(step, "__qualname__", step), error)
+        except Exception:
+            log.exception("a bug in %s; the worker goes on", getattr(step, "__qualname__", step))
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _repeat(self, period: float, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(period)
+            try:
+                await step()
+            except BrokerError as error:
+                log.warning("%s: %s", step.__name__.strip("_"), error)
+            except Exception:
+                log.exception("a bug in %s; the worker goes on", step.__name__)
+
+    # Time
+
+    def now_ms(self) -> int:
+        """The cluster's time, which is that of Redis."""
+        return int(time.time() * 1_000 + self._drift_ms)
+
+    async def _set_clock(self) -> None:
+        before = time.time()
+        redis_ms = await self.engine.time_ms()
+        self._drift_ms = redis_ms - (before + time.time()) * 500
+
+    # What is done from time to time
+
+    async def _renew_leases(self) -> None:
+        """Extend all partition leases at once."""
+        held = [partition for partition in self.partitions.values() if partition.held]
+        leases = [partition.held for partition in held if partition.held]
+        if leases:
+            kept = await self.engine.renew(leases, self.lease_ms)
+            for partition, lease, ok in zip(held, leases, kept, strict=True):
+                if not ok:
+                    partition.lose(lease)
+        await self._set_clock()
+
+    async def _renew_sessions(self) -> None:
+        """Tell Redis which consumers are still here."""
+        for partition in list(self.partitions.values()):
+            for dispatcher in list(partition.dispatchers.values()):
+                names = list(dispatcher.consumers)
+                for start in range(0, len(names), _TOUCHES):
+                    part = names[start : start + _TOUCHES]
+                    lost = await partition.call(
+                        lambda engine, lease, name=dispatcher.subscription, part=part: engine.touch(  # type: ignore[misc]
+                            lease, name, part, self.session_ms
+                        )
+                    )
+                    if lost:
+                        dispatcher.feed()  # it finds out who, and opens their sessions again
+
+    async def _check_heartbeats(self) -> None:
+        """Ask every client for a sign of life, and close those that gave none."""
+        silent = asyncio.get_running_loop().time() - 3 * self.settings.heartbeat
+        for connection in list(self.connections):
+            if connection.heard < silent:
+                log.info("%s has been silent for too long", connection.peer)
+                connection.abort()
+            elif connection.greeted:
+                connection.send(wire.Heartbeat())
+
+    # Connections
+
+    def admit(self, connection: Connection) -> BrokerError | None:
+        """Know a new connection, or say why it cannot be."""
+        if self.stopping:
+            return Unavailable("the worker is stopping")
+        if len(self.connections) >= self.settings.max_connections:
+            return Overloaded(f"the worker has {len(self.connections)} connections, as many as it may have")
+        self.connections.add(connection)
+        return None
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self.connections.discard(connection)
+        self.held_back.discard(connection)
+        for consumer in connection.streams.values():
+            if self.consumers.get(consumer.identity) is consumer:
+                del self.consumers[consumer.identity]
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more publishes wait for Redis than memory is set aside for."""
+        return self.inflight > self.settings.max_inflight_bytes
+
+    def relieve(self) -> None:
+        """Listen again to those that were held back, if there is room again."""
+        if self.held_back and not self.crowded:
+            for connection in list(self.held_back):
+                connection.regulate()
+
+    # What connections ask for
+
+    def partition(self, topic: str, number: int) -> Partition:
+        """A partition to serve; its lease is taken when it is first needed."""
+        partition = self.partitions.get((topic, number))
+        if partition is None:
+            if self.stopping:
+                raise Unavailable("the worker is stopping")
+            partition = self.partitions[topic, number] = Partition(self, topic, number)
+        return partition
+
+    def check_publish(self, request: wire.Publish, body: memoryview) -> list[str]:
+        """The messages of a PUBLISH, if they can be published."""
+        if self.stopping:
+            raise Unavailable("the worker is stopping")
+        flat: list[str] = wire.unpack(body, list[str])
+        check_flat(flat)
+        if not 0 < request.timeout_ms <= 60_000:
+            raise InvalidArgument(f"timeout_ms is {request.timeout_ms}: use 1 to 60000")
+        return flat
+
+    async def carry_out(self, connection: Connection, frame: wire.Frame) -> tuple[Any, bytes]:
+        """Answer any request that is not a PUBLISH."""
+        return await commands.carry_out(self, connection, frame)

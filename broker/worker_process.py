@@ -1,0 +1,83 @@
+"""A worker as a process of its own, run by the supervisor: `python -m broker.worker_process`.
+
+The order comes as one line of JSON on stdin, which then stays open: when it closes the supervisor is gone,
+and so is the worker at once. The report goes to stdout as one line of JSON, `{"address": …}` when the
+worker serves or `{"error": …}` if it cannot. SIGTERM and SIGINT stop it in good order.
+"""
+
+import errno
+import json
+import os
+import signal
+import sys
+import threading
+from io import FileIO
+
+import anyio
+
+from broker.config import Settings
+from broker.logs import start_logging
+from broker.worker import Worker
+from client.errors import BrokerError
+
+__all__ = ["main"]
+
+STDIN = 0
+
+
+def main() -> None:
+    """Serve as ordered until a signal comes."""
+    # Not sys.stdin: Python cannot end in peace while a thread reads from that.
+    order = json.loads(FileIO(STDIN, closefd=False).readline())
+    settings = Settings.model_validate(order["settings"])
+    threading.Thread(target=_die_with_the_supervisor, daemon=True).start()
+    start_logging(settings.log_level)
+    worker = Worker(settings, order["redis_url"], worker_id=order["worker_id"])
+    try:
+        anyio.run(_serve, worker, backend_options={"use_uvloop": True})
+    except* BrokerError as group:
+        _report(error=str(_first(group)))
+        sys.exit(1)
+    except* OSError as group:
+        _report(error=_listening_failed(settings, _first(group)))
+        sys.exit(1)
+
+
+async def _serve(worker: Worker) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_on_signal, worker)
+        await worker.serve(lambda: _report(address=worker.address))
+        tasks.cancel_scope.cancel()
+
+
+async def _stop_on_signal(worker: Worker) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            worker.stop()
+
+
+def _die_with_the_supervisor() -> None:
+    os.read(STDIN, 1)
+    os._exit(1)
+
+
+def _report(**what: str) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _listening_failed(settings: Settings, error: BaseException) -> str:
+    where = f"{settings.host}:{settings.port}"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return f"{where} is in use; stop what listens there or choose another port with --port"
+    return f"cannot listen on {where}: {error}"
+
+
+if __name__ == "__main__":
+    main()
