@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from broker.commandline.demo import add_demo
 from broker.commandline.doctor import add_doctor
 from broker.commandline.peek import add_peek
 from broker.commandline.publish import add_publish
@@ -27,8 +28,11 @@ app = typer.Typer(
 def keylane(
     ctx: typer.Context,
     server: Annotated[
-        str, typer.Option(metavar="URL", envvar="KEYLANE_SERVER", help="Which broker.")
-    ] = DEFAULT_SERVER,
+        str | None,
+        typer.Option(
+            metavar="URL", envvar="KEYLANE_SERVER", help=f"Which broker; {DEFAULT_SERVER} by default."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Keylane: a message broker on Redis."""
@@ -36,6 +40,7 @@ def keylane(
 
 
 add_serve(app)
+add_demo(app)
 app.add_typer(topics, name="topic")
 add_publish(app)
 add_subscribe(app)
@@ -47,3 +52,7 @@ add_doctor(app)
 def main() -> None:
     """Run the command line."""
     app(prog_name="keylane")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from broker import inspection
-from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
+from broker.arguments import MAX_BATCH, MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
 from broker.consumer import Consumer
 from broker.keys import check_name
-from broker.results import Backoff, Delivery, SettleResult, SubscriptionSettings, TopicSettings
+from broker.results import Backoff, Delivery, Message, SettleResult, SubscriptionSettings, TopicSettings
 from client import wire
 from client.errors import (
     BrokerError,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 Reply = tuple[wire.Properties, bytes]
 Handler = Callable[["Worker", "Connection", Any, memoryview], Awaitable[Reply]]
 
+_RECEIPTS = Annotated[list[str | int], Meta(max_length=MAX_BATCH * 4)]  # bounded before memory is set aside
+_PEEKS = 100  # messages, so that the answer fits into a frame
 _DONE: Reply = (wire.Properties(), b"")
 
 
@@ -230,6 +233,7 @@ async def peek(worker: "Worker", _: "Connection", request: wire.Peek, __: memory
     numbers: range | list[int] = range(count)
     if request.partition is not None:
         numbers = [check_int("partition", request.partition, 0, count - 1)]
+    check_int("limit", request.limit, 1, _PEEKS)
     found = await inspection.peek(engine.store, request.topic, request.subscription, numbers, request.limit)
     return wire.Properties(), wire.pack(
         [
@@ -256,18 +260,25 @@ async def subscribe(
 ) -> Reply:
     check_name("consumer", request.consumer)
     check_int("permits", request.permits, 1, MAX_PERMITS)
-    if request.stream in connection.streams:
-        raise ProtocolError(f"stream {request.stream} is in use on this connection")
-    engine = worker.engine
-    count = (await engine.describe_topic(request.topic)).partitions
+    if request.stream in connection.streams or request.stream in connection.opening:
+        raise InvalidArgument(f"stream {request.stream} is in use on this connection")
+    connection.opening.add(request.stream)
+    try:
+        return await _open(worker, connection, request)
+    finally:
+        connection.opening.discard(request.stream)
+
+
+async def _open(worker: "Worker", connection: "Connection", request: wire.Subscribe) -> Reply:
+    count = (await worker.engine.describe_topic(request.topic)).partitions
+    numbers = list(range(count)) if request.partitions is None else sorted(set(request.partitions))
+    if not numbers:
+        raise InvalidArgument("a consumer needs at least one partition")
+    for number in (numbers[0], numbers[-1]):
+        check_int("partition", number, 0, count - 1)
     settings = await _settings_of(worker, request)
     lease_ms = settings.lease_ms if request.lease_ms is None else request.lease_ms
     check_int("lease_ms", lease_ms, 1, MAX_MS)
-    numbers = list(range(count)) if request.partitions is None else sorted(set(request.partitions))
-    for number in numbers:
-        check_int("partition", number, 0, count - 1)
-    if not numbers:
-        raise InvalidArgument("a consumer needs at least one partition")
 
     consumer = Consumer(connection, request, lease_ms, numbers)
     before = worker.consumers.get(consumer.identity)
@@ -277,12 +288,11 @@ async def subscribe(
     try:
         returned = await _join(worker, consumer)
     except BaseException:
-        connection.streams.pop(consumer.stream, None)
-        if worker.consumers.get(consumer.identity) is consumer:
-            del worker.consumers[consumer.identity]
+        consumer.forget()
         raise
-    if worker.consumers.get(consumer.identity) is consumer:  # still: it may have been taken over or lost
-        worker.start(_begin, worker, consumer, settings.delivery, returned)
+    if not connection.alive:
+        consumer.forget()
+    worker.start(_begin, worker, consumer, settings.delivery, returned)
     return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count), b""
 
 
@@ -340,11 +350,10 @@ async def _begin(worker: "Worker", consumer: Consumer, delivery: str, returned: 
 
 def _hand_back(consumer: Consumer, number: int, held: list[Delivery]) -> None:
     """Send what a consumer holds already, a frame for each token and deadline."""
-    frames: dict[tuple[int, int], list[Delivery]] = {}
+    frames: dict[tuple[int, int], list[Message]] = {}
     for delivery in sorted(held, key=lambda delivery: delivery.receipt.first):
-        frames.setdefault((delivery.receipt.token, delivery.deadline_ms), []).append(delivery)
-    for (token, deadline_ms), deliveries in frames.items():
-        messages = [message for delivery in deliveries for message in delivery.messages]
+        frames.setdefault((delivery.receipt.token, delivery.deadline_ms), []).extend(delivery.messages)
+    for (token, deadline_ms), messages in frames.items():
         ledgers: dict[str, int] = {}
         for message in messages:
             ledgers.setdefault(message.id.partition("-")[0], message.entry)
@@ -356,23 +365,20 @@ def _hand_back(consumer: Consumer, number: int, held: list[Delivery]) -> None:
             " ".join(f"{ledger}:{first}" for ledger, first in ledgers.items()),
             held=True,
         )
-        body: tuple[list[Any], ...] = (
-            [message.entry for message in messages for _ in range(2)],
-            [text for message in messages for text in (message.key, message.uid, message.about)],
-            [part for message in messages if message.retries for part in (message.entry, message.retries)],
-            [],
-        )
+        ranges = [message.entry for message in messages for _ in range(2)]
+        flat = [text for message in messages for text in (message.key, message.uid, message.about)]
+        retries = [
+            part for message in messages if message.retries for part in (message.entry, message.retries)
+        ]
         consumer.credit -= len(messages)
-        consumer.connection.send(data, body=wire.pack(body))
+        consumer.deliver(data, ranges, flat, retries, [])
 
 
 async def unsubscribe(
     worker: "Worker", connection: "Connection", request: wire.Unsubscribe, _: memoryview
 ) -> Reply:
     consumer = _consumer(connection, request.stream)
-    consumer.detach()
-    connection.streams.pop(request.stream, None)
-    worker.consumers.pop(consumer.identity, None)
+    consumer.forget()
 
     async def leave(number: int) -> None:
         await worker.partition(consumer.topic, number).call(
@@ -398,16 +404,16 @@ async def settle(
     worker: "Worker", connection: "Connection", request: wire.Ack | wire.Nack | wire.Extend, body: memoryview
 ) -> Reply:
     consumer = _consumer(connection, request.stream)
-    dispatcher = consumer.dispatchers.get(request.partition)
-    if dispatcher is None:
+    if request.partition not in consumer.partitions:
         raise InvalidArgument(f"the consumer has no partition {request.partition}")
-    receipts: list[str | int] = wire.unpack(body, list[str | int])
+    partition = worker.partition(consumer.topic, request.partition)
+    receipts: list[str | int] = wire.unpack(body, _RECEIPTS)
     packed = pack_flat_receipts(receipts)
     name = consumer.subscription
     if isinstance(request, wire.Ack):
-        result = await dispatcher.partition.call(lambda engine, lease: engine.ack(lease, name, packed))
+        result = await partition.call(lambda engine, lease: engine.ack(lease, name, packed))
     elif isinstance(request, wire.Nack):
-        result = await dispatcher.partition.call(
+        result = await partition.call(
             lambda engine, lease: engine.nack(
                 lease,
                 name,
@@ -418,13 +424,14 @@ async def settle(
             )
         )
     else:
-        result = await dispatcher.partition.call(
+        result = await partition.call(
             lambda engine, lease: engine.extend(
                 lease, name, packed, lease_ms=request.lease_ms, until_ms=request.until_ms
             )
         )
         return _settled(result), b""
-    dispatcher.feed()
+    if name in partition.dispatchers:
+        partition.dispatchers[name].feed()
     consumer.give(sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4)  # type: ignore[arg-type]
     return _settled(result), b""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from broker.consumer import Consumer
 from broker.partition import Partition, Pending
@@ -26,6 +26,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, worker: "Worker") -> None:
         self.worker = worker
         self.streams: dict[int, Consumer] = {}
+        self.opening: set[int] = set()  # streams whose SUBSCRIBE is under way
         self.refused: dict[tuple[str, int], BrokerError] = {}  # partitions whose publishes must come again
         self.writable = True
         self.greeted = False  # INFO has been exchanged
@@ -36,6 +37,16 @@ class Connection(asyncio.Protocol):
         self._inflight = 0
         self._requests = 0
         self._reading = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything that is sent can still arrive."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of a frame whose end has not come yet."""
+        return self._reader.waiting
 
     # What asyncio calls
 
@@ -63,19 +74,18 @@ class Connection(asyncio.Protocol):
             self.send(wire.Error(error.code, str(error)))
             self.close()
         self.worker.buffered += self._reader.waiting - before
-        if self._reader.waiting and self.worker.buffered > self.worker.settings.max_inflight_bytes:
-            self.send(wire.Error("overloaded", "too many unfinished frames; send this one again later"))
-            self.close()
+        if self.worker.buffered > self.worker.settings.max_inflight_bytes:
+            self.worker.drop_the_largest()
 
     def pause_writing(self) -> None:
         """The client reads too slowly: neither deliver to it nor listen to it until it has caught up."""
         self.writable = False
-        self._regulate()
+        self.regulate()
 
     def resume_writing(self) -> None:
         """It has caught up."""
         self.writable = True
-        self._regulate()
+        self.regulate()
         for consumer in self.streams.values():
             consumer.give(0)
 
@@ -84,10 +94,9 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self.worker.buffered -= self._reader.waiting
         self._reader = FrameReader(0)
-        for consumer in self.streams.values():
-            consumer.detach()
+        for consumer in list(self.streams.values()):
+            consumer.forget()
         self.worker.forget(self)
-        self.streams.clear()
 
     # Sending
 
@@ -130,7 +139,7 @@ class Connection(asyncio.Protocol):
                 self.send(wire.Properties(), frame.sequence)
             else:
                 self._requests += 1
-                self._regulate()
+                self.regulate()
                 self.worker.start(
                     self._request, Frame(*frame[:3], memoryview(bytes(frame[3])), memoryview(bytes(frame[4])))
                 )
@@ -150,7 +159,7 @@ class Connection(asyncio.Protocol):
             self.refuse(error, frame.sequence)
         finally:
             self._requests -= 1
-            self._regulate()
+            self.regulate()
 
     def _flow(self, request: wire.Flow) -> None:
         consumer = self.streams.get(request.stream)
@@ -164,18 +173,18 @@ class Connection(asyncio.Protocol):
 
     def _publish(self, frame: Frame) -> None:
         request = wire.properties_of(frame, wire.Publish)
-        partition = self.worker.partition(request.topic, request.partition)
         place = (request.topic, request.partition)
         if request.again:
             self.refused.pop(place, None)
         elif refusal := self.refused.get(place):
             raise refusal
-        flat: list[str] = self.worker.check_publish(request, frame.body)
+        flat = self.worker.check_publish(request, frame.body)
+        partition = self.worker.partition(request.topic, request.partition)
         size = len(frame.body)
         self._inflight += size
         self.worker.inflight += size
         partition.publish(Pending(self, frame.sequence, flat, size, request.durability, request.timeout_ms))
-        self._regulate()
+        self.regulate()
 
     def published(self, pending: Pending, reply: wire.PublishReply) -> None:
         """Answer a PUBLISH."""
@@ -192,10 +201,10 @@ class Connection(asyncio.Protocol):
     def _done(self, pending: Pending) -> None:
         self._inflight -= pending.size
         self.worker.inflight -= pending.size
-        self._regulate()
+        self.regulate()
         self.worker.relieve()
 
-    def _regulate(self) -> None:
+    def regulate(self) -> None:
         """Listen only while there is room for what the client may ask."""
         wanted = (
             self.writable
@@ -203,7 +212,8 @@ class Connection(asyncio.Protocol):
             and self._requests < _REQUESTS
             and not (self._inflight and self.worker.crowded)
         )
-        if wanted != self._reading and self._transport is not None and not self._transport.is_closing():
+        if wanted != self._reading and self.alive:
+            assert self._transport is not None
             self._reading = wanted
             if wanted:
                 self._transport.resume_reading()
@@ -211,9 +221,3 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
                 self.worker.held_back.add(self)
-
-    regulate = _regulate
-
-    def stats(self) -> dict[str, Any]:
-        """What an operator may want to know."""
-        return {"peer": self.peer, "streams": len(self.streams), "inflight_bytes": self._inflight}

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.dispatcher import Dispatcher
 
+_FRAME = 250_000  # characters of messages in one frame, about
 _SHARE = 64  # permits below which a share of them is not worth its own call
 
 
@@ -71,11 +72,40 @@ class Consumer:
                 if len(self.dispatchers) > 1 and self.credit < _SHARE:
                     return
 
+    def deliver(
+        self, data: wire.Data, ranges: list[int], flat: list[str], retries: list[int], kept: list[str | int]
+    ) -> None:
+        """Send messages, in as many frames as it takes to keep each of them small."""
+        if sum(map(len, flat)) <= _FRAME:
+            self.connection.send(data, body=wire.pack((ranges, flat, retries, kept)))
+            return
+        entries = [
+            entry
+            for first, last in zip(ranges[::2], ranges[1::2], strict=True)
+            for entry in range(first, last + 1)
+        ]
+        start, size = 0, 0
+        for index in range(len(entries) + 1):
+            size += sum(map(len, flat[index * 3 : index * 3 + 3]))
+            if index == len(entries) or (size > _FRAME and index > start):
+                part = [entry for entry in entries[start:index] for _ in range(2)]
+                body = wire.pack((part, flat[start * 3 : index * 3], retries, kept))
+                self.connection.send(data, body=body)
+                start, size = index, sum(map(len, flat[index * 3 : index * 3 + 3]))
+
     def end(self, code: str, message: str) -> None:
         """Tell the client that the consumer is no more, and forget it."""
-        self.detach()
-        self.connection.streams.pop(self.stream, None)
+        self.forget()
         self.connection.send(wire.Error(code, message, stream=self.stream))
+
+    def forget(self) -> None:
+        """Take it off its connection, its worker and every partition; what it holds stays leased."""
+        self.detach()
+        connections, workers = self.connection.streams, self.connection.worker.consumers
+        if connections.get(self.stream) is self:
+            del connections[self.stream]
+        if workers.get(self.identity) is self:
+            del workers[self.identity]
 
     def detach(self) -> None:
         """Take it off every partition; what it holds stays leased."""

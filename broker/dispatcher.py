@@ -155,16 +155,39 @@ class Dispatcher:
         return fetched, forgotten
 
     def _send(self, consumer: Consumer, share: Share, fetched: Fetched, settled: list[int] | None) -> None:
-        consumer.connection.send(
-            wire.Data(
-                consumer.stream,
-                self.partition.number,
-                fetched.token,
-                fetched.now_ms + consumer.lease_ms,
-                fetched.ledgers,
-                settled=settled,
-            ),
-            body=wire.pack((share.ranges, share.flat, fetched.retries, fetched.kept)),
+        if "" in share.flat[1::3]:
+            share = self._without_lost(share, fetched)
+        data = wire.Data(
+            consumer.stream,
+            self.partition.number,
+            fetched.token,
+            fetched.now_ms + consumer.lease_ms,
+            fetched.ledgers,
+            settled=settled,
+        )
+        consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
+
+    def _without_lost(self, share: Share, fetched: Fetched) -> Share:
+        """Leave out entries that Redis should have and has not, and settle them where that can be done."""
+        entries = [
+            entry
+            for first, last in zip(share.ranges[::2], share.ranges[1::2], strict=True)
+            for entry in range(first, last + 1)
+        ]
+        lost = [entry for entry, uid in zip(entries, share.flat[1::3], strict=True) if not uid]
+        log.error("%s: entries %s are not in the log; somebody deleted them there", self, lost[:20])
+        if fetched.mode != "key_shared":  # there the key, and so the lane, went with the entry
+            lane = "" if fetched.mode == "shared" else "="
+            receipts = [part for entry in lost for part in (lane, fetched.token, entry, entry)]
+            packed = pack_flat_receipts(receipts)
+            self.partition.worker.start(
+                self.partition.call, lambda engine, lease: engine.ack(lease, self.subscription, packed)
+            )
+        kept = [at for at, uid in enumerate(share.flat[1::3]) if uid]
+        return Share(
+            share.consumer,
+            [number for at in kept for number in (entries[at], entries[at])],
+            [text for at in kept for text in share.flat[at * 3 : at * 3 + 3]],
         )
 
     async def _join(self, name: str) -> None:

@@ -13,7 +13,7 @@ def replicas(level: str) -> int | None:
     kind, colon, count = level.partition(":")
     if kind == "replicated" and (not colon or (count.isdecimal() and 0 < int(count) < 100)):
         return int(count or 1)
-    raise InvalidArgument(f"durability {level!r}: use memory, fsync, replicated or replicated:N")
+    raise InvalidArgument(f"durability {level!r:.60}: use memory, fsync, replicated or replicated:N")
 
 
 def fsync_confirmation(info: str, appendfsync: str | None) -> str | None:

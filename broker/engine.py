@@ -230,17 +230,19 @@ class Engine(Administration):
     ) -> FetchResult:
         """Lease messages to consumers that have room; bounded by `limit`."""
         fetched = await self.fetch_flat(lease, subscription, consumers, limit)
-        lease_of = {room.consumer: room.lease_ms for room in consumers}
         deadlines = dict(rows(fetched.kept, 2))
-        deliveries = []
+        messages = {}
         for share in fetched.shares:
-            ranges = list(rows(share.ranges, 2))
-            messages = self._as_messages(fetched.ledgers, ranges, [share.flat], fetched.retries)
-            for first, last in ranges:
-                for lane, start, end, part in split_by_lane(fetched.mode, first, last, messages):
-                    deadline = deadlines.get(lane) or fetched.now_ms + lease_of[share.consumer]
-                    receipt = Receipt(lease.partition, lane, fetched.token, start, end)
-                    deliveries.append(Delivery(share.consumer, receipt, deadline, part))
+            messages.update(
+                self._as_messages(fetched.ledgers, rows(share.ranges, 2), [share.flat], fetched.retries)
+            )
+        deliveries = []
+        for index, first, last in rows(fetched.found, 3):
+            consumer, _, lease_ms = consumers[index]
+            for lane, start, end, part in split_by_lane(fetched.mode, first, last, messages):
+                deadline = deadlines.get(lane) or fetched.now_ms + lease_ms
+                receipt = Receipt(lease.partition, lane, fetched.token, start, end)
+                deliveries.append(Delivery(consumer, receipt, deadline, part))
         return FetchResult(
             deliveries, fetched.now_ms, fetched.next_due_ms, fetched.more, fetched.unknown_consumers
         )
@@ -281,6 +283,7 @@ class Engine(Administration):
             next_due_ms,
             bool(more),
             ledgers,
+            found,
             list(shares.values()),
             kept,
             retries,
@@ -415,7 +418,7 @@ class Engine(Administration):
         ]
 
     def _as_messages(
-        self, ledgers: str, ranges: Iterable[tuple[int, int]], parts: Iterable[list[str]], retries: list[int]
+        self, ledgers: str, ranges: Iterable[tuple[int, ...]], parts: Iterable[list[str]], retries: list[int]
     ) -> dict[int, Message]:
         """Messages by their entries, without those that are not in the log any more."""
         id_of, counts = id_maker(ledgers), dict(rows(retries, 2))

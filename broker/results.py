@@ -138,6 +138,7 @@ class Fetched(msgspec.Struct, frozen=True):
     next_due_ms: int
     more: bool
     ledgers: str
+    found: list[int]  # place of the consumer, first, last, ..., in the order in which they were leased
     shares: list[Share]
     kept: list[str | int]  # lane, deadline, ...
     retries: list[int]  # entry, count, ...

@@ -25,11 +25,12 @@ from broker.server import Server, ServerError, free_port
 
 __all__ = ["Running", "SupervisorError", "supervise", "unwrapped"]
 
-log = logging.getLogger("keylane.supervisor")
+log = logging.getLogger(__name__)
 
 START_SECONDS = 30.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+STOP_GRACE_SECONDS = 1.0
 LONGEST_REPORT = 65_536
 
 
@@ -191,10 +192,11 @@ class WorkerProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
-        with anyio.move_on_after(self._settings.stop_timeout) as patience:
+        # The worker keeps to the same limit by itself; this is for one that cannot.
+        with anyio.move_on_after(self._settings.stop_timeout + STOP_GRACE_SECONDS) as patience:
             await self._process.wait()
         if patience.cancelled_caught:
-            log.warning("the worker did not stop within %.1f s; killing it", self._settings.stop_timeout)
+            log.warning("the worker did not stop in time; killing it")
         await self._discard()
 
     async def _discard(self) -> None:

@@ -12,17 +12,20 @@ import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from secrets import token_hex
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import Meta
 
 from broker import commands
-from broker.arguments import check_flat
+from broker.arguments import MAX_BATCH, MAX_PARTITIONS, check_flat, check_int
 from broker.config import Settings
 from broker.connection import Connection
 from broker.consumer import Consumer
+from broker.durability import replicas
 from broker.engine import Engine
+from broker.keys import check_name
 from broker.partition import Partition
 from client import wire
 from client.errors import BrokerError, InvalidArgument, Overloaded, Unavailable
@@ -30,6 +33,7 @@ from client.errors import BrokerError, InvalidArgument, Overloaded, Unavailable
 log = logging.getLogger(__name__)
 
 _TOUCHES = 500  # consumers renewed in one call
+_TEXTS = Annotated[list[str], Meta(max_length=MAX_BATCH * 3)]  # bounded before memory is set aside
 
 
 class Worker:
@@ -203,9 +207,6 @@ class Worker:
         """A connection has ended."""
         self.connections.discard(connection)
         self.held_back.discard(connection)
-        for consumer in connection.streams.values():
-            if self.consumers.get(consumer.identity) is consumer:
-                del self.consumers[consumer.identity]
 
     @property
     def crowded(self) -> bool:
@@ -218,6 +219,13 @@ class Worker:
             for connection in list(self.held_back):
                 connection.regulate()
 
+    def drop_the_largest(self) -> None:
+        """Close the connection that keeps most memory busy with a frame that does not end."""
+        largest = max(self.connections, key=lambda connection: connection.waiting)
+        log.warning("closing %s: %d bytes of an unfinished frame", largest.peer, largest.waiting)
+        largest.send(wire.Error("overloaded", "too many unfinished frames; send this one again later"))
+        largest.close()
+
     # What connections ask for
 
     def partition(self, topic: str, number: int) -> Partition:
@@ -226,6 +234,8 @@ class Worker:
         if partition is None:
             if self.stopping:
                 raise Unavailable("the worker is stopping")
+            check_name("topic", topic)
+            check_int("partition", number, 0, MAX_PARTITIONS - 1)
             partition = self.partitions[topic, number] = Partition(self, topic, number)
         return partition
 
@@ -233,8 +243,9 @@ class Worker:
         """The messages of a PUBLISH, if they can be published."""
         if self.stopping:
             raise Unavailable("the worker is stopping")
-        flat: list[str] = wire.unpack(body, list[str])
+        flat: list[str] = wire.unpack(body, _TEXTS)
         check_flat(flat)
+        replicas(request.durability)
         if not 0 < request.timeout_ms <= 60_000:
             raise InvalidArgument(f"timeout_ms is {request.timeout_ms}: use 1 to 60000")
         return flat

@@ -32,9 +32,10 @@ def main() -> None:
     settings = Settings.model_validate(order["settings"])
     threading.Thread(target=_die_with_the_supervisor, daemon=True).start()
     start_logging(settings.log_level)
-    worker = Worker(settings, order["redis_url"], worker_id=order["worker_id"])
     try:
-        anyio.run(_serve, worker, backend_options={"use_uvloop": True})
+        anyio.run(
+            _serve, settings, order["redis_url"], order["worker_id"], backend_options={"use_uvloop": True}
+        )
     except* BrokerError as group:
         _report(error=str(_first(group)))
         sys.exit(1)
@@ -43,7 +44,8 @@ def main() -> None:
         sys.exit(1)
 
 
-async def _serve(worker: Worker) -> None:
+async def _serve(settings: Settings, redis_url: str, worker_id: str) -> None:
+    worker = Worker(settings, redis_url, worker_id=worker_id)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, worker)
         await worker.serve(lambda: _report(address=worker.address))

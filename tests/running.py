@@ -1,4 +1,4 @@
-"""A broker to test with: a real server and a real worker process, each of which can be killed and restarted."""
+"""A broker to test with: a real server and a real worker process, each of which can be killed."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ class RunningBroker:
         self.server = Server() if server is None else server
         self._own = server is None
         self._worker: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
 
     @property
     def url(self) -> str:

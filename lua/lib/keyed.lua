@@ -26,7 +26,7 @@ local function lanes_ahead(most)
 end
 
 local run -- the run that messages without a key go on with
-local begun, begun_records, begun_deadlines = {}, {}, {} -- lanes that this call leased first
+local last_of = {} -- the entry last added to a lane's text
 local parked = {}
 
 -- No key: a run, as long as it goes on.
@@ -42,20 +42,36 @@ local function add_to_run(top, entry, share)
   deliver(top, entry, entry)
 end
 
--- A lane with nothing in flight and nothing waiting: the common case, without a detour through a record.
+-- A lane with nothing in flight and nothing waiting.
 local function begin_lane(top, lane, entry)
-  known[lane], begun[lane] = top.begin .. entry, top
-  local at = #begun_records
-  begun_records[at + 1], begun_records[at + 2] = lane, known[lane]
-  begun_deadlines[at + 1], begun_deadlines[at + 2] = top.deadline, lane
+  rewrite(lane, top.begin .. entry, top.deadline)
+  last_of[lane] = entry
   deliver(top, entry, entry)
 end
 
--- A lane in use: to its consumer if that has room and nothing waits before it, else behind what waits.
-local function append_or_park(lane, record, entry)
-  if begun[lane] then
-    record.deadline = begun[lane].deadline
+-- A lane with messages in flight and none waiting, whose consumer has room; answers whether it is one.
+-- What goes on where the last addition ended is left to the record, which keeps ranges short.
+local function extend_text(lane, text, entry)
+  local holder = room[string.match(text, '^([^|]*)|%d+|0|0|')]
+  if not holder or holder.permits <= 0 or last_of[lane] == entry - 1 then
+    return false
   end
+  if new_deadlines[lane] == nil then
+    keep_deadline(lane)
+  end
+  rewrite(lane, text .. ' ' .. token .. ':' .. entry)
+  last_of[lane] = entry
+  deliver(holder, entry, entry)
+  return true
+end
+
+-- A lane in use: to its consumer if that has room and nothing waits before it, else behind what waits.
+local function append_or_park(lane, entry)
+  local text = known[lane]
+  if type(text) == 'string' and extend_text(lane, text, entry) then
+    return
+  end
+  local record = get(lane)
   local holder = record.waiting == 0 and room[record.consumer]
   if holder and holder.permits > 0 then
     return append(holder, record, entry, entry)
@@ -81,13 +97,13 @@ local function sort_into_lanes()
     local base, share, before = cursor, math.ceil(#names / #heap), limit
     for index, lane in ipairs(names) do
       local entry = entries and entries[index] or base + index
-      local record, top = get(lane), roomiest()
+      local top = roomiest()
       if not top or limit <= 0 then
         break
       elseif lane == '=' then
         add_to_run(top, entry, share)
-      elseif record then
-        append_or_park(lane, record, entry)
+      elseif known[lane] then
+        append_or_park(lane, entry)
       else
         begin_lane(top, lane, entry)
       end
@@ -96,7 +112,5 @@ local function sort_into_lanes()
     budget = budget - #names
     most = limit < before and 0 or math.min(budget, most * 4)
   end
-  call_with('HSET', lanes, begun_records)
-  call_with('ZADD', deadlines, begun_deadlines)
   call_with('ZADD', queue, parked)
 end

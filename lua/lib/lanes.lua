@@ -8,14 +8,14 @@
 --   a lane of a key   `leased` is a prefix of the lane; `waiting` more are in queue
 --   a run             `leased` is its one range; it is leased as a whole, or waits as a whole, with no
 --                     consumer and the token 0
--- runs, deadlines and ready are indexes over the records, and flush() makes them follow. Three places write
--- an index themselves: begin_lane (keyed) and settle_lane (ack), for a lane's one and only message, and
--- run_piece (runs), for what must be found again in the same call.
+-- runs, deadlines and ready are indexes over the records, and flush() makes them follow. One place writes
+-- an index itself: run_piece (runs), for what must be found again in the same call.
 --
 -- In a script a record keeps `leased` as text, or taken apart in `ranges`: {first, last, token}, never
--- both. A lane of a key mostly has one message in flight, and then its text is never looked into.
+-- both. What happens to a lane of a key most of the time needs no record: rewrite() changes the text.
 
 local known, touched = {}, {}
+local rewritten, new_deadlines = {}, {} -- lanes whose text was changed, and their deadlines or false
 
 local function is_run(lane)
   return string.byte(lane) == 35
@@ -103,22 +103,36 @@ local function load(names)
   end
 end
 
-local function get(lane)
-  if known[lane] == nil then
-    load({ lane })
-  end
-  if type(known[lane]) == 'string' then
-    known[lane] = parse(lane, known[lane])
-  end
-  return known[lane] or nil
-end
-
 -- Marks a record for flush().
 local function touch(record)
   if not record.touched then
     record.touched = true
     touched[#touched + 1] = record
   end
+end
+
+-- Gives a lane another text, or false for none, and a new deadline if there is one.
+local function rewrite(lane, text, deadline)
+  if new_deadlines[lane] == nil then
+    rewritten[#rewritten + 1] = lane
+  end
+  new_deadlines[lane] = deadline or new_deadlines[lane] or false
+  known[lane] = text
+end
+
+local function get(lane)
+  if known[lane] == nil then
+    load({ lane })
+  end
+  if type(known[lane]) == 'string' then
+    local record = parse(lane, known[lane])
+    known[lane] = record
+    if new_deadlines[lane] ~= nil then
+      record.deadline = new_deadlines[lane] or nil
+      touch(record)
+    end
+  end
+  return known[lane] or nil
 end
 
 local function new_record(lane, consumer, lease_ms, leased)
@@ -128,9 +142,23 @@ local function new_record(lane, consumer, lease_ms, leased)
   return record
 end
 
--- Writes every touched record and makes the indexes follow.
+-- Writes every lane that was changed and makes the indexes follow.
 local function flush()
   local set, removed, unlisted, listed, idle, timed, opened, closed = {}, {}, {}, {}, {}, {}, {}, {}
+  for _, lane in ipairs(rewritten) do
+    local value = known[lane]
+    if not value then
+      removed[#removed + 1] = lane
+      idle[#idle + 1] = lane
+    elseif type(value) == 'string' then -- else a record was made of it
+      local at = #set
+      set[at + 1], set[at + 2] = lane, value
+      if new_deadlines[lane] then
+        at = #timed
+        timed[at + 1], timed[at + 2] = new_deadlines[lane], lane
+      end
+    end
+  end
   for _, record in ipairs(touched) do
     local lane, leased = record.lane, record.consumer ~= ''
     if is_empty(record) then

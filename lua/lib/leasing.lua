@@ -20,12 +20,18 @@ local function lease_to(consumer, record)
   record.consumer, record.lease_ms, record.deadline = consumer.name, consumer.lease_ms, consumer.deadline
 end
 
+-- Tells the caller the deadline of a lane that was held before this call, and stays as it is.
+local function keep_deadline(lane)
+  local deadline = redis.call('ZSCORE', deadlines, lane)
+  kept_deadlines[#kept_deadlines + 1] = lane
+  kept_deadlines[#kept_deadlines + 1] = tonumber(deadline)
+  return deadline
+end
+
 -- Adds first..last to what is leased of a key's lane.
 local function append(consumer, record, first, last)
-  if not record.deadline then -- held from an earlier call: its deadline stays
-    record.deadline = redis.call('ZSCORE', deadlines, record.lane)
-    kept_deadlines[#kept_deadlines + 1] = record.lane
-    kept_deadlines[#kept_deadlines + 1] = tonumber(record.deadline)
+  if not record.deadline then
+    record.deadline = keep_deadline(record.lane)
   end
   if record.open_to == first - 1 then -- goes on where this call's last addition ended
     local ranges = ranges_of(record)

@@ -7,7 +7,7 @@
 --            stale parts of receipts, index from 0; ranges that left the log
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = lanes in flight; times the subscriptions that have passed the entries
-local settled, emptied = {}, {}
+local settled = {}
 
 local function settle_runs(token, first, last)
   local found = {}
@@ -20,12 +20,18 @@ local function settle_runs(token, first, last)
 end
 
 local function settle_lane(lane, item, first, last)
-  local value = known[lane]
-  if type(value) == 'string' and string.sub(value, -#item - 5) == '|0|0|' .. item then
-    -- The one message in flight, and none behind it: nothing remains of the lane.
-    known[lane] = false
-    emptied[#emptied + 1] = lane
-    return { { first, last } }
+  local text = known[lane]
+  if type(text) == 'string' then
+    if string.sub(text, -#item - 5) == '|0|0|' .. item then
+      rewrite(lane, false) -- the one message in flight, and none behind it: nothing remains of the lane
+      return { { first, last } }
+    end
+    local at = string.find(text, '|0|0|' .. item .. ' ', 1, true)
+    if at then -- the first of several in flight
+      local lease_ms = string.match(text, '|(%d+)')
+      rewrite(lane, string.sub(text, 1, at + 4) .. string.sub(text, at + #item + 6), now + lease_ms)
+      return { { first, last } }
+    end
   end
   local record = get(lane)
   local found = held_of_lane(record, item, first, last)
@@ -50,7 +56,5 @@ each_receipt(function(lane, item, first, last)
 end)
 
 flush()
-call_with('HDEL', lanes, emptied)
-call_with('ZREM', deadlines, emptied)
 drop_retries(settled)
 return { 'OK', stale, flat(forget(settled, name)) }

@@ -61,8 +61,20 @@ DEFECTS = {
     "a delivery into a held lane restarts its deadline": Defect(
         KeySharedMachine,
         "lib/leasing",
-        "record.deadline = redis.call('ZSCORE', deadlines, record.lane)",
+        "record.deadline = keep_deadline(record.lane)",
         "record.deadline = consumer.deadline",
+    ),
+    "a fresh message overtakes those of its lane that wait, where no record is made": Defect(
+        KeySharedMachine, "lib/keyed", "^([^|]*)|%d+|0|0|", "^([^|]*)|%d+|%d+|%d+|"
+    ),
+    "an ack of the first of several does not restart the deadline of its lane": Defect(
+        KeySharedMachine, "subscription/ack", "at + #item + 6), now + lease_ms)", "at + #item + 6))"
+    ),
+    "a lane's text is taken apart without what this call did to it": Defect(
+        KeySharedMachine,
+        "lib/lanes",
+        "record.deadline = new_deadlines[lane] or nil\n      touch(record)\n",
+        "",
     ),
     "an ack does not restart the deadline of its lane": Defect(
         KeySharedMachine, "subscription/ack", "record.deadline = now + record.lease_ms", ""
