@@ -1,10 +1,13 @@
 """Settings come from flags, the environment and a file, and what is wrong is named."""
 
+import inspect
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from broker.commandline.serve import serve
 from broker.config import ConfigError, Settings, load
 
 
@@ -102,3 +105,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     listed.write_text("[1]")
     with pytest.raises(ConfigError, match=r"listed.json holds a list"):
         load(listed)
+
+
+def test_every_setting_is_a_flag_of_serve_with_the_same_text() -> None:
+    """Whoever adds a setting adds the flag."""
+    parameters = inspect.signature(serve).parameters.values()
+    flags = {item.name: get_args(item.annotation)[1].help for item in parameters if item.name != "ctx"}
+    del flags["config"], flags["json"]
+    assert flags == {name: field.description for name, field in Settings.model_fields.items()}

@@ -1,0 +1,180 @@
+"""`keylane doctor`: is everything as it should be, and if not, what to do."""
+
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from broker.commandline.session import Session, Trouble, command
+
+if TYPE_CHECKING:
+    from broker.engine import Engine
+    from client import AsyncClient, ClusterInfo
+
+__all__ = ["add_doctor"]
+
+TRIPS = 5
+MOST_DRIFT = 1.0  # seconds
+OLDEST_REDIS = (7, 0)
+
+
+class Finding(NamedTuple):
+    """The outcome of one check; `advice` says what to do when it is not ok."""
+
+    check: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
+
+def add_doctor(app: typer.Typer) -> None:
+    """Make it a command."""
+    command(app, "doctor")(doctor)
+
+
+async def doctor(
+    session: Session,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Look into the broker's Redis too.", show_default=False),
+    ] = None,
+) -> None:
+    """Check the broker, its clock, the payload store and, if named, its Redis."""
+    findings = await _check_broker(session)
+    if redis:
+        findings += await _check_redis(redis)
+    rows = [("ok" if item.ok else "WRONG", item.check, item.detail) for item in findings]
+    session.table([item._asdict() for item in findings], ["", "check", "found"], rows)
+    wrong = [item for item in findings if not item.ok]
+    for item in wrong:
+        if not session.json:
+            session.out.print(f"\n{item.check}: {item.advice}", markup=False)
+    if wrong:
+        raise Trouble(f"{len(wrong)} of {len(findings)} checks found something wrong")
+
+
+async def _check_broker(session: Session) -> list[Finding]:
+    from client.errors import BrokerError
+
+    try:
+        async with session.client() as client:
+            info = await client.info()
+            workers = ", ".join(f"{worker.id} at {worker.address}" for worker in info.workers)
+            return [
+                Finding("broker", True, f"{session.server}, version {info.version}"),
+                Finding("client", True, f"version {version('keylane')}, protocol {info.protocol}"),
+                Finding("workers", True, workers),
+                *await _check_times(client),
+                await _check_payloads(info),
+            ]
+    except BrokerError as error:
+        advice = "start a broker with `keylane serve`, or name another with --server"
+        return [Finding("broker", False, str(error), advice)]
+
+
+async def _check_times(client: "AsyncClient") -> list[Finding]:
+    """The fastest of several round trips, and how far the two clocks are apart."""
+    best, drift = float("inf"), 0.0
+    for _ in range(TRIPS):
+        began = time.perf_counter()
+        info = await client.info()
+        trip = time.perf_counter() - began
+        if trip < best:
+            best, drift = trip, (info.time - datetime.now(UTC)).total_seconds() + trip / 2
+    clocks = f"the cluster's is {abs(drift):.3f} s {'ahead' if drift > 0 else 'behind'}"
+    return [
+        Finding("round trip", True, f"{best * 1000:.2f} ms"),
+        Finding(
+            "clocks",
+            abs(drift) <= MOST_DRIFT,
+            clocks,
+            "absolute times (deliver_at, deadlines) are off by this much: let NTP set the clocks of this "
+            "machine and of Redis",
+        ),
+    ]
+
+
+async def _check_payloads(info: "ClusterInfo") -> Finding:
+    """Store, read and delete a body."""
+    from client import ksuid
+    from client.errors import BrokerError
+    from client.payloads import open_store, public
+
+    if not info.payloads:
+        return Finding("payloads", True, "none advertised: each client brings its own")
+    [name], body = ksuid.take(1), b"keylane doctor"
+    advice = (
+        "clients cannot store or read bodies there: make the address reachable from this machine, or set "
+        "--payloads of the broker to one that is"
+    )
+    try:
+        store = open_store(info.payloads, lifetime=60)
+        try:
+            await store.put("doctor", [(name, body)])
+            [found] = await store.get("doctor", [name])
+            await store.delete("doctor", [name])
+        finally:
+            await store.close()
+    except (BrokerError, OSError) as error:
+        return Finding("payloads", False, str(error), advice)
+    return Finding("payloads", found == body, public(info.payloads), advice)
+
+
+async def _check_redis(url: str) -> list[Finding]:
+    from broker.engine import Engine
+    from client.errors import BrokerError
+
+    engine = Engine.connect(url)
+    try:
+        return [*_check_server(await engine.store.command("INFO")), *await _check_topics(engine)]
+    except BrokerError as error:
+        return [Finding("redis", False, str(error), "start it, or name another with --redis")]
+    finally:
+        await engine.close()
+
+
+async def _check_topics(engine: "Engine") -> list[Finding]:
+    """Every invariant of every topic."""
+    from broker.checker import check_topic
+    from client.errors import TopicNotFound
+
+    findings = []
+    for topic in sorted(await engine.topics()):
+        try:
+            problems = await check_topic(engine, topic)
+        except TopicNotFound:
+            continue  # gone since
+        detail = "; ".join(problems) or "every invariant holds"
+        advice = "keep a copy of the data and report this: it is a bug in Keylane"
+        findings.append(Finding(f"topic {topic}", not problems, detail, advice))
+    return findings
+
+
+def _check_server(answer: str) -> list[Finding]:
+    """What INFO says."""
+    info = dict(line.split(":", 1) for line in answer.splitlines() if ":" in line)
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    number = info.get("valkey_version") or info["redis_version"]
+    policy = info.get("maxmemory_policy", "unknown")
+    return [
+        Finding(
+            "redis",
+            tuple(int(part) for part in number.split(".")[:2]) >= OLDEST_REDIS,
+            f"{name} {number}",
+            f"Keylane needs Redis {OLDEST_REDIS[0]}.{OLDEST_REDIS[1]} or newer, or Valkey",
+        ),
+        Finding(
+            "eviction",
+            policy == "noeviction",
+            f"maxmemory-policy {policy}",
+            "Redis would throw messages away when memory is short: CONFIG SET maxmemory-policy noeviction",
+        ),
+        Finding(
+            "persistence",
+            info.get("aof_enabled") == "1",
+            f"appendonly {'yes' if info.get('aof_enabled') == '1' else 'no'}",
+            "what is published is gone when Redis restarts: CONFIG SET appendonly yes",
+        ),
+    ]

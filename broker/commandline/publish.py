@@ -1,0 +1,119 @@
+"""`keylane publish`: one message, or many of the same to try things out."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.commandline.arguments import TopicArgument
+from broker.commandline.session import Session, Usage, command
+
+if TYPE_CHECKING:
+    from client import AsyncClient, OutgoingMessage, Published
+
+__all__ = ["add_publish"]
+
+BATCH = 1_000
+
+
+def add_publish(app: typer.Typer) -> None:
+    """Make it a command."""
+    command(app, "publish")(publish)
+
+
+async def publish(
+    session: Session,
+    topic: TopicArgument,
+    body: Annotated[
+        str, typer.Argument(metavar="BODY", help="The body; - reads it from stdin.", show_default=False)
+    ],
+    key: Annotated[str | None, typer.Option(help="Chooses the lane and the partition.")] = None,
+    partition: Annotated[int | None, typer.Option(help="Instead of the key's.", min=0)] = None,
+    attr: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Attribute; repeat.")] = None,
+    durability: Annotated[str | None, typer.Option(help="memory, fsync, replicated or replicated:N.")] = None,
+    uid: Annotated[str | None, typer.Option(help="Publishing it again changes nothing.")] = None,
+    count: Annotated[int, typer.Option(help="Publish so many.", min=1)] = 1,
+) -> None:
+    """Publish a message."""
+    from client import OutgoingMessage
+
+    if uid is not None and count > 1:
+        raise Usage("--uid names one message; leave out --count")
+    data = sys.stdin.buffer.read() if body == "-" else body.encode()
+    message = OutgoingMessage(
+        data,
+        key=key,
+        partition=partition,
+        attributes=_attributes(attr or []),
+        uid=uid,
+        durability=durability,
+    )
+    async with session.client() as client:
+        if count > 1:
+            await _publish_many(session, client, topic, message, count)
+        else:
+            [published] = await client.publish_many(topic, [message])
+            session.say(_document(published), _sentence(topic, published))
+
+
+def _attributes(words: Sequence[str]) -> dict[str, str]:
+    attributes = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not (name and separator):
+            raise Usage(f"--attr {word!r} is not of the form name=value")
+        attributes[name] = value
+    return attributes
+
+
+def _document(published: "Published") -> dict[str, Any]:
+    return {
+        "id": published.id,
+        "partition": published.partition,
+        "uid": published.uid,
+        "duplicate": published.duplicate,
+        "no_subscribers": published.no_subscribers,
+        "durability": published.durability,
+    }
+
+
+def _sentence(topic: str, published: "Published") -> str:
+    if published.no_subscribers:
+        return f"{topic!r} has no subscription, so nothing was stored (uid {published.uid})"
+    already = ", which was there already" if published.duplicate else ""
+    return f"published {published.id}{already} (uid {published.uid}, {published.durability})"
+
+
+async def _publish_many(
+    session: Session, client: "AsyncClient", topic: str, message: "OutgoingMessage", count: int
+) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    first = last = None
+    unowed = 0
+    console = Console(stderr=True)
+    began = time.perf_counter()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"publishing to {topic}", total=count)
+        for start in range(0, count, BATCH):
+            answers = await client.publish_many(topic, [message] * min(BATCH, count - start))
+            first = first or answers[0].id
+            last = answers[-1].id
+            unowed += sum(answer.no_subscribers for answer in answers)
+            progress.update(task, advance=len(answers))
+    seconds = time.perf_counter() - began
+    document = {
+        "published": count,
+        "no_subscribers": unowed,
+        "first_id": first,
+        "last_id": last,
+        "seconds": round(seconds, 3),
+        "per_second": round(count / seconds),
+    }
+    nobody = f"; {topic!r} has no subscription, so nothing was stored" if unowed else ""
+    session.say(
+        document, f"published {count:,} messages in {seconds:.2f} s, {count / seconds:,.0f}/s{nobody}"
+    )

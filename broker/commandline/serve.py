@@ -1,0 +1,132 @@
+"""`keylane serve`: run a broker until a signal comes."""
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.commandline.session import Globals, JsonOption, Session, Usage
+
+if TYPE_CHECKING:
+    from anyio import CancelScope
+
+    from broker.config import Settings
+    from broker.supervisor import Running
+
+__all__ = ["add_serve", "cancel_on_signal"]
+
+
+def flag(text: str, metavar: str) -> Any:
+    """An option for one of the settings, which says itself what is right."""
+    return typer.Option(help=text, metavar=metavar, show_default=False, rich_help_panel="Settings")
+
+
+def add_serve(app: typer.Typer) -> None:
+    """Make it a command."""
+    app.command("serve")(serve)
+
+
+# The texts repeat those of broker.config, whose import would slow every command down; a test compares.
+def serve(
+    ctx: typer.Context,
+    host: Annotated[str | None, flag("Address to listen on.", "HOST")] = None,
+    port: Annotated[str | None, flag("Port to listen on; 0 picks a free one.", "N")] = None,
+    workers: Annotated[str | None, flag("Worker processes; one, until the next release.", "N")] = None,
+    redis: Annotated[
+        str | None, flag("URL of Redis or Valkey; without it one is started here.", "URL")
+    ] = None,
+    data_dir: Annotated[str | None, flag("Where the embedded server keeps its data.", "DIR")] = None,
+    advertise: Annotated[
+        str | None, flag("host:port that clients are told; by default the one listened on.", "HOST:PORT")
+    ] = None,
+    max_connections: Annotated[str | None, flag("Client connections of one worker.", "N")] = None,
+    max_frame: Annotated[str | None, flag("Bytes of the largest frame.", "SIZE")] = None,
+    heartbeat: Annotated[str | None, flag("Seconds of silence before a heartbeat is sent.", "S")] = None,
+    session: Annotated[
+        str | None, flag("Seconds until the leases of a lost consumer come back.", "S")
+    ] = None,
+    partition_lease: Annotated[
+        str | None, flag("Seconds until a lost worker's partitions are free.", "S")
+    ] = None,
+    default_partitions: Annotated[str | None, flag("Partitions of a topic that does not say.", "N")] = None,
+    max_partitions: Annotated[str | None, flag("Partitions that one topic may have.", "N")] = None,
+    max_inflight_bytes: Annotated[
+        str | None, flag("Bytes of publishes that may wait for Redis in one worker.", "SIZE")
+    ] = None,
+    payloads: Annotated[
+        str | None, flag("URL of the payload store for clients; by default the same Redis.", "URL")
+    ] = None,
+    payload_lifetime: Annotated[str | None, flag("Seconds that a body outlives its upload.", "S")] = None,
+    stop_timeout: Annotated[str | None, flag("Seconds that a worker has to stop in good order.", "S")] = None,
+    log_level: Annotated[str | None, flag("Least log level.", "LEVEL")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="KEYLANE_CONFIG", help="TOML or JSON file of these settings."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a broker: a worker and, unless --redis says where one is, a Valkey to keep everything in.
+
+    Every setting can also be KEYLANE_… in the environment, or a key of the file.
+    """
+    flags = {name: value for name, value in ctx.params.items() if name not in ("config", "json")}
+    before: Globals = ctx.find_root().obj
+    run = Session(before.server, json or before.json)
+    raise typer.Exit(run.run(_serve(run, config, flags)))
+
+
+async def _serve(session: Session, file: Path | None, flags: dict[str, str | None]) -> None:
+    import anyio
+
+    from broker.logs import start_logging
+    from broker.supervisor import supervise
+
+    settings = _settings(file, flags)
+    start_logging(settings.log_level)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
+        async with supervise(settings) as broker:
+            session.say(_about(broker), _sentence(broker))
+            await anyio.sleep_forever()
+
+
+def _settings(file: Path | None, flags: dict[str, str | None]) -> "Settings":
+    from broker.config import ConfigError, load
+
+    try:
+        settings = load(file, **flags)
+    except ConfigError as error:
+        raise Usage(str(error)) from None
+    if settings.workers > 1:
+        raise Usage("several workers come with the next release; leave --workers at 1")
+    return settings
+
+
+async def cancel_on_signal(scope: "CancelScope") -> None:
+    """Leave in good order when Ctrl-C or SIGTERM says so."""
+    import anyio
+
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+
+
+def _about(broker: "Running") -> dict[str, object]:
+    from client.payloads import public
+
+    worker = broker.worker
+    return {
+        "address": broker.url,
+        "redis": public(broker.redis_url),
+        "pid": os.getpid(),
+        "workers": [{"id": worker.id, "address": worker.address, "pid": worker.pid}],
+    }
+
+
+def _sentence(broker: "Running") -> str:
+    from client.payloads import public
+
+    kept = f", data in {broker.server.data_dir}" if broker.server else ""
+    return f"keylane is ready at {broker.url} (redis at {public(broker.redis_url)}{kept})"

@@ -1,0 +1,206 @@
+"""What every command shares: which broker it talks to, how it prints, and how it fails."""
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from client import AsyncClient
+
+__all__ = [
+    "DEFAULT_SERVER",
+    "Globals",
+    "JsonOption",
+    "ServerOption",
+    "Session",
+    "Trouble",
+    "Usage",
+    "command",
+]
+
+DEFAULT_SERVER = "keylane://127.0.0.1:9999"
+INTERRUPTED = 130  # as shells have it for Ctrl-C
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server", metavar="URL", help="Which broker; else KEYLANE_SERVER counts.", show_default=False
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.", show_default=False)]
+
+P = ParamSpec("P")
+Action = Callable[Concatenate["Session", P], Coroutine[Any, Any, None]]
+
+
+class Trouble(Exception):
+    """Something that the command found wrong by itself; it ends with status 1."""
+
+    code = "failed"
+    retriable = False
+    status = 1
+
+
+class Usage(Trouble):
+    """What was typed cannot be meant."""
+
+    code = "usage"
+    status = 2
+
+
+@dataclass(frozen=True)
+class Globals:
+    """The options in front of the command."""
+
+    server: str | None = None
+    json: bool = False
+
+
+class Session:
+    """One run of a command."""
+
+    def __init__(self, named_server: str | None, json: bool) -> None:
+        self.named_server = named_server
+        self.server = named_server or DEFAULT_SERVER
+        self.json = json
+
+    def client(self) -> "AsyncClient":
+        """A client of the broker, to be entered."""
+        from client import AsyncClient
+
+        return AsyncClient(self.server)
+
+    @functools.cached_property
+    def out(self) -> "Console":
+        """Where people read; colours only if that is a terminal."""
+        from rich.console import Console
+
+        return Console(highlight=False, soft_wrap=False)
+
+    def document(self, value: object) -> None:
+        """Print a value as one line of JSON."""
+        import msgspec
+
+        plain = msgspec.to_builtins(value)
+        sys.stdout.write(json.dumps(plain, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+    def say(self, value: object, text: str) -> None:
+        """Print a value as JSON, or the sentence that tells it."""
+        if self.json:
+            self.document(value)
+        else:
+            self.out.print(text, markup=False)
+
+    def table(self, value: object, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print a value as JSON, or as a table."""
+        if self.json:
+            self.document(value)
+        else:
+            self.out.print(table(columns, rows))
+
+    def properties(self, value: object) -> None:
+        """Print a value as JSON, or its fields as a table."""
+        import msgspec
+
+        fields = msgspec.to_builtins(value)
+        rows = [(name.replace("_", " "), field) for name, field in fields.items()]
+        self.table(value, ["", ""], rows)
+
+    def note(self, text: str) -> None:
+        """Tell people something beside the result."""
+        sys.stderr.write(f"{text}\n")
+
+    def run(self, action: Coroutine[Any, Any, None]) -> int:
+        """Run a command's coroutine to its end and return the exit status."""
+        import uvloop
+
+        from broker.server import ServerError
+        from broker.supervisor import SupervisorError, unwrapped
+        from client.errors import BrokerError
+
+        try:
+            with unwrapped():
+                uvloop.run(action)
+        except BrokerError as error:
+            return self._fail(error.code, str(error), error.retriable)
+        except Trouble as error:
+            return self._fail(error.code, str(error), error.retriable, error.status)
+        except (SupervisorError, ServerError) as error:
+            return self._fail("start_failed", str(error), False)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        return 0
+
+    def _fail(self, code: str, message: str, retriable: bool, status: int = 1) -> int:
+        if self.json:
+            problem = {"error": {"code": code, "message": message, "retriable": retriable}}
+            self.note(json.dumps(problem, ensure_ascii=False))
+        else:
+            self.note(f"error: {message}")
+        return status
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "RenderableType":
+    """A plain table; numbers to the right, what is too long for the terminal folded."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = [list(row) for row in rows]
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for place, column in enumerate(columns):
+        numbers = bool(lines) and all(isinstance(line[place], int | float) for line in lines)
+        made.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for line in lines:
+        made.add_row(*(Text(_shown(cell)) for cell in line))
+    return made
+
+
+def _shown(cell: object) -> str:
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        return f"{cell:g}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Action[P]], Action[P]]:
+    """Make a coroutine a command, with --server and --json beside its own options.
+
+    @command(topics, "delete")
+    async def delete(session: Session, topic: TopicArgument) -> None: ...
+    """
+
+    def register(action: Action[P]) -> Action[P]:
+        @functools.wraps(action)
+        def run(ctx: typer.Context, server: str | None, json: bool, **arguments: Any) -> None:
+            before: Globals = ctx.find_root().obj
+            session = Session(server or before.server, json or before.json)
+            raise typer.Exit(session.run(action(session, **arguments)))  # type: ignore[call-arg]
+
+        own = list(inspect.signature(action).parameters.values())[1:]
+        shared = [
+            _keyword("ctx", typer.Context, inspect.Parameter.empty),
+            *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
+            _keyword("server", ServerOption, None),
+            _keyword("json", JsonOption, False),
+        ]
+        run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}
+        app.command(name)(run)
+        return action
+
+    return register
+
+
+def _keyword(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)

@@ -1,0 +1,61 @@
+"""`keylane topic`: make, list, describe and delete topics."""
+
+from typing import Annotated
+
+import typer
+
+from broker.commandline.arguments import TopicArgument
+from broker.commandline.session import Session, command
+
+__all__ = ["topics"]
+
+topics = typer.Typer(no_args_is_help=True, help="Make, list, describe and delete topics.")
+
+
+@command(topics, "create")
+async def create(
+    session: Session,
+    topic: TopicArgument,
+    partitions: Annotated[
+        int | None, typer.Option(help="How many; else the broker's default.", min=1, show_default=False)
+    ] = None,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept one that is there already.")] = False,
+) -> None:
+    """Make a topic."""
+    async with session.client() as client:
+        made = await client.create_topic(topic, partitions=partitions, exist_ok=exist_ok)
+    session.say(made, f"topic {topic!r} has {made.partitions} partitions")
+
+
+@command(topics, "list")
+async def list_topics(session: Session) -> None:
+    """List the topics."""
+    from client.errors import TopicNotFound
+
+    found = []
+    async with session.client() as client:
+        for name in sorted(await client.topics()):
+            try:
+                found.append(await client.describe_topic(name))
+            except TopicNotFound:
+                continue  # gone since
+    rows = [
+        (about.name, about.partitions, about.messages, ", ".join(sorted(about.subscriptions)))
+        for about in found
+    ]
+    session.table(found, ["topic", "partitions", "messages", "subscriptions"], rows)
+
+
+@command(topics, "describe")
+async def describe(session: Session, topic: TopicArgument) -> None:
+    """Show all there is to know of a topic."""
+    async with session.client() as client:
+        session.properties(await client.describe_topic(topic))
+
+
+@command(topics, "delete")
+async def delete(session: Session, topic: TopicArgument) -> None:
+    """Delete a topic with its subscriptions and messages."""
+    async with session.client() as client:
+        await client.delete_topic(topic)
+    session.say({"name": topic, "deleted": True}, f"topic {topic!r} is deleted")

@@ -1,0 +1,400 @@
+"""The commands of `keylane`, as people and scripts run them, against a real broker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.server import free_port
+from client import AsyncClient, Client
+from tests.running import RunningBroker
+
+KEYLANE = str(Path(sys.executable).parent / "keylane")
+DEADLINE = 30.0
+
+Keylane = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def keylane(broker: RunningBroker) -> Keylane:
+    """Runs a command to its end; `status` is what it should exit with."""
+
+    def run(*arguments: str, status: int = 0, input: str | bytes = b"", **environment: str) -> Any:
+        done = subprocess.run(
+            [KEYLANE, *arguments],
+            input=input.encode() if isinstance(input, str) else input,
+            capture_output=True,
+            timeout=DEADLINE,
+            env={**os.environ, "KEYLANE_SERVER": broker.url, **environment},
+        )
+        out, err = done.stdout.decode(), done.stderr.decode()
+        assert done.returncode == status, (arguments, out, err)
+        assert "Traceback" not in err
+        return subprocess.CompletedProcess(arguments, status, out, err)
+
+    return run
+
+
+@pytest.fixture
+def client(broker: RunningBroker, topic: str) -> Any:
+    """A client of the broker, on which the topic is."""
+    with Client(broker.url) as client:
+        client.create_topic(topic, partitions=2)
+        yield client
+        client.delete_topic(topic)
+
+
+# Topics
+
+
+def test_a_topic_is_made_listed_described_and_deleted(keylane: Keylane, topic: str) -> None:
+    """In words and tables."""
+    assert (
+        keylane("topic", "create", topic, "--partitions", "3").stdout == f"topic {topic!r} has 3 partitions\n"
+    )
+    assert topic in keylane("topic", "list").stdout
+    described = keylane("topic", "describe", topic).stdout
+    assert "partitions" in described
+    assert keylane("topic", "delete", topic).stdout == f"topic {topic!r} is deleted\n"
+    assert topic not in keylane("topic", "list").stdout
+
+
+def test_topics_as_json(keylane: Keylane, topic: str) -> None:
+    """One document, with --json before or after the command."""
+    made = json.loads(keylane("topic", "create", topic, "--json").stdout)
+    assert (made["name"], made["partitions"]) == (topic, 8)
+    listed = json.loads(keylane("--json", "topic", "list").stdout)
+    assert [item["partitions"] for item in listed if item["name"] == topic] == [8]
+    described = json.loads(keylane("topic", "describe", topic, "--json").stdout)
+    assert (described["name"], described["partitions"], described["subscriptions"]) == (topic, 8, [])
+    assert json.loads(keylane("topic", "delete", topic, "--json").stdout) == {"name": topic, "deleted": True}
+
+
+def test_a_topic_that_exists_is_an_error_unless_that_is_fine(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """With the error's code in JSON."""
+    error = json.loads(keylane("topic", "create", topic, "--json", status=1).stderr)["error"]
+    assert (error["code"], error["retriable"]) == ("topic_exists", False)
+    keylane("topic", "create", topic, "--exist-ok")
+
+
+def test_an_unknown_topic_is_one_line_that_suggests_the_nearest(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """The same whichever command finds out."""
+    wrong = topic[:-1]
+    expected = f"error: no topic {wrong!r}; did you mean {topic!r}?\n"
+    assert keylane("topic", "describe", wrong, status=1).stderr == expected
+    assert keylane("publish", wrong, "hello", status=1).stderr == expected
+    error = json.loads(keylane("publish", wrong, "hello", "--json", status=1).stderr)["error"]
+    assert error == {
+        "code": "topic_not_found",
+        "message": expected.removeprefix("error: ").strip(),
+        "retriable": False,
+    }
+
+
+# Publishing
+
+
+def test_publish_says_what_became_of_the_message(keylane: Keylane, client: Client, topic: str) -> None:
+    """Its id; and on what topic nobody listens."""
+    assert "has no subscription, so nothing was stored" in keylane("publish", topic, "hello").stdout
+    client.create_subscription(topic, "billing")
+    arguments = ["publish", topic, "héllo", "--key", "k", "--attr", "a=1", "--attr", "b=x=y", "--uid", "u1"]
+    first = json.loads(keylane(*arguments, "--json").stdout)
+    assert (first["uid"], first["duplicate"], first["no_subscribers"]) == ("u1", False, False)
+    assert f"published {first['id']}, which was there already" in keylane(*arguments).stdout
+    with client.subscribe(topic, "billing") as consumer:
+        message = consumer.receive(timeout=DEADLINE)
+        assert (message.id, message.key, message.data()) == (first["id"], "k", "héllo".encode())
+        assert message.attributes == {"a": "1", "b": "x=y"}
+        message.ack()
+
+
+def test_publish_reads_a_body_from_stdin_and_names_a_partition(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """Any bytes."""
+    client.create_subscription(topic, "billing")
+    arguments = ["publish", topic, "-", "--partition", "1", "--durability", "memory", "--json"]
+    published = json.loads(keylane(*arguments, input=b"\xff\x00").stdout)
+    assert (published["partition"], published["durability"]) == (1, "memory")
+    line = keylane("subscribe", topic, "billing", "--max", "1", "--json").stdout
+    assert json.loads(line)["data_base64"] == "/wA="
+
+
+def test_publish_many_says_how_fast(keylane: Keylane, client: Client, topic: str) -> None:
+    """In batches; no progress bar where there is no terminal."""
+    client.create_subscription(topic, "billing")
+    done = keylane("publish", topic, "hello", "--count", "2500", "--json")
+    document = json.loads(done.stdout)
+    assert (document["published"], document["no_subscribers"], done.stderr) == (2500, 0, "")
+    assert client.describe_subscription(topic, "billing").backlog == 2500
+    assert "published 10 messages in" in keylane("publish", topic, "hello", "--count", "10").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--attr", "novalue"], "error: --attr 'novalue' is not of the form name=value"),
+        (["--uid", "u", "--count", "2"], "error: --uid names one message"),
+        (["--count", "0"], "0 is not in the range"),
+        (["--partition", "x"], "'x' is not a valid int"),
+    ],
+)
+def test_publish_refuses_what_cannot_be_meant(keylane: Keylane, arguments: list[str], text: str) -> None:
+    """With exit code 2, before it talks to anybody."""
+    assert text in " ".join(keylane("publish", "t", "body", *arguments, status=2).stderr.split())
+
+
+def test_publish_passes_on_what_the_broker_refuses(keylane: Keylane, client: Client, topic: str) -> None:
+    """With exit code 1 and the code of the error."""
+    done = keylane("publish", topic, "hello", "--partition", "7", "--json", status=1)
+    assert json.loads(done.stderr)["error"]["code"] in ("invalid_argument", "topic_not_found")
+    done = keylane("publish", topic, "hello", "--durability", "eternal", "--json", status=1)
+    assert json.loads(done.stderr)["error"]["code"] == "invalid_argument"
+
+
+# Subscribing
+
+
+def test_subscribe_prints_and_acks_what_it_gets(keylane: Keylane, client: Client, topic: str) -> None:
+    """As lines for people, and as JSON with everything there is to know."""
+    client.create_subscription(topic, "billing", mode="key_shared")
+    published = [client.publish(topic, f"tea {n}", key="k", attributes={"n": str(n)}) for n in range(3)]
+    assert (
+        keylane("subscribe", topic, "billing", "--max", "1").stdout == f"{published[0].id}  k  tea 0  n=0\n"
+    )
+    lines = keylane("subscribe", topic, "billing", "--max", "2", "--json").stdout.splitlines()
+    messages = [json.loads(line) for line in lines]
+    assert [(message["id"], message["data"]) for message in messages] == [
+        (published[1].id, "tea 1"),
+        (published[2].id, "tea 2"),
+    ]
+    assert messages[0]["attributes"] == {"n": "1"}
+    assert (messages[0]["retry_count"], messages[0]["topic"], messages[0]["key"]) == (0, topic, "k")
+    assert messages[0]["age"] >= 0
+    assert client.describe_subscription(topic, "billing").backlog == 0
+
+
+def test_subscribe_makes_the_subscription_where_the_offset_says(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """And says so when it is too late for that."""
+    client.create_subscription(topic, "keeper")
+    ids = [client.publish(topic, f"tea {n}", partition=1).id for n in range(3)]
+    assert ids[1] is not None
+    done = keylane("subscribe", topic, "early", "--offset", "earliest", "--max", "3", "--json")
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ids
+    arguments = ["--partition", "1", "--offset", ids[1], "--max", "2", "--json"]
+    done = keylane("subscribe", topic, "from-there", *arguments)
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ids[1:]
+    client.publish(topic, "late")
+    done = keylane("subscribe", topic, "early", "--offset", "earliest", "--max", "1")
+    assert "late" in done.stdout
+    assert f"keylane subscription seek {topic} early earliest" in done.stderr
+
+
+def test_subscribe_without_ack_gives_everything_back(keylane: Keylane, client: Client, topic: str) -> None:
+    """Uncharged."""
+    client.create_subscription(topic, "billing")
+    client.publish(topic, "tea")
+    for _ in range(2):
+        line = keylane("subscribe", topic, "billing", "--max", "1", "--no-ack", "--json").stdout
+        assert json.loads(line)["retry_count"] == 0
+    assert client.describe_subscription(topic, "billing").backlog == 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_subscribe_in_good_order(
+    broker: RunningBroker, client: Client, topic: str, how: signal.Signals
+) -> None:
+    """With exit code 0; what it printed is acked, and nobody waits for a session to expire."""
+    client.create_subscription(topic, "billing")
+    client.publish_many(topic, [])
+    command = [KEYLANE, "subscribe", topic, "billing", "--server", broker.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        client.publish(topic, "tea")
+        assert process.stdout is not None
+        assert "tea" in process.stdout.readline()
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=DEADLINE)
+        assert (process.returncode, errors) == (0, "")
+    about = client.describe_subscription(topic, "billing")
+    assert (about.backlog, about.consumers) == (0, [])
+
+
+def test_subscribe_refuses_another_mode_than_the_stored_one(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """With the broker's word for it."""
+    client.create_subscription(topic, "billing", mode="shared")
+    done = keylane("subscribe", topic, "billing", "--mode", "exclusive", "--json", status=1)
+    assert json.loads(done.stderr)["error"]["code"] == "subscription_exists"
+
+
+def test_a_position_that_is_none_is_a_usage_error(keylane: Keylane, client: Client, topic: str) -> None:
+    """It says which there are."""
+    done = keylane("subscribe", topic, "billing", "--offset", "yesterday", status=2)
+    assert "error: 'yesterday' is no position" in done.stderr
+    keylane("subscription", "seek", topic, "billing", "yesterday", status=2)
+
+
+# Subscriptions
+
+
+def test_a_subscription_is_made_listed_described_paused_and_deleted(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """In words, tables and JSON."""
+    keylane("subscription", "create", topic, "billing", "--mode", "key_shared", "--lease", "5")
+    table = keylane("subscription", "list", topic).stdout
+    assert "billing" in table
+    assert "key_shared" in table
+    about = json.loads(keylane("subscription", "describe", topic, "billing", "--json").stdout)
+    assert (about["name"], about["mode"], about["lease"]) == ("billing", "key_shared", 5.0)
+    keylane("subscription", "pause", topic, "billing")
+    assert json.loads(keylane("subscription", "list", topic, "--json").stdout)[0]["paused"] is True
+    keylane("subscription", "resume", topic, "billing")
+    assert client.describe_subscription(topic, "billing").paused is False
+    keylane("subscription", "delete", topic, "billing")
+    assert keylane("subscription", "list", topic, "--json").stdout == "[]\n"
+
+
+def test_seek_moves_a_subscription(keylane: Keylane, client: Client, topic: str) -> None:
+    """Back, forward, to an id and to a time."""
+    client.create_subscription(topic, "keeper")
+    client.create_subscription(topic, "billing")
+    ids = [client.publish(topic, f"tea {n}", partition=0).id for n in range(3)]
+    assert ids[1] is not None
+    for position, backlog in [
+        ("latest", 0),
+        ("earliest", 3),
+        (ids[1], 2),
+        ("2020-01-01", 3),
+        ("2100-01-01", 0),
+    ]:
+        keylane("subscription", "seek", topic, "billing", position)
+        assert client.describe_subscription(topic, "billing").backlog == backlog, position
+
+
+def test_an_unknown_subscription_suggests_the_nearest(keylane: Keylane, client: Client, topic: str) -> None:
+    """As for topics."""
+    client.create_subscription(topic, "billing")
+    done = keylane("subscription", "describe", topic, "biling", status=1)
+    assert done.stderr == f"error: no subscription 'biling' on {topic!r}; did you mean 'billing'?\n"
+
+
+async def test_peek_shows_what_is_not_settled_without_taking_it(
+    keylane: Keylane, broker: RunningBroker, client: Client, topic: str
+) -> None:
+    """Fresh, and leased to somebody."""
+    client.create_subscription(topic, "billing")
+    published = client.publish(topic, "tea", key="k", partition=1)
+    [message] = json.loads(keylane("peek", topic, "billing", "--json").stdout)
+    assert (message["id"], message["key"], message["state"]) == (published.id, "k", "fresh")
+    assert json.loads(keylane("peek", topic, "billing", "--partition", "0", "--json").stdout) == []
+    async with (
+        AsyncClient(broker.url) as other,
+        other.subscribe(topic, "billing", name="anna") as consumer,
+    ):
+        await consumer.receive(timeout=DEADLINE)
+        assert "leased to anna" in keylane("peek", topic, "billing", "--max", "5").stdout
+
+
+# Everything
+
+
+def test_tables_fit_into_eighty_columns_and_have_no_colours(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """Where nobody says how wide and how colourful it may be."""
+    for name in ("billing", "a-subscription-with-quite-a-long-name-that-goes-on-and-on"):
+        client.create_subscription(topic, name, mode="key_shared")
+    client.publish(topic, "tea", key="a-key-" + 20 * "long-")
+    for arguments in (
+        ["topic", "list"],
+        ["topic", "describe", topic],
+        ["subscription", "list", topic],
+        ["subscription", "describe", topic, "billing"],
+        ["peek", topic, "billing"],
+        ["doctor"],
+    ):
+        text = keylane(*arguments).stdout
+        assert "\x1b" not in text
+        assert max(len(line) for line in text.splitlines()) <= 80, text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["topic", "list"], ["publish", "t", "hello"], ["subscribe", "t", "s"], ["doctor"]],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_without_a_broker_every_command_says_how_to_start_one(keylane: Keylane, arguments: list[str]) -> None:
+    """With exit code 1 and no traceback."""
+    done = keylane(*arguments, "--server", f"keylane://127.0.0.1:{free_port()}", status=1)
+    assert "keylane serve" in done.stdout + done.stderr
+
+
+def test_the_server_can_be_named_before_and_after_the_command(
+    keylane: Keylane, broker: RunningBroker
+) -> None:
+    """And either wins over the environment."""
+    nowhere = f"keylane://127.0.0.1:{free_port()}"
+    keylane("--server", broker.url, "topic", "list", KEYLANE_SERVER=nowhere)
+    keylane("topic", "list", "--server", broker.url, KEYLANE_SERVER=nowhere)
+    keylane("--server", nowhere, "topic", "list", "--server", broker.url)
+    assert "http://x" in keylane("topic", "list", "--server", "http://x", status=1).stderr
+
+
+def test_unknown_commands_and_options_are_usage_errors(keylane: Keylane) -> None:
+    """With exit code 2."""
+    keylane("topics", status=2)
+    keylane("topic", "list", "--frobnicate", status=2)
+    keylane("publish", "only-a-topic", status=2)
+
+
+def test_help_needs_none_of_the_slow_modules(keylane: Keylane) -> None:
+    """Typing should not have to wait for what it does not use."""
+    slow = ("redis", "pydantic", "fsspec", "uvloop", "client", "anyio")
+    script = f"import sys, broker.cli; print([name for name in {slow!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE)
+    assert done.stdout == "[]\n"
+    assert "subscribe" in keylane("--help").stdout
+
+
+# Doctor
+
+
+def test_doctor_finds_a_healthy_broker_healthy(
+    keylane: Keylane, broker: RunningBroker, client: Client, topic: str
+) -> None:
+    """With its Redis looked into, topic by topic."""
+    done = keylane("doctor", "--redis", broker.redis_url, "--json")
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert all(finding["ok"] for finding in findings.values()), findings
+    assert {"broker", "workers", "round trip", "clocks", "payloads", "redis", "eviction"} <= findings.keys()
+    assert f"topic {topic}" in findings
+
+
+def test_doctor_says_what_is_wrong_and_what_to_do(
+    keylane: Keylane, broker: RunningBroker, server_url: str
+) -> None:
+    """A Redis without persistence and a broker that is not there."""
+    done = keylane(
+        "doctor", "--redis", server_url, "--server", f"keylane://127.0.0.1:{free_port()}", status=1
+    )
+    assert "keylane serve" in done.stdout
+    assert "CONFIG SET appendonly yes" in done.stdout
+    assert "checks found something wrong" in done.stderr
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    findings = json.loads(keylane("doctor", "--redis", nowhere, "--json", status=1).stdout)
+    assert [finding["check"] for finding in findings if not finding["ok"]] == ["redis"]
