@@ -77,7 +77,7 @@ async def _tour(session: Session, server: str, topic: str, broker: "Running | No
     from client.errors import TopicNotFound
 
     if broker and not session.json:
-        session.out.print(f"a broker is up at {broker.url}, its Valkey at {broker.redis_url}")
+        session.out.print(f"A broker is up at {broker.url},\nits Valkey at {broker.redis_url}.", markup=False)
     async with AsyncClient(server) as client:
         tour = Tour(client, server, topic, session)
         with contextlib.suppress(TopicNotFound):

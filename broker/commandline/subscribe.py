@@ -1,7 +1,7 @@
 """`keylane subscribe`: print messages as they come."""
 
 import base64
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,7 +18,8 @@ from broker.commandline.session import Session, command
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from client import AsyncClient, AsyncConsumer, Message, SubscriptionInfo
+    from client import AsyncClient, Consumer, Message, SubscriptionInfo
+    from client.types import Mode
 
 __all__ = ["add_subscribe"]
 
@@ -59,7 +60,7 @@ async def subscribe(
         opened = client.subscribe(
             topic,
             subscription,
-            mode=mode or (existing.mode if existing else "shared"),
+            mode=cast("Mode", mode or (existing.mode if existing else "shared")),
             start=position_of(offset or "latest"),
             partitions=None if partition is None else [partition],
             permits=min(limit or PERMITS, PERMITS),
@@ -78,7 +79,7 @@ async def _find(client: "AsyncClient", topic: str, subscription: str) -> "Subscr
 
 
 async def _print_until_signal(
-    session: Session, consumer: "AsyncConsumer", limit: int | None, no_ack: bool
+    session: Session, consumer: "Consumer", limit: int | None, no_ack: bool
 ) -> None:
     """Print messages; a signal interrupts the waiting, and the consumer then leaves in good order."""
     import anyio

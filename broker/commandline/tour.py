@@ -9,16 +9,20 @@ from typing import Any
 
 import anyio
 from anyio.streams.text import TextReceiveStream
+from rich.padding import Padding
+from rich.text import Text
 
 from broker.checker import check_topic
 from broker.commandline.session import Session, Trouble
 from broker.engine import Engine
-from client import AsyncClient, AsyncConsumer, Message, OutgoingMessage
+from client import AsyncClient, Consumer, Message, OutgoingMessage
 from client.errors import StaleReceipt, SubscriptionBusy
+from client.types import Mode
 
 __all__ = ["Tour"]
 
 PATIENCE = 20.0  # seconds for anything that has to come
+READING_SECONDS = 0.7  # between steps, where somebody watches
 
 
 class Tour:
@@ -40,7 +44,7 @@ class Tour:
     def line(self, text: str) -> None:
         """Say what has just happened."""
         if not self.session.json:
-            self.session.out.print(f"   {text}", markup=False)
+            self.session.out.print(Padding(Text(text), (0, 0, 0, 3), expand=False))
 
     async def walk(self) -> None:
         """Take every step; Trouble if one does not go as it should."""
@@ -58,6 +62,8 @@ class Tour:
         ]
         for step in steps:
             await step()
+            if self.session.out.is_terminal:
+                await anyio.sleep(READING_SECONDS)
 
     async def publishing(self) -> None:
         """Bodies go to the payload store, everything else to the broker."""
@@ -130,8 +136,8 @@ class Tour:
             async with self._consumer("meter", "bert") as bert:
                 await self._publish([("sensor", f"reading {number}") for number in (1, 2)])
                 first = await _receive(anna)
-                await first.ack()
                 self.line(f"anna acks {await _text(first)}, has the next one, and leaves")
+                await first.ack()
                 await while_she_stays.aclose()
                 second = await _receive(bert)
                 text, retries = await _text(second), second.retry_count
@@ -210,12 +216,12 @@ class Tour:
         _expect(not problems, f"no problems, but: {'; '.join(problems)}")
 
     @contextlib.asynccontextmanager
-    async def _subscription(self, name: str, mode: Any) -> AsyncIterator[None]:
+    async def _subscription(self, name: str, mode: Mode) -> AsyncIterator[None]:
         await self.client.create_subscription(self.topic, name, mode=mode)
         yield
         await self.client.delete_subscription(self.topic, name)
 
-    def _consumer(self, subscription: str, name: str, **options: Any) -> Any:
+    def _consumer(self, subscription: str, name: str, **options: Any) -> Consumer:
         return self.client.subscribe(self.topic, subscription, mode=None, name=name, **options)
 
     async def _publish(self, messages: Sequence[tuple[str, str]]) -> None:
@@ -241,16 +247,16 @@ class Tour:
         return held
 
 
-async def _receive(consumer: AsyncConsumer) -> Message:
+async def _receive(consumer: Consumer) -> Message:
     with _patience():
         return await consumer.receive()
 
 
-async def _collect(consumers: Mapping[str, AsyncConsumer], count: int) -> list[tuple[str, Message]]:
+async def _collect(consumers: Mapping[str, Consumer], count: int) -> list[tuple[str, Message]]:
     """Receive from several consumers until there are so many messages."""
     got: list[tuple[str, Message]] = []
 
-    async def receive(name: str, consumer: AsyncConsumer) -> None:
+    async def receive(name: str, consumer: Consumer) -> None:
         async for message in consumer:
             got.append((name, message))
             if len(got) == count:
