@@ -1,1 +1,88 @@
-"""The Keylane client: publish to topics and consume from subscriptions."""
+"""The Keylane client: publish to topics and consume from subscriptions.
+
+from client import AsyncClient
+
+async with AsyncClient("keylane://localhost") as client:
+    await client.publish("orders", b"42", key="customer-7")
+"""
+
+from client.aio import AsyncClient
+from client.consumer import Consumer
+from client.errors import (
+    BacklogFull,
+    BrokerError,
+    ConnectionClosed,
+    ConnectionFailed,
+    DurabilityNotReached,
+    Fenced,
+    Forbidden,
+    IncompatibleVersion,
+    InvalidArgument,
+    InvalidName,
+    MessageLeased,
+    MessageNotFound,
+    MessageTooLarge,
+    Overloaded,
+    PayloadMissing,
+    ProtocolError,
+    StaleReceipt,
+    SubscriptionBusy,
+    SubscriptionExists,
+    SubscriptionNotFound,
+    TopicExists,
+    TopicNotFound,
+    Unauthorized,
+    Unavailable,
+)
+from client.message import Batch, Message
+from client.payloads import PayloadStore
+from client.types import (
+    Backoff,
+    ClusterInfo,
+    OutgoingMessage,
+    PeekedMessage,
+    Published,
+    SubscriptionInfo,
+    TopicInfo,
+    WorkerInfo,
+)
+
+__all__ = [
+    "AsyncClient",
+    "BacklogFull",
+    "Backoff",
+    "Batch",
+    "BrokerError",
+    "ClusterInfo",
+    "ConnectionClosed",
+    "ConnectionFailed",
+    "Consumer",
+    "DurabilityNotReached",
+    "Fenced",
+    "Forbidden",
+    "IncompatibleVersion",
+    "InvalidArgument",
+    "InvalidName",
+    "Message",
+    "MessageLeased",
+    "MessageNotFound",
+    "MessageTooLarge",
+    "OutgoingMessage",
+    "Overloaded",
+    "PayloadMissing",
+    "PayloadStore",
+    "PeekedMessage",
+    "ProtocolError",
+    "Published",
+    "StaleReceipt",
+    "SubscriptionBusy",
+    "SubscriptionExists",
+    "SubscriptionInfo",
+    "SubscriptionNotFound",
+    "TopicExists",
+    "TopicInfo",
+    "TopicNotFound",
+    "Unauthorized",
+    "Unavailable",
+    "WorkerInfo",
+]

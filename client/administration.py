@@ -1,0 +1,172 @@
+"""What a client does with topics and subscriptions besides publishing and consuming."""
+
+from client import wire
+from client.cluster import Cluster
+from client.errors import InvalidArgument
+from client.times import Position, Seconds, milliseconds, moment, position_text, seconds
+from client.types import (
+    Backoff,
+    ClusterInfo,
+    Delivery,
+    Mode,
+    PeekedMessage,
+    SubscriptionInfo,
+    TopicInfo,
+    WorkerInfo,
+)
+from client.wire import properties_of, unpack
+
+
+class Administration:
+    """Topics and subscriptions: make, look at, change, delete."""
+
+    _cluster: Cluster
+
+    async def info(self) -> ClusterInfo:
+        """What there is to know of the cluster."""
+        said = await self._cluster.info()
+        return ClusterInfo(
+            version=said.release,
+            protocol=said.version,
+            worker=said.worker,
+            workers=[WorkerInfo(worker.id, worker.address) for worker in said.workers],
+            time=moment(said.time_ms),
+            payloads=said.payloads,
+        )
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        dedupe_window: Seconds | None = None,
+        exist_ok: bool = False,
+    ) -> TopicInfo:
+        """Make a topic; TopicExists if there is one, unless that is all right."""
+        question = wire.CreateTopic(name, partitions, milliseconds("dedupe_window", dedupe_window), exist_ok)
+        answer = await self._cluster.request(question, repeatable=exist_ok)
+        return _topic_info(name, properties_of(answer, wire.TopicReply))
+
+    async def topics(self) -> list[str]:
+        """The names of all topics."""
+        answer = await self._cluster.request(wire.Topics())
+        return sorted(unpack(answer.body, list[str]))
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        """What there is to know of a topic."""
+        answer = await self._cluster.request(wire.DescribeTopic(name, counts=True))
+        return _topic_info(name, properties_of(answer, wire.TopicReply))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its messages and subscriptions."""
+        await self._cluster.request(wire.DeleteTopic(name), repeatable=False)
+
+    async def create_subscription(
+        self,
+        topic: str,
+        name: str,
+        *,
+        mode: Mode = "shared",
+        start: Position = "latest",
+        lease: Seconds = 30.0,
+        backoff: Seconds | Backoff | None = None,
+        delivery: Delivery = "at_least_once",
+        exist_ok: bool = False,
+    ) -> None:
+        """Make a subscription; SubscriptionExists if there is one, unless that is all right.
+
+        From `start="latest"` it gets everything that is published after this has returned.
+        """
+        question = wire.CreateSubscription(
+            topic,
+            name,
+            mode,
+            delivery,
+            milliseconds("lease", lease) or 0,
+            _backoff(backoff),
+            position_text("start", start),
+            exist_ok,
+        )
+        await self._cluster.request(question, repeatable=exist_ok)
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        """What there is to know of a subscription."""
+        answer = await self._cluster.request(wire.DescribeSubscription(topic, name))
+        said = properties_of(answer, wire.SubscriptionReply)
+        return SubscriptionInfo(
+            topic=topic,
+            name=name,
+            mode=said.mode,
+            delivery=said.delivery,
+            lease=said.lease_ms / 1000,
+            backoff=Backoff(*said.backoff) if said.backoff else None,
+            paused=said.paused,
+            backlog=said.backlog,
+            fresh=said.fresh,
+            leased=said.leased,
+            waiting=said.waiting,
+            consumers=said.consumers,
+        )
+
+    async def pause_subscription(self, topic: str, name: str) -> None:
+        """Stop deliveries to all consumers; what is leased stays leased."""
+        await self._cluster.request(wire.ChangeSubscription(topic, name, paused=True))
+
+    async def resume_subscription(self, topic: str, name: str) -> None:
+        """Go on with deliveries."""
+        await self._cluster.request(wire.ChangeSubscription(topic, name, paused=False))
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        """Delete a subscription; what only it was owed goes with it."""
+        await self._cluster.request(wire.DeleteSubscription(topic, name), repeatable=False)
+
+    async def seek(self, topic: str, subscription: str, position: Position) -> None:
+        """Go on from "earliest", "latest", a message's id (in its partition only) or a time."""
+        await self._cluster.request(wire.Seek(topic, subscription, position_text("position", position)))
+
+    async def peek(
+        self, topic: str, subscription: str, *, partition: int | None = None, limit: int = 10
+    ) -> list[PeekedMessage]:
+        """Look at unsettled messages without leasing them."""
+        answer = await self._cluster.request(wire.Peek(topic, subscription, partition, limit))
+        return [_peeked(message) for message in unpack(answer.body, list[wire.PeekedMessage])]
+
+
+def _topic_info(name: str, said: wire.TopicReply) -> TopicInfo:
+    return TopicInfo(
+        name=name,
+        partitions=said.partitions,
+        subscriptions=said.subscriptions,
+        dedupe_window=said.dedupe_ms / 1000,
+        messages=said.messages,
+        published=said.published,
+    )
+
+
+def _peeked(message: wire.PeekedMessage) -> PeekedMessage:
+    about = wire.unpack_about(message.about, message.uid)
+    return PeekedMessage(
+        id=message.id,
+        key=message.key or None,
+        uid=message.uid,
+        attributes=about.attributes,
+        size=about.size,
+        producer_group=about.producer_group,
+        produced_at=moment(about.produced_ms),
+        published_at=moment(about.published_ms),
+        state=message.state,
+        consumer=message.consumer,
+        retry_count=message.retries,
+        due=moment(message.due_ms) if message.due_ms else None,
+    )
+
+
+def _backoff(value: Seconds | Backoff | None) -> tuple[float, float, float, float] | None:
+    if value is None:
+        return None
+    if isinstance(value, Backoff):
+        if value.maximum < value.initial:
+            raise InvalidArgument(f"{value}: the maximum is less than the initial wait")
+        return value.initial, value.factor, value.maximum, value.jitter
+    wait = seconds("backoff", value)
+    return wait, 1.0, wait, 0.0

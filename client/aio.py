@@ -1,0 +1,170 @@
+"""The client for asyncio.
+
+async with AsyncClient("keylane://localhost") as client:
+    await client.publish("orders", b"42", key="customer-7")
+
+    async with client.subscribe("orders", "billing", mode="key_shared") as consumer:
+        async for message in consumer:
+            async with message:                 # ack on exit, nack when it raises
+                await charge(await message.data())
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from types import TracebackType
+
+import anyio
+
+from client import wire
+from client.administration import Administration
+from client.bodies import Bodies
+from client.cluster import Cluster
+from client.consumer import Consumer, Options
+from client.handlers import Handler
+from client.message import Message
+from client.payloads import PayloadStore
+from client.producer import Producer
+from client.times import Position, Seconds, seconds
+from client.types import Body, Mode, OutgoingMessage, Published
+
+_CLOSE = 5.0  # seconds to delete the bodies that nobody needs any more
+
+
+class AsyncClient(Administration):
+    """A client of a Keylane cluster; use it as an async context manager.
+
+    `seeds` is a URL, a list, or "keylane://a:9999,b:9999"; keylanes:// is TLS. `payloads` is where bodies
+    are stored, by default where the cluster says. `on_time_drift` is called with the seconds that the
+    cluster's clock is ahead of this machine's, if that is more than one. `timeout` is for how many seconds
+    an operation tries again while the broker cannot be reached.
+    """
+
+    def __init__(
+        self,
+        seeds: str | Iterable[str] = "keylane://127.0.0.1:9999",
+        *,
+        token: str | None = None,
+        payloads: PayloadStore | str | None = None,
+        producer_group: str | None = None,
+        on_time_drift: Callable[[float], None] | None = None,
+        timeout: Seconds = 30.0,
+    ) -> None:
+        limit = seconds("timeout", timeout)
+        self._cluster = Cluster(seeds, token=token, timeout=limit, on_time_drift=on_time_drift)
+        self._bodies = Bodies(payloads, self._greeting)
+        self._producer = Producer(self._cluster, self._bodies, producer_group)
+        self._streams = count(1)
+
+    async def __aenter__(self) -> "AsyncClient":
+        await self._cluster.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection; publishes that are not answered raise ConnectionClosed."""
+        try:
+            with anyio.move_on_after(_CLOSE, shield=True):
+                await self._bodies.finish()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._producer.close()
+                await self._bodies.close()
+                await self._cluster.close()
+
+    async def publish(
+        self,
+        topic: str,
+        data: Body = None,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        uid: str | None = None,
+        durability: str | None = None,
+    ) -> Published:
+        """Publish a message; answers when it is stored as durably as asked for.
+
+        >>> published = await client.publish("orders", b"42", key="customer-7")
+        """
+        message = OutgoingMessage(data, key, attributes, partition, uid, durability)
+        return (await self._producer.publish(topic, [message]))[0]
+
+    async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
+        """Publish messages, those of a partition in the order given; the first error when all have ended.
+
+        >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
+        """
+        return await self._producer.publish(topic, messages)
+
+    async def fan_out(
+        self,
+        topics: Iterable[str],
+        data: Body = None,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        durability: str | None = None,
+    ) -> dict[str, Published]:
+        """Publish the same message to several topics; raises the first error when all have ended."""
+        names = list(dict.fromkeys(topics))
+        found = await asyncio.gather(
+            *(
+                self.publish(topic, data, key=key, attributes=attributes, durability=durability)
+                for topic in names
+            ),
+            return_exceptions=True,
+        )
+        published = {}
+        for topic, answer in zip(names, found, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            published[topic] = answer
+        return published
+
+    def subscribe(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        mode: Mode | None = "shared",
+        start: Position = "latest",
+        name: str | None = None,
+        permits: int = 1_000,
+        lease: Seconds | None = None,
+        auto_extend: bool | Seconds = True,
+        on_stale: Callable[[Message], None] | None = None,
+        partitions: Sequence[int] | None = None,
+        handler: Handler | None = None,
+        concurrency: int = 16,
+    ) -> Consumer:
+        """A consumer of a subscription, to be entered with `async with`; the subscription is made if need be.
+
+        `permits` is how many messages it may hold. `lease` overrides the subscription's for what this
+        consumer gets. Leases are extended while messages are held, for up to an hour of an idle
+        application or as long as `auto_extend` says. With `handler` it runs that for each message, up to
+        `concurrency` at a time; messages of a lane one after the other.
+        """
+        options = Options(
+            mode,
+            start,
+            name,
+            permits,
+            lease,
+            auto_extend,
+            on_stale,
+            partitions,
+            handler,
+            concurrency,
+        )
+        return Consumer(self._cluster, self._bodies, next(self._streams), topic, subscription, options)
+
+    async def _greeting(self) -> wire.InfoReply:
+        return (await self._cluster.connection(self._cluster.timeout)).info

@@ -1,0 +1,97 @@
+"""The bodies of messages: where they are, and getting rid of those that nobody needs any more."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from client.errors import InvalidArgument
+from client.payloads import PayloadStore, open_store, public
+from client.tasks import Tasks
+from client.wire import InfoReply
+
+_AT_ONCE = 1_000  # names in one call of the store
+_LIFETIME = 7 * 24 * 3600.0  # seconds, where the cluster does not say
+_log = logging.getLogger("keylane.client")
+
+
+class Bodies:
+    """The payload store of a client, opened when it is first needed."""
+
+    def __init__(
+        self, payloads: PayloadStore | str | None, advertised: Callable[[], Awaitable[InfoReply]]
+    ) -> None:
+        self._store = payloads if isinstance(payloads, PayloadStore) else None
+        self._own = self._store is None
+        self._url = payloads if isinstance(payloads, str) else None
+        self._advertised = advertised
+        self._doomed: dict[str, list[str]] = {}
+        self._deleting: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
+
+    @property
+    def where(self) -> str:
+        """What to call the store in messages."""
+        return public(self._url) if self._url else type(self._store).__name__
+
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
+        """Store bodies under their names."""
+        await (self._store or await self._open()).put(topic, bodies)
+
+    async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        """Read bodies; None for one that is not there."""
+        store = self._store or await self._open()
+        if len(names) <= _AT_ONCE:
+            return await store.get(topic, names)
+        found: list[bytes | None] = []
+        for start in range(0, len(names), _AT_ONCE):
+            found += await store.get(topic, names[start : start + _AT_ONCE])
+        return found
+
+    def forget(self, topic: str, names: Sequence[str]) -> None:
+        """Delete bodies in the background; a lifetime takes what that misses."""
+        if names:
+            self._doomed.setdefault(topic, []).extend(names)
+            if self._deleting is None:
+                self._deleting = self._tasks.start(self._delete())
+
+    async def finish(self) -> None:
+        """Wait until what is to be deleted is."""
+        await self._tasks.finish()
+
+    async def close(self) -> None:
+        """Stop deleting, and close the store if it is ours."""
+        await self._tasks.cancel()
+        if self._own and self._store is not None:
+            await self._store.close()
+
+    async def _open(self) -> PayloadStore:
+        info = await self._advertised()
+        if self._store is None:
+            if self._url is None:
+                self._url = info.payloads or None
+            if self._url is None:
+                raise InvalidArgument(
+                    "the cluster advertises no payload store: pass payloads='redis://…' (or file:///…, "
+                    "s3://…) to the client, or publish without a body"
+                )
+            self._store = open_store(self._url, lifetime=info.payload_lifetime_ms / 1000 or _LIFETIME)
+        return self._store
+
+    async def _delete(self) -> None:
+        try:
+            while self._doomed:
+                topic, names = self._doomed.popitem()
+                if len(names) > _AT_ONCE:
+                    self._doomed[topic] = names[_AT_ONCE:]
+                try:
+                    store = self._store or await self._open()
+                    await store.delete(topic, names[:_AT_ONCE])
+                except Exception as error:
+                    _log.warning(
+                        "%d bodies of %r were not deleted and stay until their lifetime ends: %s",
+                        len(names),
+                        topic,
+                        error,
+                    )
+        finally:
+            self._deleting = None

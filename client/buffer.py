@@ -1,0 +1,83 @@
+"""What has come and waits to be taken by the application."""
+
+from collections import deque
+from time import monotonic
+
+from client.held import Held, Part
+from client.message import BUFFERED, Block, Message
+
+_HANDED = b"\x01"
+
+
+class Buffer:
+    """Blocks in the order they came; messages whose lease has ended meanwhile are dropped."""
+
+    def __init__(self, held: Held, period: float) -> None:
+        self._held = held
+        self._period = period  # seconds: how exactly to know when messages were handed out
+        self._blocks: deque[Block] = deque()
+        self._at = 0  # index of the next message in the first block
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def add(self, block: Block) -> None:
+        """Put a block behind the others."""
+        self._blocks.append(block)
+
+    def pop(self) -> Message | None:
+        """The next message."""
+        while self._blocks:
+            block, index = self._blocks[0], self._at
+            self._step(block, index + 1)
+            now = monotonic()
+            if block.states[index] == BUFFERED and self._alive(block, index, now):
+                block.states[index] = 1
+                self._note(block, index, now, 1)
+                return Message(block, index)
+        return None
+
+    def take(self, limit: int) -> list[Part]:
+        """The next messages, at most so many."""
+        parts: list[Part] = []
+        now = monotonic()
+        while self._blocks and limit > 0:
+            block, start = self._blocks[0], self._at
+            stop = min(len(block), start + limit)
+            if block.states.count(BUFFERED, start, stop) < stop - start or not self._all_alive(block, now):
+                # Something in it is not to be handed out: go on message by message.
+                if block.states[start] != BUFFERED or not self._alive(block, start, now):
+                    self._step(block, start + 1)
+                    continue
+                stop = start + 1
+            block.states[start:stop] = _HANDED * (stop - start)
+            self._note(block, start, now, stop - start)
+            self._step(block, stop)
+            if parts and parts[-1][0] is block and parts[-1][2] == start:
+                parts[-1] = (block, parts[-1][1], stop)
+            else:
+                parts.append((block, start, stop))
+            limit -= stop - start
+        return parts
+
+    def _step(self, block: Block, to: int) -> None:
+        if to >= len(block):
+            self._blocks.popleft()
+            to = 0
+        self._at = to
+
+    def _all_alive(self, block: Block, now: float) -> bool:
+        return now < block.deadline and not block.deadlines and not block.lane_deadlines
+
+    def _alive(self, block: Block, index: int, now: float) -> bool:
+        if self._all_alive(block, now) or now < self._held.deadline(block, index):
+            return True
+        self._held.end(block, index)
+        return False
+
+    def _note(self, block: Block, index: int, now: float, count: int) -> None:
+        self._held.active = now
+        if not block.handed or now - block.handed[-1][1] > self._period:
+            block.handed.append((index, now))
+        if block.gone is not None:  # settled before it came: there will be no ACK to make room
+            self._held.credit(count)

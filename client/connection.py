@@ -1,0 +1,257 @@
+"""One connection to a worker: frames out, answers and pushes in, heartbeats both ways."""
+
+import asyncio
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import cast
+
+from client import errors, wire
+from client.errors import BrokerError, ConnectionClosed, DurabilityNotReached, Fenced, ProtocolError
+from client.wire import Frame, Properties, Type
+
+_ERRORS = {
+    item.code: item
+    for item in vars(errors).values()
+    if isinstance(item, type) and issubclass(item, BrokerError)
+}
+_LOST_AFTER = 3  # heartbeat intervals without a byte from the other side
+
+OnTime = Callable[[float, float], None]
+
+
+class Redirected(Fenced):
+    """Another worker serves the partition now."""
+
+    code = Fenced.code
+
+    def __init__(self, text: str, address: str) -> None:
+        super().__init__(text)
+        self.address = address
+
+
+def error_from(said: wire.Error) -> BrokerError:
+    """The exception for what an ERROR frame says."""
+    kind = _ERRORS.get(said.code, BrokerError)
+    if kind is DurabilityNotReached:
+        return DurabilityNotReached(said.message, stored=said.stored)
+    return kind(said.message)
+
+
+class Connection(asyncio.Protocol):
+    """Made by `connect`; `closed` is done when it has ended, with the reason as its result."""
+
+    def __init__(self, address: str, on_time: OnTime) -> None:
+        self.address = address
+        self.streams: dict[int, Callable[[Frame], None]] = {}  # who gets what comes for a consumer
+        self.info: wire.InfoReply
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[BrokerError] = self._loop.create_future()
+        self._transport: asyncio.Transport
+        self._reader = wire.FrameReader()
+        self._answers: dict[int, asyncio.Future[Frame]] = {}
+        self._sequence = 0
+        self._out: list[bytes] = []
+        self._writable = True
+        self._wake: dict[Callable[[], None], None] = {}
+        self._heard = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._reason: BrokerError | None = None
+        self._on_time = on_time
+
+    # What others call
+
+    @property
+    def writable(self) -> bool:
+        """Whether the network takes what is written."""
+        return self._writable
+
+    def when_writable(self, call: Callable[[], None]) -> None:
+        """Call once, as soon as the network takes more or the connection has ended."""
+        self._wake[call] = None
+
+    def request(self, properties: Properties, body: bytes = b"") -> asyncio.Future[Frame]:
+        """Send a frame that is answered; the future has the OK frame, or raises what the worker said."""
+        answer: asyncio.Future[Frame] = self._loop.create_future()
+        if self._reason is not None:
+            answer.set_exception(self._reason)
+            return answer
+        self._sequence += 1
+        self._answers[self._sequence] = answer
+        self._write(wire.frame(properties, self._sequence, body=body))
+        return answer
+
+    def send(self, properties: Properties) -> None:
+        """Send a frame that is not answered."""
+        self._write(wire.frame(properties))
+
+    async def close(self) -> None:
+        """Send what is queued, and end."""
+        if not self.closed.done():
+            self._flush()
+            self._reason = self._reason or ConnectionClosed("the client was closed")
+            self._transport.close()
+            await asyncio.wait({self.closed}, timeout=1.0)
+            if not self.closed.done():
+                self._transport.abort()
+                await asyncio.wait({self.closed})
+
+    async def greet(self, token: str | None) -> wire.InfoReply:
+        """Exchange INFO frames: the beginning of every connection, and later a question."""
+        sent, began = time.time(), time.monotonic()
+        who = f"keylane-python, process {os.getpid()} on {socket.gethostname()}"
+        answer = await self.request(wire.Info(token=token or "", client=who))
+        info = wire.properties_of(answer, wire.InfoReply)
+        if not wire.OLDEST_VERSION <= info.version <= wire.VERSION:
+            raise errors.IncompatibleVersion(
+                f"the worker at {self.address} speaks version {info.version} of the protocol, this client "
+                f"{wire.OLDEST_VERSION} to {wire.VERSION}"
+            )
+        self._told_time(info.time_ms, sent, began)
+        self.info = info
+        return info
+
+    def begin_heartbeats(self) -> None:
+        """Say from time to time that we are there, and notice when the worker is not."""
+        interval = self.info.heartbeat_ms / 1000
+        silent = self._loop.time() - self._heard
+        if silent > interval * _LOST_AFTER:
+            self._end(ConnectionClosed(f"nothing came from the worker at {self.address} for {silent:.1f} s"))
+            return
+        if self._reason is None:
+            sent, began = time.time(), time.monotonic()
+            self.request(wire.Heartbeat()).add_done_callback(
+                lambda answer: self._heartbeat_answered(answer, sent, began)
+            )
+            self._timer = self._loop.call_later(interval, self.begin_heartbeats)
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._heard = self._loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all that waits."""
+        why = f" ({exc})" if exc else ""
+        reason = self._reason or ConnectionClosed(f"the connection to {self.address} was lost{why}")
+        self._reason = reason
+        if self._timer is not None:
+            self._timer.cancel()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(reason)
+                answer.exception()  # retrieved: not everybody who asked still waits
+        self._answers.clear()
+        self.streams.clear()
+        if not self.closed.done():
+            self.closed.set_result(reason)
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """The network is slower than we are."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """The network has caught up."""
+        self._writable = True
+        waiting, self._wake = self._wake, {}
+        for call in waiting:
+            call()
+
+    def data_received(self, data: bytes) -> None:
+        """Deal with every frame that is complete."""
+        self._heard = self._loop.time()
+        try:
+            for frame in self._reader.feed(data):
+                self._received(frame)
+        except ProtocolError as error:
+            self._end(error)
+
+    # Below: how
+
+    def _received(self, frame: Frame) -> None:
+        if frame.type == Type.DATA:
+            stream = wire.properties_of(frame, _Stream).stream
+        elif frame.type == Type.HEARTBEAT:
+            self._write(wire.frame(Properties(), frame.sequence))
+            return
+        elif frame.sequence == 0 and frame.type == Type.ERROR:
+            said = wire.properties_of(frame, wire.Error)
+            if said.stream is None:
+                self._end(error_from(said))
+                return
+            stream = said.stream
+        else:
+            self._answered(frame)
+            return
+        take = self.streams.get(stream)
+        if take is not None:
+            take(frame)
+
+    def _answered(self, frame: Frame) -> None:
+        answer = self._answers.pop(frame.sequence, None)
+        if answer is None or answer.done():
+            return
+        if frame.type == Type.OK:
+            answer.set_result(frame)
+            return
+        if frame.type == Type.ERROR:
+            answer.set_exception(error_from(wire.properties_of(frame, wire.Error)))
+        elif frame.type == Type.REDIRECT:
+            to = wire.properties_of(frame, wire.Redirect)
+            where = to.address or "another worker"
+            answer.set_exception(
+                Redirected(f"partition {to.partition} of {to.topic!r} is served by {where}", to.address)
+            )
+        else:
+            answer.set_exception(ProtocolError(f"the worker answered with a frame of type {frame.type}"))
+        answer.exception()  # retrieved: not everybody who asked still waits
+
+    def _write(self, data: bytes) -> None:
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(data)
+
+    def _flush(self) -> None:
+        if self._out and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def _end(self, reason: BrokerError) -> None:
+        if self._reason is None:
+            self._reason = reason
+        self._transport.abort()
+
+    def _heartbeat_answered(self, answer: asyncio.Future[Frame], sent: float, began: float) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self._told_time(answer.result().timestamp_ms, sent, began)
+
+    def _told_time(self, cluster_ms: int, sent: float, began: float) -> None:
+        if cluster_ms:
+            trip = time.monotonic() - began
+            self._on_time(cluster_ms / 1000 - (sent + trip / 2), trip)
+
+
+class _Stream(Properties, frozen=True):
+    stream: int
+
+
+async def connect(host: str, port: int, *, tls: bool, token: str | None, on_time: OnTime) -> Connection:
+    """Open a connection and greet the worker; OSError if nobody is there."""
+    loop = asyncio.get_running_loop()
+    context = ssl.create_default_context() if tls else None
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    _, connection = await loop.create_connection(
+        lambda: Connection(address, on_time), host, port, ssl=context
+    )
+    try:
+        await connection.greet(token)
+    except BaseException:
+        connection._end(ConnectionClosed("the worker did not greet"))
+        raise
+    connection.begin_heartbeats()
+    return connection

@@ -1,0 +1,293 @@
+"""A consumer: takes what the worker pushes, hands it out, and comes back after a lost connection."""
+
+import asyncio
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from os import getpid
+from time import monotonic
+from types import TracebackType
+from typing import NamedTuple
+
+import anyio
+
+from client import wire
+from client.bodies import Bodies
+from client.buffer import Buffer
+from client.cluster import Cluster
+from client.downloads import Downloads
+from client.errors import BrokerError, ConnectionClosed, InvalidArgument
+from client.handlers import Handler, Handlers
+from client.held import Held
+from client.keeper import Keeper
+from client.link import Link
+from client.message import Batch, Block, Message
+from client.receipts import ACK, GIVE_BACK
+from client.settling import Settler, extend_terms, nack_terms
+from client.times import Seconds, milliseconds, position_text, seconds
+from client.types import Outcome
+from client.wire import Frame
+
+MAX_PERMITS = 10_000
+_CLOSE = 5.0  # seconds for the last answers when it closes
+_PATIENCE = 3600.0  # seconds that an idle application keeps its leases
+_ALL = 1 << 60
+
+
+class Options(NamedTuple):
+    """How to consume; see AsyncClient.subscribe."""
+
+    mode: str | None
+    start: str | datetime
+    name: str | None
+    permits: int
+    lease: Seconds | None
+    auto_extend: bool | Seconds
+    on_stale: Callable[[Message], None] | None
+    partitions: Sequence[int] | None
+    handler: Handler | None
+    concurrency: int
+
+
+class Consumer:
+    """Messages of a subscription.
+
+    async with client.subscribe("orders", "billing") as consumer:
+        async for message in consumer:
+            async with message:
+                print(await message.data())
+    """
+
+    def __init__(
+        self, cluster: Cluster, bodies: Bodies, stream: int, topic: str, subscription: str, options: Options
+    ) -> None:
+        if type(options.permits) is not int or not 1 <= options.permits <= MAX_PERMITS:
+            raise InvalidArgument(f"permits is {options.permits!r}: use 1 to {MAX_PERMITS}")
+        self.topic = topic
+        self.subscription = subscription
+        self.name = options.name or _fresh_name()
+        self._cluster = cluster
+        self._bodies = bodies
+        request = wire.Subscribe(
+            stream,
+            topic,
+            subscription,
+            self.name,
+            options.mode,
+            position_text("start", options.start),
+            milliseconds("lease", options.lease),
+            options.permits,
+            None if options.partitions is None else list(options.partitions),
+        )
+        patience = _patience(options.auto_extend)
+        self.link = Link(cluster, request, self._opened, self._received, self._ended)
+        self.held = Held(self.link.credit)
+        self.settler = Settler(self, options.on_stale)
+        self.downloads = Downloads(topic, bodies)
+        self.keeper = Keeper(self, patience)
+        self._buffer = Buffer(self.held, (patience or _PATIENCE) / 10)
+        self._handlers = Handlers(self, options.handler, options.concurrency) if options.handler else None
+        self._waiting: list[asyncio.Future[None]] = []
+        self._closed = False
+
+    @property
+    def drift(self) -> float:
+        """Seconds that the cluster's clock is ahead of ours."""
+        return self._cluster.drift
+
+    @property
+    def mode(self) -> str:
+        """The subscription's mode."""
+        return self.held.mode
+
+    # Opening and closing
+
+    async def __aenter__(self) -> "Consumer":
+        await self.link.open()
+        if self._handlers is not None:
+            self._handlers.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Settle what is queued, and give the rest back at once and uncharged."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake()
+        try:
+            with anyio.move_on_after(_CLOSE, shield=True):
+                if self._handlers is not None:
+                    await self._handlers.close()
+                await self.settler.finish()
+                await self.link.leave()
+        finally:
+            self.keeper.close()
+            self.held.clear()
+            with anyio.CancelScope(shield=True):
+                await self.settler.close()
+                await self.downloads.close()
+                await self.link.close()
+
+    async def wait(self) -> None:
+        """Wait until it is closed; raises what ended it, if anything did."""
+        while not self._closed and self.link.error is None:
+            await self._more()
+        if self.link.error is not None:
+            raise self.link.error
+
+    # Taking messages
+
+    def __aiter__(self) -> "Consumer":
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._closed:
+            if (message := self._buffer.pop()) is not None:
+                return message
+            await self._more()
+        raise StopAsyncIteration
+
+    async def receive(self, timeout: Seconds | None = None) -> Message:  # noqa: ASYNC109
+        """The next message; TimeoutError if none comes in time."""
+        limit = None if timeout is None else seconds("timeout", timeout)
+        try:
+            async with asyncio.timeout(limit):
+                return await self.__anext__()
+        except TimeoutError:
+            raise TimeoutError(
+                f"no message from {self.subscription!r} of {self.topic!r} in {limit} s"
+            ) from None
+        except StopAsyncIteration:
+            raise ConnectionClosed("the consumer is closed") from None
+
+    def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> "Batches":
+        """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
+        return Batches(self, max_messages, seconds("max_wait", max_wait))
+
+    async def take(self, limit: int, wait: float = 0.0) -> Batch:
+        """At least one message, and what else is there or comes within so many seconds."""
+        while self._closed or not (parts := self._buffer.take(limit)):
+            if self._closed:
+                raise StopAsyncIteration
+            await self._more()
+        if wait and sum(stop - start for _, start, stop in parts) < limit:
+            end = monotonic() + wait
+            while (left := end - monotonic()) > 0 and not self._closed and self.link.error is None:
+                try:
+                    async with asyncio.timeout(left):
+                        await self._more()
+                except TimeoutError:
+                    break
+                parts += self._buffer.take(limit - sum(stop - start for _, start, stop in parts))
+        return Batch(parts)
+
+    # Settling and flow
+
+    async def ack(self, messages: Iterable[Message]) -> list[Outcome]:
+        """Settle messages for good; "settled" or "stale" for each, in the order given."""
+        return await self.settler.many(ACK, messages)
+
+    async def nack(
+        self, messages: Iterable[Message], delay: Seconds | None = None, *, until: datetime | None = None
+    ) -> list[Outcome]:
+        """Give messages back; "settled" or "stale" for each, in the order given."""
+        return await self.settler.many(nack_terms(delay, until), messages)
+
+    async def extend(
+        self, messages: Iterable[Message], seconds: Seconds | None = None, *, until: datetime | None = None
+    ) -> list[Outcome]:
+        """Move the ends of leases; "settled" or "stale" for each, in the order given."""
+        return await self.settler.many(extend_terms(seconds, until), messages)
+
+    async def pause(self) -> None:
+        """Stop deliveries at once; what is not yet with the application goes back uncharged."""
+        self.link.pause(True)
+        await self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        self.link.pause(False)
+
+    # What comes
+
+    def _opened(self, reply: wire.SubscribeReply) -> None:
+        self.held.mode = reply.mode
+        self.held.lease = reply.lease_ms / 1000
+
+    def _received(self, frame: Frame) -> None:
+        data = wire.properties_of(frame, wire.Data)
+        block = Block(self, frame, data, monotonic())
+        if data.held:
+            self.held.keep(block)
+        elif data.settled is None:
+            self.held.add(block)
+        self._buffer.add(block)
+        if self.link.paused and data.settled is None:
+            self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
+        self.keeper.wake_at(min([block.deadline, *block.lane_deadlines.values()]))
+        self._wake()
+
+    def _ended(self, error: BrokerError) -> None:
+        self.held.clear()
+        self._wake()
+
+    def forget(self, names: list[str]) -> None:
+        """Nobody needs these bodies any more."""
+        self._bodies.forget(self.topic, names)
+
+    # Waiting
+
+    async def _more(self) -> None:
+        """Wait until something has come or it has ended; raises what ended it."""
+        if self.link.error is not None:
+            raise self.link.error
+        more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(more)
+        try:
+            await more
+        except BaseException:
+            if more in self._waiting:
+                self._waiting.remove(more)
+            raise
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for more in waiting:
+            if not more.done():
+                more.set_result(None)
+
+
+class Batches:
+    """Iterates over the batches of a consumer."""
+
+    def __init__(self, consumer: Consumer, max_messages: int, max_wait: float) -> None:
+        self._consumer = consumer
+        self._max_messages = max_messages
+        self._max_wait = max_wait
+
+    def __aiter__(self) -> "Batches":
+        return self
+
+    async def __anext__(self) -> Batch:
+        return await self._consumer.take(self._max_messages, self._max_wait)
+
+
+def _fresh_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:100] or "host"
+    return f"{host}-{getpid()}-{secrets.token_hex(4)}"
+
+
+def _patience(auto_extend: bool | Seconds) -> float:
+    if isinstance(auto_extend, bool):
+        return _PATIENCE if auto_extend else 0.0
+    return seconds("auto_extend", auto_extend)

@@ -1,0 +1,104 @@
+"""The callback consumer: runs a handler for each message, in order within a lane, else concurrently."""
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from client.errors import BrokerError, InvalidArgument
+from client.message import HANDED, Message
+from client.sync_message import SyncMessage
+from client.tasks import Tasks
+
+if TYPE_CHECKING:
+    from client.consumer import Consumer
+
+Handler = Callable[[Message], Awaitable[Any]] | Callable[[SyncMessage], Any]
+Lane = tuple[int, str]
+
+_log = logging.getLogger("keylane.client")
+
+
+class Handlers:
+    """Runs at most `concurrency` handlers at a time.
+
+    A handler that returns has its message acked, one that raises has it nacked. Coroutine functions
+    run on the event loop, others each in a thread.
+    """
+
+    def __init__(self, consumer: "Consumer", handler: Handler, concurrency: int) -> None:
+        if type(concurrency) is not int or concurrency < 1:
+            raise InvalidArgument(f"concurrency is {concurrency!r}: use a whole number from 1")
+        self._consumer = consumer
+        self._handler: Callable[[Any], Any] = handler
+        call = getattr(handler, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
+        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+        self._threads = anyio.CapacityLimiter(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
+        self._lanes: dict[Lane, deque[Message]] = {}  # lanes at work -> what waits in them
+        self._dispatching = Tasks()
+        self._running = Tasks()
+        self._closing = False
+
+    def start(self) -> None:
+        """Begin to take messages."""
+        self._dispatching.start(self._dispatch())
+
+    async def close(self) -> None:
+        """Take no more. Coroutines are cancelled and their messages go back; threads run to their end."""
+        self._closing = True
+        await self._dispatching.cancel()
+        if self._is_async:
+            await self._running.cancel()
+        else:
+            await self._running.finish()
+
+    async def _dispatch(self) -> None:
+        try:
+            async for message in self._consumer:
+                lane = self._consumer.held.lane(message._block, message._index)
+                waiting = self._lanes.get((message.partition, lane)) if lane else None
+                if waiting is not None:
+                    waiting.append(message)
+                    continue
+                await self._slots.acquire()
+                place = (message.partition, lane)
+                if lane:
+                    self._lanes[place] = deque()
+                self._running.start(self._work(place, message))
+        except BrokerError as error:  # the consumer has ended; those who wait for it hear why
+            _log.warning("consumer %s of %r has ended: %s", self._consumer.name, self._consumer.topic, error)
+
+    async def _work(self, place: Lane, message: Message) -> None:
+        """Run the handler for a message, then for those that have come into its lane meanwhile."""
+        try:
+            await self._handle(message)
+            waiting = self._lanes.get(place) if place[1] else None
+            while waiting and not self._closing:
+                await self._handle(waiting.popleft())
+        finally:
+            self._lanes.pop(place, None)
+            self._slots.release()
+
+    async def _handle(self, message: Message) -> None:
+        block, index = message._block, message._index
+        if block.states[index] != HANDED:  # an earlier one of its lane was nacked
+            return
+        try:
+            if self._is_async:
+                await self._handler(message)
+            else:
+                await anyio.to_thread.run_sync(
+                    self._handler, SyncMessage(message, anyio.from_thread.run), limiter=self._threads
+                )
+        except Exception:
+            _log.exception("the handler failed for message %s of %r", message.id, message.topic)
+            self._consumer.settler.settle_later(block, index, well=False)
+        else:
+            self._consumer.settler.settle_later(block, index, well=True)

@@ -1,0 +1,222 @@
+"""What a consumer holds: its blocks, when leases end, and which messages a rewind takes along."""
+
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+
+from client.errors import StaleReceipt
+from client.message import BUFFERED, HANDED, SETTLED, SETTLING, STALE, Block
+
+Part = tuple[Block, int, int]  # block, first index, index behind the last
+
+
+class Held:
+    """The leases of one consumer; `credit` gives permits back where there will be no ACK or NACK."""
+
+    def __init__(self, credit: Callable[[int], None]) -> None:
+        self.mode = "shared"
+        self.lease = 30.0  # seconds
+        self.blocks: dict[Block, None] = {}  # those with a message that is neither settled nor stale
+        self.active = 0.0  # when the application last took or settled something
+        self.credit = credit
+        self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
+        self._rewinding: dict[
+            tuple[int, str], int
+        ] = {}  # lane whose nack is under way -> the entry it is for
+
+    def lane(self, block: Block, index: int) -> str:
+        """As in receipts: "" where there is no order, "=" for a whole partition, "=" and the key."""
+        if self.mode == "shared":
+            return ""
+        if self.mode == "key_shared":
+            key = block.texts[index * 3]
+            return "=" + key if key else ""
+        return "="
+
+    def deadline(self, block: Block, index: int) -> float:
+        """When the message's lease ends, by time.monotonic."""
+        lane = self.lane(block, index)
+        if not lane:
+            return block.deadlines.get(index, block.deadline)
+        own = block.lane_deadlines.get(lane, block.deadline)
+        return max(own, self._lanes.get(block.partition, {}).get(lane, 0.0))
+
+    def check(self, block: Block, index: int) -> None:
+        """Raise StaleReceipt unless the application has the message and its lease goes on."""
+        state = block.states[index]
+        if state == HANDED:
+            late = monotonic() - self.deadline(block, index)
+            if late < 0:
+                return
+            self.end(block, index)
+            why = f"its lease ended {late:.1f} s ago, and it will be delivered again"
+        elif state == SETTLING:
+            why = "it is being settled already"
+        elif state == SETTLED:
+            why = "it has been settled already"
+        else:
+            why = "its lease has ended, or an earlier message of its lane was nacked"
+        raise StaleReceipt(f"message {block.id(index)}: {why}")
+
+    # Taking in
+
+    def add(self, block: Block) -> None:
+        """A block has come; what follows a nack that is under way is void."""
+        if block.open:
+            self.blocks[block] = None
+        if self._rewinding:
+            self._void_rewound(block)
+
+    def keep(self, block: Block) -> None:
+        """A block lists what was held when the connection was lost: what we still have stays as it is."""
+        known = {
+            old.entries[index]: (old, index)
+            for old in self.blocks
+            if old.partition == block.partition
+            for index in range(len(old))
+            if old.states[index] < SETTLED
+        }
+        for index, entry in enumerate(block.entries):
+            if entry not in known:
+                continue
+            old, at = known[entry]
+            if old.token == block.token:
+                if self.lane(old, at):
+                    self.restart([(old, at, at + 1)], self.deadline(block, index))
+                else:
+                    old.deadlines[at] = block.deadline
+                self._close(block, index, SETTLED)
+            elif old.states[at] != SETTLING:
+                self._close(old, at, STALE)
+        self.add(block)
+
+    def _void_rewound(self, block: Block) -> None:
+        ended = 0
+        for index, entry in enumerate(block.entries):
+            lane = self.lane(block, index)
+            nacked = self._rewinding.get((block.partition, lane)) if lane else None
+            if nacked is None:
+                continue
+            if entry <= nacked:
+                del self._rewinding[block.partition, lane]  # this is what the nack brought back
+            elif block.states[index] == BUFFERED:
+                self._close(block, index, STALE)
+                ended += 1
+        self.credit(ended)
+
+    # Letting go
+
+    def end(self, block: Block, index: int) -> None:
+        """The lease of a message has ended without being settled."""
+        self._close(block, index, STALE)
+        self.credit(1)
+
+    def settled(self, block: Block, index: int) -> None:
+        """The broker has settled a message."""
+        self._close(block, index, SETTLED)
+
+    def stale(self, block: Block, index: int) -> None:
+        """The broker does not know the lease any more."""
+        self._close(block, index, STALE)
+
+    def settle_range(self, block: Block, start: int, stop: int) -> None:
+        """The broker has settled messages that lie together."""
+        block.states[start:stop] = b"\x03" * (stop - start)
+        block.open -= stop - start
+        if block.bodies:
+            for index in range(start, stop):
+                block.bodies.pop(index, None)
+        if block.open <= 0:
+            self.blocks.pop(block, None)
+
+    def _close(self, block: Block, index: int, state: int) -> None:
+        if block.states[index] < SETTLED:
+            block.open -= 1
+            block.bodies.pop(index, None)
+            if block.open <= 0:
+                self.blocks.pop(block, None)
+        block.states[index] = state
+
+    def clear(self) -> None:
+        """All leases have ended."""
+        for block in list(self.blocks):
+            for index, state in enumerate(block.states):
+                if state < SETTLED:
+                    self._close(block, index, STALE)
+
+    # Lanes
+
+    def rewind(self, parts: Iterable[Part]) -> None:
+        """Messages are about to be nacked: void the later ones of their lanes."""
+        nacked: dict[tuple[int, str], int] = {}
+        for block, start, stop in parts:
+            for index in range(start, stop):
+                if lane := self.lane(block, index):
+                    place = block.partition, lane
+                    nacked[place] = min(nacked.get(place, block.entries[index]), block.entries[index])
+        if not nacked:
+            return
+        self._rewinding.update(nacked)
+        partitions = {partition for partition, _ in nacked}
+        ended = 0
+        for block in list(self.blocks):
+            if block.partition not in partitions:
+                continue
+            for index, state in enumerate(block.states):
+                if state in (BUFFERED, HANDED):
+                    first = nacked.get((block.partition, self.lane(block, index)))
+                    if first is not None and block.entries[index] > first:
+                        self._close(block, index, STALE)
+                        ended += 1
+        self.credit(ended)
+
+    def rewound(self, parts: Iterable[Part]) -> None:
+        """The nack was answered: what comes now counts."""
+        if self._rewinding:
+            for block, start, stop in parts:
+                for index in range(start, stop):
+                    self._rewinding.pop((block.partition, self.lane(block, index)), None)
+
+    def restart(self, parts: Iterable[Part], deadline: float) -> None:
+        """The lanes of some messages have a new deadline."""
+        if self.mode == "shared":
+            return
+        partition = 0
+        for block, start, stop in parts:
+            partition = block.partition
+            lanes = self._lanes.setdefault(partition, {})
+            if self.mode != "key_shared":
+                lanes["="] = deadline
+            else:
+                for key in block.texts[start * 3 : stop * 3 : 3]:
+                    if key:
+                        lanes["=" + key] = deadline
+        if len(self._lanes.get(partition, ())) > 2 * sum(block.open for block in self.blocks) + 1_000:
+            self._forget_lanes(partition)
+
+    def _forget_lanes(self, partition: int) -> None:
+        """Lanes come and go with their keys: keep those of which something is held."""
+        held = {self.lane(block, index) for block, index in self.each() if block.partition == partition}
+        lanes = self._lanes[partition]
+        self._lanes[partition] = {lane: lanes[lane] for lane in held if lane in lanes}
+
+    def runs(self, block: Block, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
+        """Cut a part into what one receipt can stand for: consecutive entries of one lane."""
+        entries = block.entries
+        keyed = self.mode == "key_shared"
+        if not keyed and entries[stop - 1] - entries[start] == stop - 1 - start:
+            yield self.lane(block, start), start, stop
+            return
+        lane = self.lane(block, start)
+        for index in range(start + 1, stop):
+            own = self.lane(block, index) if keyed else lane
+            if own != lane or entries[index] != entries[index - 1] + 1:
+                yield lane, start, index
+                lane, start = own, index
+        yield lane, start, stop
+
+    def each(self) -> Iterator[tuple[Block, int]]:
+        """Every message that is buffered or with the application."""
+        for block in list(self.blocks):
+            for index, state in enumerate(block.states):
+                if state <= HANDED:
+                    yield block, index

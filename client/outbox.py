@@ -1,0 +1,279 @@
+"""What waits to be published to one partition: gathered into frames, sent in order, sent again in order."""
+
+import asyncio
+from collections import deque
+from enum import Enum
+from typing import NamedTuple
+
+from client import wire
+from client.bodies import Bodies
+from client.cluster import Cluster, backoff
+from client.connection import Connection
+from client.errors import BrokerError, DurabilityNotReached, Unavailable
+from client.tasks import Tasks
+from client.wire import MAX_BATCH, Frame
+
+_IN_FLIGHT = 8  # frames of a partition that wait for an answer
+_GATHER = 0.1  # seconds in which publishes share a frame: they share its time limit as well
+
+
+class Answer(NamedTuple):
+    """What became of `size` messages of a frame, from its message `start` on."""
+
+    parcel: "Parcel"
+    reply: wire.PublishReply
+    start: int
+    size: int
+
+
+class _State(Enum):
+    FILLING = 1
+    UPLOADING = 2
+    READY = 3
+    SENT = 4
+    FAILED = 5  # to be sent again
+    DONE = 6
+
+
+class Parcel:
+    """The messages of one PUBLISH frame and who waits for them."""
+
+    __slots__ = ("bodies", "calls", "created", "durability", "flat", "resent", "size", "state")
+
+    def __init__(self, durability: str, created: float) -> None:
+        self.durability = durability
+        self.created = created
+        self.flat: list[str] = []  # key, uid, about, …
+        self.bodies: dict[int, tuple[str, bytes]] = {}  # place in the frame -> name, body
+        self.calls: list[tuple[asyncio.Future[Answer], int, int]] = []
+        self.size = 0  # messages
+        self.state = _State.FILLING
+        self.resent = False
+
+    def fail(self, error: BaseException) -> None:
+        """Tell everybody who waits."""
+        self.state = _State.DONE
+        for future, _, _ in self.calls:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # retrieved: somebody who was cancelled does not look
+
+    def succeed(self, reply: wire.PublishReply) -> None:
+        """Tell everybody who waits."""
+        self.state = _State.DONE
+        for future, start, count in self.calls:
+            if not future.done():
+                future.set_result(Answer(self, reply, start, count))
+
+
+class Outbox:
+    """The way of one producer into one partition."""
+
+    def __init__(self, topic: str, partition: int, cluster: Cluster, bodies: Bodies, tasks: Tasks) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._cluster = cluster
+        self._bodies = bodies
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Parcel] = deque()  # the last may still be filled
+        self._started: list[Parcel] = []  # uploading, sent or failed, in the order of publishing
+        self._pumping: asyncio.Handle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._blocked = False  # a frame failed: nothing goes out until those behind it are answered
+        self._recovering = False
+        self._again = False  # the next frame says that it follows a failure
+        self._attempt = 0
+        self._error: BrokerError = Unavailable("the broker has not answered")
+
+    def add(
+        self, flat: list[str], bodies: dict[int, tuple[str, bytes]], durability: str
+    ) -> list[asyncio.Future[Answer]]:
+        """Queue messages (key, uid, about, …) and their bodies (by place); a future for each frame."""
+        answers = []
+        size = len(flat) // 3
+        start = 0
+        while start < size:
+            parcel = self._open_parcel(durability)
+            count = min(size - start, MAX_BATCH - parcel.size)
+            answer: asyncio.Future[Answer] = self._loop.create_future()
+            parcel.calls.append((answer, parcel.size, count))
+            for place, body in bodies.items():
+                if start <= place < start + count:
+                    parcel.bodies[place - start + parcel.size] = body
+            parcel.flat += flat if count == size else flat[start * 3 : (start + count) * 3]
+            parcel.size += count
+            start += count
+            answers.append(answer)
+        self._schedule()
+        return answers
+
+    def close(self, error: BaseException) -> None:
+        """Give up what is not answered."""
+        for timer in (self._pumping, self._expiry):
+            if timer is not None:
+                timer.cancel()
+        for parcel in (*self._started, *self._waiting):
+            parcel.fail(error)
+
+    def _open_parcel(self, durability: str) -> Parcel:
+        now = self._loop.time()
+        if self._waiting:
+            last = self._waiting[-1]
+            if last.durability == durability and last.size < MAX_BATCH and now - last.created < _GATHER:
+                return last
+        parcel = Parcel(durability, now)
+        self._waiting.append(parcel)
+        if self._expiry is None:
+            self._expiry = self._loop.call_at(now + self._cluster.timeout, self._expire)
+        return parcel
+
+    # Sending
+
+    def _schedule(self) -> None:
+        if self._pumping is None:
+            self._pumping = self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Start what may start, and send what is ready: always in order."""
+        self._pumping = None
+        self._start_parcels()
+        for parcel in self._started:
+            if self._blocked:
+                break
+            if parcel.state is _State.READY:
+                connection = self._cluster.current
+                if connection is None:
+                    self._fail(parcel, self._cluster.error)
+                elif not connection.writable:
+                    connection.when_writable(self._schedule)
+                    break
+                else:
+                    self._send(parcel, connection)
+            elif parcel.state is not _State.SENT:
+                break
+        self._recover_when_quiet()
+
+    def _start_parcels(self) -> None:
+        """Start a parcel if none is under way, or it is full, or another waits behind it."""
+        while self._waiting and len(self._started) < _IN_FLIGHT:
+            first = self._waiting[0]
+            if self._started and first.size < MAX_BATCH and len(self._waiting) == 1:
+                return
+            self._started.append(self._waiting.popleft())
+            if first.bodies:
+                first.state = _State.UPLOADING
+                self._tasks.start(self._upload(first))
+            else:
+                first.state = _State.READY
+
+    def _send(self, parcel: Parcel, connection: Connection) -> None:
+        parcel.state = _State.SENT
+        answer = connection.request(
+            wire.Publish(self.topic, self.partition, parcel.durability, again=self._again),
+            wire.pack(parcel.flat),
+        )
+        self._again = False
+        answer.add_done_callback(lambda answer: self._answered(parcel, answer))
+
+    async def _upload(self, parcel: Parcel) -> None:
+        bodies = list(parcel.bodies.values())
+        attempt = 0
+        while parcel.state is _State.UPLOADING:
+            try:
+                await self._bodies.put(self.topic, bodies)
+                if parcel.state is _State.UPLOADING:
+                    parcel.state = _State.READY
+                    # Only the names are needed from here on.
+                    parcel.bodies = {place: (name, b"") for place, (name, _) in parcel.bodies.items()}
+            except BrokerError as error:
+                if not error.retriable:
+                    self._drop(parcel, error)
+                    break
+                self._error = error
+                await asyncio.sleep(backoff(attempt))
+                attempt += 1
+            except Exception as error:  # a store of the user's own may raise anything
+                self._drop(parcel, error)
+                break
+        self._schedule()
+
+    # Answers
+
+    def _answered(self, parcel: Parcel, answer: asyncio.Future[Frame]) -> None:
+        if parcel.state is _State.DONE:  # given up
+            self._recover_when_quiet()
+            return
+        error = answer.exception()
+        if error is None:
+            try:
+                reply = wire.properties_of(answer.result(), wire.PublishReply)
+            except BrokerError as problem:
+                error = problem
+            else:
+                self._attempt = 0
+                self._started.remove(parcel)
+                parcel.succeed(reply)
+                self._schedule()
+                return
+        self._refused(parcel, error)
+        self._schedule()
+
+    def _refused(self, parcel: Parcel, error: BaseException) -> None:
+        if not isinstance(error, BrokerError) or not error.retriable:
+            self._drop(parcel, error)
+        elif isinstance(error, DurabilityNotReached) and not self._blocked:
+            # The worker has waited for the level already. It refuses what was sent behind it.
+            self._drop(parcel, error)
+            self._blocked = True
+        else:
+            self._fail(parcel, error)
+
+    def _fail(self, parcel: Parcel, error: BrokerError) -> None:
+        parcel.state = _State.FAILED
+        self._error = error
+        self._blocked = True
+
+    def _drop(self, parcel: Parcel, error: BaseException) -> None:
+        if parcel in self._started:
+            self._started.remove(parcel)
+        parcel.fail(error)
+        if not parcel.resent:
+            self._bodies.forget(self.topic, [name for name, _ in parcel.bodies.values()])
+
+    def _recover_when_quiet(self) -> None:
+        sent = any(parcel.state is _State.SENT for parcel in self._started)
+        if self._blocked and not self._recovering and not sent:
+            self._recovering = True
+            self._tasks.start(self._recover())
+
+    async def _recover(self) -> None:
+        """Wait a little, and for a connection; then all that failed goes out again, in order."""
+        try:
+            if self._cluster.current is not None:
+                await asyncio.sleep(backoff(self._attempt, 0.02, 1.0))
+            self._attempt += 1
+            await self._cluster.connection()
+        finally:
+            self._recovering = False
+        self._blocked = False
+        self._again = True
+        for parcel in self._started:
+            if parcel.state is _State.FAILED:
+                parcel.state = _State.READY
+                parcel.resent = True
+        self._schedule()
+
+    def _expire(self) -> None:
+        """Give up what has waited for too long, with the last thing that went wrong."""
+        self._expiry = None
+        now, limit = self._loop.time(), self._cluster.timeout
+        for parcel in (*self._started, *self._waiting):
+            if now < parcel.created + limit:
+                self._expiry = self._loop.call_at(parcel.created + limit, self._expire)
+                break
+            if parcel in self._waiting:
+                self._waiting.remove(parcel)
+            parcel.resent = True  # it may have arrived: its body stays
+            self._drop(parcel, self._error)
+        self._schedule()

@@ -1,0 +1,113 @@
+"""Messages on their way out: checked, described, and sorted by partition."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+from client import ksuid
+from client.errors import InvalidArgument, MessageTooLarge
+from client.times import now_ms
+from client.types import Body, OutgoingMessage
+from client.wire import pack_about, partition_of
+
+MAX_KEY = 1_024  # bytes, as the next two
+MAX_UID = 256
+MAX_ABOUT = 65_536
+
+
+class Slice:
+    """Messages of one call for one partition and durability, and their places in the call."""
+
+    __slots__ = ("bodies", "flat", "places")
+
+    def __init__(self) -> None:
+        self.flat: list[str] = []
+        self.bodies: dict[int, tuple[str, bytes]] = {}
+        self.places: list[int] = []
+
+
+def sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[tuple[int, str], Slice]:
+    """Messages by partition and durability, with uids, and with the text that describes them."""
+    now = now_ms()
+    sticky = random.randrange(count)
+    uids = ksuid.take(len(messages))
+    slices: dict[tuple[int, str], Slice] = {}
+    abouts: dict[int, str] = {}  # by size of the body, while the attributes are the same
+    same: Mapping[str, str] | None = None
+    for place, message in enumerate(messages):
+        uid, key = message.uid, message.key
+        name = uids[place]
+        if message.partition is not None:
+            partition = _check_partition(message.partition, count)
+        elif key or uid:
+            partition = partition_of(key or uid or "", count)
+        else:
+            partition = sticky
+        if message.attributes is not same:
+            same = message.attributes
+            abouts = {}
+        body = _bytes_of(message.data) if message.data else b""
+        size = len(body)
+        if uid and body:  # it may be a duplicate: the name of its body must not be that of the first
+            about = pack_about(now, group, _texts(same), size=size, body=name)
+        elif (known := abouts.get(size)) is not None:
+            about = known
+        else:
+            about = abouts[size] = pack_about(now, group, _texts(same), size=size)
+        target = (partition, message.durability or "memory")
+        item = slices.get(target)
+        if item is None:
+            item = slices[target] = Slice()
+        if body:
+            item.bodies[len(item.places)] = (name, body)
+        item.flat += (key or "", uid or name, about)
+        item.places.append(place)
+    return slices
+
+
+def _bytes_of(data: Body) -> bytes:
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise InvalidArgument(f"data is {type(data).__name__}: use bytes or str")
+
+
+def _texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
+    if not attributes:
+        return None
+    found = dict(attributes)
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(f"attribute {name!r} is {value!r}: names and values are text")
+    return found
+
+
+def _check_partition(partition: int, count: int) -> int:
+    if type(partition) is not int or not 0 <= partition < count:
+        raise InvalidArgument(f"partition {partition!r}: the topic has 0 to {count - 1}")
+    return partition
+
+
+def check_texts(flat: list[str]) -> None:
+    """Refuse here what the broker would refuse, together with all else in the same frame."""
+    for column, limit, what in ((0, MAX_KEY, "key"), (1, MAX_UID, "uid"), (2, MAX_ABOUT, "attributes")):
+        texts = flat[column::3]
+        try:
+            # A character has at most four bytes: mostly a look at the longest text is enough.
+            if max(map(len, texts)) * 4 > limit:
+                longest = max(len(text.encode()) for text in texts)
+                if longest > limit:
+                    raise MessageTooLarge(
+                        f"a message's {what} has {longest} bytes; at most {limit} are allowed"
+                    )
+            joined = "".join(texts)
+            if not joined.isascii():
+                joined.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"a message's {what} is not Unicode text: {error}") from error
+        except TypeError as error:
+            raise InvalidArgument(f"a message's {what} is not text: {error}") from error
+        if column == 0 and "\0" in joined:
+            raise InvalidArgument("a message's key has a NUL character")

@@ -1,0 +1,209 @@
+"""Publishing: into which partitions, a limit to what waits, and the answers in the order of the call."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from client import wire
+from client.bodies import Bodies
+from client.cluster import Cluster
+from client.errors import ConnectionClosed, TopicNotFound
+from client.outbox import Answer, Outbox
+from client.outgoing import Slice, check_texts, sort
+from client.tasks import Tasks
+from client.types import OutgoingMessage, Published
+from client.wire import pack_about
+
+_QUEUED_MESSAGES = 100_000
+_QUEUED_BYTES = 64 * 1024 * 1024
+_SLICE = 10_000  # messages of a publish_many that are prepared at once
+
+
+class _Room:
+    """A limit to the messages and bytes that wait to be published; those who wait for room queue up."""
+
+    def __init__(self, messages: int, length: int) -> None:
+        self._messages = messages
+        self._length = length
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, messages: int, length: int) -> None:
+        """Wait for room; the last one in may use more than there is."""
+        if self._messages <= 0 or self._length <= 0 or self._waiting:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except BaseException:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                self._next()
+                raise
+        self._messages -= messages
+        self._length -= length
+        self._next()
+
+    def give(self, messages: int, length: int) -> None:
+        """Let the next one in."""
+        self._messages += messages
+        self._length += length
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and self._messages > 0 and self._length > 0:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+
+class _Added(NamedTuple):
+    """What went into one outbox for a call, and who will answer."""
+
+    partition: int
+    durability: str
+    places: list[int]
+    answers: list[asyncio.Future[Answer]]
+
+
+class Producer:
+    """Publishes for one client, to any topic."""
+
+    def __init__(self, cluster: Cluster, bodies: Bodies, group: str | None) -> None:
+        self._cluster = cluster
+        self._bodies = bodies
+        self._group = group or ""
+        pack_about(0, self._group)  # raises InvalidName for a group that cannot be
+        self._partitions: dict[str, int] = {}
+        self._lookups: dict[str, asyncio.Task[int]] = {}
+        self._outboxes: dict[tuple[str, int], Outbox] = {}
+        self._room = _Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
+        self._tasks = Tasks()
+
+    async def publish(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
+        """Publish messages, those of a partition in the order given; the first error when all have ended."""
+        published: list[Published] = []
+        rest = iter(messages)
+        running: deque[asyncio.Task[list[Published]]] = deque()
+        try:
+            while some := list(islice(rest, _SLICE)):
+                slices, length = await self._prepare(topic, some)
+                await self._room.take(len(some), length)
+                collecting = self._collect(topic, self._add(topic, slices), len(some), length)
+                if len(some) < _SLICE and not running:
+                    return await collecting
+                running.append(self._tasks.start(collecting))
+                if len(running) > _QUEUED_MESSAGES // _SLICE:
+                    published += await running.popleft()
+            while running:
+                published += await running.popleft()
+        except asyncio.CancelledError:
+            for task in running:
+                task.cancel()
+            raise
+        except Exception:
+            if running:
+                await asyncio.wait(running)
+            raise
+        return published
+
+    async def close(self) -> None:
+        """Give up what is not answered."""
+        error = ConnectionClosed("the client was closed before the broker answered")
+        for outbox in self._outboxes.values():
+            outbox.close(error)
+        await self._tasks.cancel()
+
+    async def _prepare(
+        self, topic: str, messages: Sequence[OutgoingMessage]
+    ) -> tuple[dict[tuple[int, str], Slice], int]:
+        """Messages by partition and durability, and the bytes that they take."""
+        count = self._partitions.get(topic) or await self._partition_count(topic)
+        slices = sort(messages, count, self._group)
+        length = 0
+        for item in slices.values():
+            check_texts(item.flat)
+            length += sum(map(len, item.flat)) + sum(len(body) for _, body in item.bodies.values())
+        return slices, length
+
+    async def _partition_count(self, topic: str) -> int:
+        """Ask how many partitions there are: once, for all who want to know."""
+        lookup = self._lookups.get(topic)
+        if lookup is None:
+            lookup = self._lookups[topic] = self._tasks.start(self._look_up(topic))
+        return await asyncio.shield(lookup)
+
+    async def _look_up(self, topic: str) -> int:
+        try:
+            answer = await self._cluster.request(wire.DescribeTopic(topic))
+            count = wire.properties_of(answer, wire.TopicReply).partitions
+            self._partitions[topic] = count
+            return count
+        finally:
+            del self._lookups[topic]
+
+    def _add(self, topic: str, slices: dict[tuple[int, str], Slice]) -> list[_Added]:
+        added = []
+        for (partition, durability), item in slices.items():
+            outbox = self._outboxes.get((topic, partition))
+            if outbox is None:
+                outbox = Outbox(topic, partition, self._cluster, self._bodies, self._tasks)
+                self._outboxes[topic, partition] = outbox
+            answers = outbox.add(item.flat, item.bodies, durability)
+            added.append(_Added(partition, durability, item.places, answers))
+        return added
+
+    async def _collect(self, topic: str, added: list[_Added], size: int, length: int) -> list[Published]:
+        """Wait for the answers and put them into the order of the call."""
+        results: list[Any] = [None] * size
+        error: Exception | None = None
+        try:
+            for partition, durability, places, answers in added:
+                found: list[Published] = []
+                for answer in answers:
+                    try:
+                        found += self._read(topic, partition, durability, await answer)
+                    except Exception as problem:
+                        error = error or problem
+                for place, result in zip(places, found, strict=False):
+                    results[place] = result
+        finally:
+            self._room.give(size, length)
+        if error is not None:
+            if isinstance(error, TopicNotFound):
+                self._partitions.pop(topic, None)
+            raise error
+        return results
+
+    def _read(self, topic: str, partition: int, durability: str, answer: Answer) -> list[Published]:
+        """The answers for the messages of one call in one frame."""
+        parcel, reply, start, count = answer
+        uids = parcel.flat[start * 3 + 1 : (start + count) * 3 : 3]
+        if not reply.duplicates and not reply.unowed:
+            first = reply.first + start
+            return [
+                Published(partition, uid, reply.ledger, entry, durability)
+                for entry, uid in enumerate(uids, first)
+            ]
+        entry = reply.first + start - sum(place < start for place in reply.duplicates)
+        found = []
+        lost = []
+        for place, uid in enumerate(uids, start):
+            if (first_id := reply.duplicates.get(place)) is not None:
+                ledger, _, number = first_id.partition("-")
+                found.append(Published(partition, uid, int(ledger), int(number), durability, duplicate=True))
+                # Sent twice, the duplicate may be this very message, and the body in use.
+                unused = not parcel.resent
+            elif reply.unowed:
+                found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
+                unused = True
+            else:
+                found.append(Published(partition, uid, reply.ledger, entry, durability))
+                entry += 1
+                unused = False
+            if unused and place in parcel.bodies:
+                lost.append(parcel.bodies[place][0])
+        self._bodies.forget(topic, lost)
+        return found

@@ -1,0 +1,352 @@
+"""Settling: acks, nacks and extensions, gathered into frames whoever they come from."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from client import wire
+from client.cluster import backoff
+from client.errors import BrokerError, ConnectionClosed, InvalidArgument, StaleReceipt
+from client.held import Part
+from client.message import HANDED, SETTLED, SETTLING, STALE, Batch, Block, Message
+from client.receipts import ACK, NACK, Sheet, Terms, forgotten_bodies, merge, sheets, stale_messages
+from client.tasks import Tasks
+from client.times import Seconds, instant_ms, milliseconds
+from client.types import Outcome
+from client.wire import Frame, Type
+
+if TYPE_CHECKING:
+    from client.consumer import Consumer
+
+_LINGER = 0.002  # seconds that what nobody waits for may wait for company
+_ENOUGH = 500  # messages, not to linger any more
+_log = logging.getLogger("keylane.client")
+
+
+class _Group:
+    """Messages of one partition with the same terms, and who waits for them."""
+
+    __slots__ = ("later", "parts", "resent", "tickets")
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.tickets: list[_Ticket] = []
+        self.later: list[tuple[Block, int]] = []  # of these on_stale hears
+        self.resent = False
+
+
+class _Ticket:
+    """Somebody waits until some groups are answered."""
+
+    __slots__ = ("done", "pending")
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.pending = 0
+
+    def answered(self, resent: bool, error: BaseException | None) -> None:
+        self.pending -= 1
+        if self.done.done():
+            return
+        if error is not None:
+            self.done.set_exception(error)
+            self.done.exception()  # retrieved: somebody who was cancelled does not look
+        elif self.pending == 0:
+            self.done.set_result(resent)
+
+
+class Settler:
+    """Settles the messages of one consumer."""
+
+    def __init__(self, consumer: "Consumer", on_stale: Callable[[Message], None] | None) -> None:
+        self._consumer = consumer
+        self._held = consumer.held
+        self._link = consumer.link
+        self._on_stale = on_stale
+        self._groups: dict[tuple[int, Terms], _Group] = {}
+        self._queued = 0
+        self._timer: asyncio.Handle | None = None
+        self._soon = False
+        self._tasks = Tasks()
+        self._closed = False
+
+    # One message
+
+    async def ack_one(self, block: Block, index: int) -> None:
+        """Ack and wait for the answer; StaleReceipt if it comes too late."""
+        await self._one(ACK, block, index)
+
+    async def nack_one(self, block: Block, index: int, delay: Seconds | None, until: datetime | None) -> None:
+        """Nack and wait for the answer; StaleReceipt if it comes too late."""
+        await self._one(nack_terms(delay, until), block, index)
+
+    async def extend_one(
+        self, block: Block, index: int, seconds: Seconds | None, until: datetime | None
+    ) -> None:
+        """Extend and wait for the answer; StaleReceipt if it comes too late."""
+        await self._one(extend_terms(seconds, until), block, index)
+
+    async def _one(self, terms: Terms, block: Block, index: int) -> None:
+        self._held.check(block, index)
+        ticket = _Ticket()
+        self._submit(terms, [(block, index, index + 1)], ticket)
+        resent = await ticket.done if ticket.pending else False
+        if block.states[index] == STALE:
+            perhaps = "; or this was done before the connection was lost" if resent else ""
+            raise StaleReceipt(
+                f"message {block.id(index)}: its lease has ended, and it is delivered again{perhaps}"
+            )
+
+    # Many messages
+
+    async def many(self, terms: Terms, messages: Iterable[Message]) -> list[Outcome]:
+        """Settle messages together; what became of each, in the order given."""
+        messages = messages if isinstance(messages, Batch) else list(messages)
+        parts, refused = self._accept(messages)
+        ticket = _Ticket()
+        self._submit(terms, parts, ticket)
+        if ticket.pending:
+            await ticket.done
+        outcomes: list[Outcome] = []
+        if isinstance(messages, Batch) and not refused:
+            for block, start, stop in messages.parts:
+                if not block.states.count(STALE, start, stop):
+                    outcomes += ["settled"] * (stop - start)
+                else:
+                    outcomes += [
+                        "stale" if state == STALE else "settled" for state in block.states[start:stop]
+                    ]
+            return outcomes
+        for place, message in enumerate(messages):
+            stale = place in refused or message._block.states[message._index] == STALE
+            outcomes.append("stale" if stale else "settled")
+        return outcomes
+
+    def _accept(self, messages: Sequence[Message]) -> tuple[list[Part], set[int]]:
+        """Those that can still be settled, and the places of the others."""
+        held = self._held
+        if isinstance(messages, Batch):
+            now = monotonic()
+            if all(
+                block.consumer is self._consumer
+                and block.states.count(HANDED, start, stop) == stop - start
+                and (block.gone is not None or (now < block.deadline and not block.lane_deadlines))
+                for block, start, stop in messages.parts
+            ):
+                return list(messages.parts), set()
+        parts: list[Part] = []
+        refused: set[int] = set()
+        seen: set[Message] = set()
+        for place, message in enumerate(messages):
+            block, index = message._block, message._index
+            if block.consumer is not self._consumer:
+                raise InvalidArgument(f"message {message.id} was delivered to another consumer")
+            try:
+                held.check(block, index)
+            except StaleReceipt:
+                refused.add(place)
+            else:
+                if message in seen:
+                    refused.add(place)
+                    continue
+                seen.add(message)
+                parts.append((block, index, index + 1))
+        return parts, refused
+
+    # In the background
+
+    def settle_later(self, block: Block, index: int, well: bool) -> None:
+        """Ack or nack soon, in company; on_stale hears if it comes too late."""
+        state = block.states[index]
+        if state in (SETTLING, SETTLED):  # the application did it itself
+            return
+        try:
+            self._held.check(block, index)
+        except StaleReceipt:
+            self._tell_stale(block, index)
+            return
+        self._submit(ACK if well else NACK, [(block, index, index + 1)], None, later=True)
+
+    def submit(self, terms: Terms, parts: list[Part]) -> asyncio.Future[bool]:
+        """Settle what the application has not asked for; the future is done when it is answered."""
+        ticket = _Ticket()
+        self._submit(terms, parts, ticket)
+        if not ticket.pending:
+            ticket.done.set_result(False)
+        return ticket.done
+
+    # Sending
+
+    def _submit(self, terms: Terms, parts: list[Part], ticket: _Ticket | None, later: bool = False) -> None:
+        if self._closed and parts:
+            raise ConnectionClosed("the consumer is closed: what it had not settled has gone back")
+        extending = terms.kind == Type.EXTEND
+        for part in parts:
+            block, start, stop = part
+            if block.gone is not None:
+                self._settle_here(part, extending)
+                continue
+            if not extending:
+                block.states[start:stop] = bytes((SETTLING,)) * (stop - start)
+            place = block.partition, terms
+            group = self._groups.get(place)
+            if group is None:
+                group = self._groups[place] = _Group()
+            group.parts.append(part)
+            self._queued += stop - start
+            if later:
+                group.later.append((block, start))
+            elif ticket is not None and (not group.tickets or group.tickets[-1] is not ticket):
+                group.tickets.append(ticket)
+                ticket.pending += 1
+        if terms.kind == Type.NACK:
+            self._held.rewind(parts)
+        self._held.active = monotonic()
+        self._schedule(ticket is not None or self._queued >= _ENOUGH)
+
+    def _settle_here(self, part: Part, extending: bool) -> None:
+        """At most once: it was settled before it came; only its body is left to be deleted."""
+        if extending:
+            return
+        block, start, stop = part
+        gone = block.gone or []
+        ranges = list(zip(gone[::2], gone[1::2], strict=True))
+        names = [
+            block.body_of(index)[0]
+            for index in range(start, stop)
+            if any(first <= block.entries[index] <= last for first, last in ranges)
+        ]
+        self._held.settle_range(block, start, stop)
+        self._consumer.forget([name for name in names if name])
+
+    def _schedule(self, soon: bool) -> None:
+        if not self._groups or (self._timer is not None and (self._soon or not soon)):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._soon = soon
+        self._timer = loop.call_soon(self.flush) if soon else loop.call_later(_LINGER, self.flush)
+
+    def flush(self) -> None:
+        """Send all that is queued."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        groups, self._groups, self._queued = self._groups, {}, 0
+        for (partition, terms), group in groups.items():
+            self._tasks.start(self._send(partition, terms, group))
+
+    async def finish(self) -> None:
+        """Take no more, send all that is queued and wait for the answers."""
+        self._closed = True
+        self.flush()
+        await self._tasks.finish()
+
+    async def close(self) -> None:
+        """Give up what is not answered."""
+        await self._tasks.cancel()
+
+    async def _send(self, partition: int, terms: Terms, group: _Group) -> None:
+        error: BaseException | None = None
+        try:
+            for sheet in sheets(self._held, merge(group.parts)):
+                answer = await self._exchange(partition, terms, sheet, group)
+                self._apply(terms, sheet, answer)
+        except BrokerError as problem:
+            error = problem
+            self._undo(terms, group, problem)
+        except BaseException:
+            error = ConnectionClosed("the consumer was closed before the broker answered")
+            self._undo(terms, group, error)
+            raise
+        finally:
+            if terms.kind == Type.NACK:
+                self._held.rewound(group.parts)
+            for ticket in group.tickets:
+                ticket.answered(group.resent, error)
+            for block, index in group.later:
+                if block.states[index] == STALE:
+                    self._tell_stale(block, index)
+
+    async def _exchange(self, partition: int, terms: Terms, sheet: Sheet, group: _Group) -> Frame:
+        """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
+        end = monotonic() + self._link.timeout
+        body = wire.pack(sheet.flat)
+        attempt = 0
+        while True:
+            connection = await self._link.connection(max(0.0, end - monotonic()))
+            try:
+                return await connection.request(terms.properties(self._link.stream, partition), body)
+            except BrokerError as error:
+                wait = backoff(attempt)
+                if not error.retriable or monotonic() + wait > end:
+                    raise
+            group.resent = True
+            attempt += 1
+            await asyncio.sleep(wait)
+
+    def _apply(self, terms: Terms, sheet: Sheet, answer: Frame) -> None:
+        reply = wire.properties_of(answer, wire.SettleReply)
+        held, now = self._held, monotonic()
+        stale = list(stale_messages(sheet, reply))
+        for block, index in stale:
+            held.stale(block, index)
+        if terms.kind == Type.EXTEND:
+            self._link.credit(len(stale))
+            self._extended(sheet, now + (reply.deadline_ms - answer.timestamp_ms) / 1000)
+            return
+        self._consumer.forget(forgotten_bodies(sheet, reply))
+        for block, start, stop in sheet.places:
+            if not stale:
+                held.settle_range(block, start, stop)
+                continue
+            for index in range(start, stop):
+                if block.states[index] == SETTLING:
+                    held.settled(block, index)
+        held.restart(sheet.places, now + held.lease)
+
+    def _extended(self, sheet: Sheet, deadline: float) -> None:
+        for block, start, stop in sheet.places:
+            if self._held.lane(block, start):
+                continue
+            if block.open == stop - start:
+                block.deadline = deadline
+                block.deadlines.clear()
+            else:
+                block.deadlines.update(dict.fromkeys(range(start, stop), deadline))
+        self._held.restart(sheet.places, deadline)
+        self._consumer.keeper.wake_at(deadline)
+
+    def _undo(self, terms: Terms, group: _Group, error: BrokerError) -> None:
+        """It was not done: the application may try again while the leases go on."""
+        for block, start, stop in group.parts:
+            for index in range(start, stop):
+                if block.states[index] == SETTLING:
+                    block.states[index] = HANDED
+        if group.later and not self._closed:
+            _log.warning("%d messages were not settled: %s", len(group.later), error)
+
+    def _tell_stale(self, block: Block, index: int) -> None:
+        if self._on_stale is not None:
+            try:
+                self._on_stale(Message(block, index))
+            except Exception:
+                _log.exception("on_stale failed for message %s", block.id(index))
+
+
+def nack_terms(delay: Seconds | None, until: datetime | None) -> Terms:
+    """Terms of a nack as the application asks for it."""
+    if delay is not None and until is not None:
+        raise InvalidArgument("nack takes delay or until, not both")
+    return Terms(Type.NACK, milliseconds("delay", delay), instant_ms("until", until))
+
+
+def extend_terms(seconds: Seconds | None, until: datetime | None) -> Terms:
+    """Terms of an extension as the application asks for it."""
+    if (seconds is None) == (until is None):
+        raise InvalidArgument("extend takes seconds or until")
+    return Terms(Type.EXTEND, milliseconds("seconds", seconds), instant_ms("until", until))

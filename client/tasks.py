@@ -1,0 +1,40 @@
+"""Background tasks that have an owner."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_log = logging.getLogger("keylane.client")
+
+
+class Tasks:
+    """The background tasks of one owner, who ends them."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run it; what it raises is for those who await the task, or logged where nobody would see it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    async def finish(self) -> None:
+        """Wait until all have ended by themselves."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def cancel(self) -> None:
+        """End all and wait until they have ended."""
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.wait(self._running)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.debug("a background task failed", exc_info=error)

@@ -1,0 +1,112 @@
+"""The values that users pass in and get back."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+Body = bytes | bytearray | memoryview | str | None
+Mode = Literal["shared", "key_shared", "exclusive", "failover"]
+Delivery = Literal["at_least_once", "at_most_once"]
+Outcome = Literal["settled", "stale"]
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """The wait before redelivery n: initial * factor^(n-1) up to maximum, less a share of jitter; seconds."""
+
+    initial: float = 1.0
+    factor: float = 2.0
+    maximum: float = 60.0
+    jitter: float = 0.0
+
+
+class OutgoingMessage(msgspec.Struct, frozen=True):
+    """One of the messages for publish_many; the options are those of publish."""
+
+    data: Body = None
+    key: str | None = None
+    attributes: Mapping[str, str] | None = None
+    partition: int | None = None
+    uid: str | None = None
+    durability: str | None = None
+
+
+class Published(msgspec.Struct, frozen=True, gc=False):
+    """The broker's answer for one message."""
+
+    partition: int
+    uid: str
+    ledger: int
+    entry: int  # 0: it was not stored
+    durability: str = "memory"
+    duplicate: bool = False
+    no_subscribers: bool = False
+
+    @property
+    def id(self) -> str | None:
+        """`<partition>:<ledger>-<entry>`, the same as Message.id; None if nothing was stored."""
+        return f"{self.partition}:{self.ledger}-{self.entry}" if self.entry else None
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """What there is to know of a topic."""
+
+    name: str
+    partitions: int
+    subscriptions: list[str]
+    dedupe_window: float  # seconds
+    messages: int  # stored, not settled by every subscription
+    published: int  # ever
+
+
+class SubscriptionInfo(msgspec.Struct, frozen=True):
+    """What there is to know of a subscription, all partitions together."""
+
+    topic: str
+    name: str
+    mode: str
+    delivery: str
+    lease: float  # seconds
+    backoff: Backoff | None
+    paused: bool
+    backlog: int  # messages not settled: the three below together
+    fresh: int  # never delivered
+    leased: int
+    waiting: int  # to be delivered again, or behind others of their key
+    consumers: list[str]
+
+
+class WorkerInfo(msgspec.Struct, frozen=True):
+    """A worker of the cluster and where it listens."""
+
+    id: str
+    address: str
+
+
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """What there is to know of the cluster; `worker` is the one that answered."""
+
+    version: str
+    protocol: int
+    worker: str
+    workers: list[WorkerInfo]
+    time: datetime  # the cluster's clock
+    payloads: str  # the payload store's URL, "" for none
+
+
+class PeekedMessage(msgspec.Struct, frozen=True):
+    """A message as peek shows it, without leasing it."""
+
+    id: str
+    key: str | None
+    uid: str
+    attributes: dict[str, str]
+    size: int  # of its body
+    producer_group: str
+    produced_at: datetime
+    published_at: datetime
+    state: str  # fresh, leased or waiting
+    consumer: str  # who has it leased
+    retry_count: int
+    due: datetime | None  # the lease's deadline, or when it falls due again
