@@ -36,6 +36,9 @@ from client.errors import (
 )
 from client.message import Batch, Message
 from client.payloads import PayloadStore
+from client.sync import Client
+from client.sync_consumer import SyncConsumer
+from client.sync_message import SyncMessage
 from client.types import (
     Backoff,
     ClusterInfo,
@@ -53,6 +56,7 @@ __all__ = [
     "Backoff",
     "Batch",
     "BrokerError",
+    "Client",
     "ClusterInfo",
     "ConnectionClosed",
     "ConnectionFailed",
@@ -79,6 +83,8 @@ __all__ = [
     "SubscriptionExists",
     "SubscriptionInfo",
     "SubscriptionNotFound",
+    "SyncConsumer",
+    "SyncMessage",
     "TopicExists",
     "TopicInfo",
     "TopicNotFound",

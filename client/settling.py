@@ -7,16 +7,15 @@ from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from client import wire
-from client.cluster import backoff
-from client.errors import BrokerError, ConnectionClosed, InvalidArgument, StaleReceipt
+from client.courier import Courier, Group, Ticket
+from client.errors import ConnectionClosed, InvalidArgument, StaleReceipt
 from client.held import Part
 from client.message import HANDED, SETTLED, SETTLING, STALE, Batch, Block, Message
-from client.receipts import ACK, NACK, Sheet, Terms, forgotten_bodies, merge, sheets, stale_messages
+from client.receipts import ACK, NACK, Terms
 from client.tasks import Tasks
 from client.times import Seconds, instant_ms, milliseconds
 from client.types import Outcome
-from client.wire import Frame, Type
+from client.wire import Type
 
 if TYPE_CHECKING:
     from client.consumer import Consumer
@@ -26,47 +25,15 @@ _ENOUGH = 500  # messages, not to linger any more
 _log = logging.getLogger("keylane.client")
 
 
-class _Group:
-    """Messages of one partition with the same terms, and who waits for them."""
-
-    __slots__ = ("later", "parts", "resent", "tickets")
-
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self.tickets: list[_Ticket] = []
-        self.later: list[tuple[Block, int]] = []  # of these on_stale hears
-        self.resent = False
-
-
-class _Ticket:
-    """Somebody waits until some groups are answered."""
-
-    __slots__ = ("done", "pending")
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.pending = 0
-
-    def answered(self, resent: bool, error: BaseException | None) -> None:
-        self.pending -= 1
-        if self.done.done():
-            return
-        if error is not None:
-            self.done.set_exception(error)
-            self.done.exception()  # retrieved: somebody who was cancelled does not look
-        elif self.pending == 0:
-            self.done.set_result(resent)
-
-
 class Settler:
     """Settles the messages of one consumer."""
 
     def __init__(self, consumer: "Consumer", on_stale: Callable[[Message], None] | None) -> None:
         self._consumer = consumer
         self._held = consumer.held
-        self._link = consumer.link
+        self._courier = Courier(consumer, self._tell_stale)
         self._on_stale = on_stale
-        self._groups: dict[tuple[int, Terms], _Group] = {}
+        self._groups: dict[tuple[int, Terms], Group] = {}
         self._queued = 0
         self._timer: asyncio.Handle | None = None
         self._soon = False
@@ -91,7 +58,7 @@ class Settler:
 
     async def _one(self, terms: Terms, block: Block, index: int) -> None:
         self._held.check(block, index)
-        ticket = _Ticket()
+        ticket = Ticket()
         self._submit(terms, [(block, index, index + 1)], ticket)
         resent = await ticket.done if ticket.pending else False
         if block.states[index] == STALE:
@@ -106,7 +73,7 @@ class Settler:
         """Settle messages together; what became of each, in the order given."""
         messages = messages if isinstance(messages, Batch) else list(messages)
         parts, refused = self._accept(messages)
-        ticket = _Ticket()
+        ticket = Ticket()
         self._submit(terms, parts, ticket)
         if ticket.pending:
             await ticket.done
@@ -172,7 +139,7 @@ class Settler:
 
     def submit(self, terms: Terms, parts: list[Part]) -> asyncio.Future[bool]:
         """Settle what the application has not asked for; the future is done when it is answered."""
-        ticket = _Ticket()
+        ticket = Ticket()
         self._submit(terms, parts, ticket)
         if not ticket.pending:
             ticket.done.set_result(False)
@@ -180,7 +147,7 @@ class Settler:
 
     # Sending
 
-    def _submit(self, terms: Terms, parts: list[Part], ticket: _Ticket | None, later: bool = False) -> None:
+    def _submit(self, terms: Terms, parts: list[Part], ticket: Ticket | None, later: bool = False) -> None:
         if self._closed and parts:
             raise ConnectionClosed("the consumer is closed: what it had not settled has gone back")
         extending = terms.kind == Type.EXTEND
@@ -194,7 +161,7 @@ class Settler:
             place = block.partition, terms
             group = self._groups.get(place)
             if group is None:
-                group = self._groups[place] = _Group()
+                group = self._groups[place] = Group()
             group.parts.append(part)
             self._queued += stop - start
             if later:
@@ -238,7 +205,7 @@ class Settler:
             self._timer = None
         groups, self._groups, self._queued = self._groups, {}, 0
         for (partition, terms), group in groups.items():
-            self._tasks.start(self._send(partition, terms, group))
+            self._tasks.start(self._courier.carry(partition, terms, group))
 
     async def finish(self) -> None:
         """Take no more, send all that is queued and wait for the answers."""
@@ -249,86 +216,6 @@ class Settler:
     async def close(self) -> None:
         """Give up what is not answered."""
         await self._tasks.cancel()
-
-    async def _send(self, partition: int, terms: Terms, group: _Group) -> None:
-        error: BaseException | None = None
-        try:
-            for sheet in sheets(self._held, merge(group.parts)):
-                answer = await self._exchange(partition, terms, sheet, group)
-                self._apply(terms, sheet, answer)
-        except BrokerError as problem:
-            error = problem
-            self._undo(terms, group, problem)
-        except BaseException:
-            error = ConnectionClosed("the consumer was closed before the broker answered")
-            self._undo(terms, group, error)
-            raise
-        finally:
-            if terms.kind == Type.NACK:
-                self._held.rewound(group.parts)
-            for ticket in group.tickets:
-                ticket.answered(group.resent, error)
-            for block, index in group.later:
-                if block.states[index] == STALE:
-                    self._tell_stale(block, index)
-
-    async def _exchange(self, partition: int, terms: Terms, sheet: Sheet, group: _Group) -> Frame:
-        """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
-        end = monotonic() + self._link.timeout
-        body = wire.pack(sheet.flat)
-        attempt = 0
-        while True:
-            connection = await self._link.connection(max(0.0, end - monotonic()))
-            try:
-                return await connection.request(terms.properties(self._link.stream, partition), body)
-            except BrokerError as error:
-                wait = backoff(attempt)
-                if not error.retriable or monotonic() + wait > end:
-                    raise
-            group.resent = True
-            attempt += 1
-            await asyncio.sleep(wait)
-
-    def _apply(self, terms: Terms, sheet: Sheet, answer: Frame) -> None:
-        reply = wire.properties_of(answer, wire.SettleReply)
-        held, now = self._held, monotonic()
-        stale = list(stale_messages(sheet, reply))
-        for block, index in stale:
-            held.stale(block, index)
-        if terms.kind == Type.EXTEND:
-            self._link.credit(len(stale))
-            self._extended(sheet, now + (reply.deadline_ms - answer.timestamp_ms) / 1000)
-            return
-        self._consumer.forget(forgotten_bodies(sheet, reply))
-        for block, start, stop in sheet.places:
-            if not stale:
-                held.settle_range(block, start, stop)
-                continue
-            for index in range(start, stop):
-                if block.states[index] == SETTLING:
-                    held.settled(block, index)
-        held.restart(sheet.places, now + held.lease)
-
-    def _extended(self, sheet: Sheet, deadline: float) -> None:
-        for block, start, stop in sheet.places:
-            if self._held.lane(block, start):
-                continue
-            if block.open == stop - start:
-                block.deadline = deadline
-                block.deadlines.clear()
-            else:
-                block.deadlines.update(dict.fromkeys(range(start, stop), deadline))
-        self._held.restart(sheet.places, deadline)
-        self._consumer.keeper.wake_at(deadline)
-
-    def _undo(self, terms: Terms, group: _Group, error: BrokerError) -> None:
-        """It was not done: the application may try again while the leases go on."""
-        for block, start, stop in group.parts:
-            for index in range(start, stop):
-                if block.states[index] == SETTLING:
-                    block.states[index] = HANDED
-        if group.later and not self._closed:
-            _log.warning("%d messages were not settled: %s", len(group.later), error)
 
     def _tell_stale(self, block: Block, index: int) -> None:
         if self._on_stale is not None:

@@ -1,0 +1,144 @@
+"""Carries settlements to the broker and applies what it answers."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from client import wire
+from client.cluster import backoff
+from client.errors import BrokerError, ConnectionClosed
+from client.held import Part
+from client.message import HANDED, SETTLING, STALE, Block
+from client.receipts import Sheet, Terms, forgotten_bodies, merge, sheets, stale_messages
+from client.wire import Frame, Type
+
+if TYPE_CHECKING:
+    from client.consumer import Consumer
+
+_log = logging.getLogger("keylane.client")
+
+
+class Group:
+    """Messages of one partition with the same terms, and who waits for them."""
+
+    __slots__ = ("later", "parts", "resent", "tickets")
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.tickets: list[Ticket] = []
+        self.later: list[tuple[Block, int]] = []  # of these on_stale hears
+        self.resent = False
+
+
+class Ticket:
+    """Somebody waits until some groups are answered."""
+
+    __slots__ = ("done", "pending")
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.pending = 0
+
+    def answered(self, resent: bool, error: BaseException | None) -> None:
+        """One of its groups is done; `resent` if it went out more than once."""
+        self.pending -= 1
+        if self.done.done():
+            return
+        if error is not None:
+            self.done.set_exception(error)
+            self.done.exception()  # retrieved: somebody who was cancelled does not look
+        elif self.pending == 0:
+            self.done.set_result(resent)
+
+
+class Courier:
+    """Sends the groups of one consumer until they are answered."""
+
+    def __init__(self, consumer: "Consumer", tell_stale: Callable[[Block, int], None]) -> None:
+        self._consumer = consumer
+        self._held = consumer.held
+        self._link = consumer.link
+        self._tell_stale = tell_stale
+
+    async def carry(self, partition: int, terms: Terms, group: Group) -> None:
+        """Send a group and tell those who wait what became of it."""
+        error: BaseException | None = None
+        try:
+            for sheet in sheets(self._held, merge(group.parts)):
+                answer = await self._exchange(partition, terms, sheet, group)
+                self._apply(terms, sheet, answer)
+        except BrokerError as problem:
+            error = problem
+            self._undo(terms, group, problem)
+        except BaseException:
+            error = ConnectionClosed("the consumer was closed before the broker answered")
+            self._undo(terms, group, error)
+            raise
+        finally:
+            if terms.kind == Type.NACK:
+                self._held.rewound(group.parts)
+            for ticket in group.tickets:
+                ticket.answered(group.resent, error)
+            for block, index in group.later:
+                if block.states[index] == STALE:
+                    self._tell_stale(block, index)
+
+    async def _exchange(self, partition: int, terms: Terms, sheet: Sheet, group: Group) -> Frame:
+        """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
+        end = monotonic() + self._link.timeout
+        body = wire.pack(sheet.flat)
+        attempt = 0
+        while True:
+            connection = await self._link.connection(max(0.0, end - monotonic()))
+            try:
+                return await connection.request(terms.properties(self._link.stream, partition), body)
+            except BrokerError as error:
+                wait = backoff(attempt)
+                if not error.retriable or monotonic() + wait > end:
+                    raise
+            group.resent = True
+            attempt += 1
+            await asyncio.sleep(wait)
+
+    def _apply(self, terms: Terms, sheet: Sheet, answer: Frame) -> None:
+        reply = wire.properties_of(answer, wire.SettleReply)
+        held, now = self._held, monotonic()
+        stale = list(stale_messages(sheet, reply))
+        for block, index in stale:
+            held.stale(block, index)
+        if terms.kind == Type.EXTEND:
+            self._link.credit(len(stale))
+            self._extended(sheet, now + (reply.deadline_ms - answer.timestamp_ms) / 1000)
+            return
+        self._consumer.forget(forgotten_bodies(sheet, reply))
+        for block, start, stop in sheet.places:
+            if not stale:
+                held.settle_range(block, start, stop)
+                continue
+            for index in range(start, stop):
+                if block.states[index] == SETTLING:
+                    held.settled(block, index)
+        held.restart(sheet.places, now + held.lease)
+
+    def _extended(self, sheet: Sheet, deadline: float) -> None:
+        for block, start, stop in sheet.places:
+            if self._held.lane(block, start):
+                continue
+            if block.open == stop - start:
+                block.deadline = deadline
+                block.deadlines.clear()
+            else:
+                block.deadlines.update(dict.fromkeys(range(start, stop), deadline))
+        self._held.restart(sheet.places, deadline)
+        self._consumer.keeper.wake_at(deadline)
+
+    def _undo(self, terms: Terms, group: Group, error: BrokerError) -> None:
+        """It was not done: the application may try again while the leases go on."""
+        for block, start, stop in group.parts:
+            for index in range(start, stop):
+                if block.states[index] == SETTLING:
+                    block.states[index] = HANDED
+        if group.later:
+            _log.warning("%d messages were not settled: %s", len(group.later), error)

@@ -1,0 +1,263 @@
+"""The client for code that does not await: AsyncClient in a thread with an event loop of its own.
+
+with Client("keylane://localhost") as client:
+    client.publish("orders", b"42", key="customer-7")
+
+    with client.subscribe("orders", "billing") as consumer:
+        for message in consumer:
+            with message:                       # ack on exit, nack when it raises
+                charge(message.data())
+"""
+
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Any, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from client.aio import AsyncClient
+from client.message import Message
+from client.payloads import PayloadStore
+from client.sync_consumer import SyncConsumer
+from client.sync_message import SyncMessage
+from client.times import Position, Seconds
+from client.types import (
+    Backoff,
+    Body,
+    ClusterInfo,
+    Delivery,
+    Mode,
+    OutgoingMessage,
+    PeekedMessage,
+    Published,
+    SubscriptionInfo,
+    TopicInfo,
+)
+
+_SLICE = 10_000  # messages of publish_many that go to the event loop at once
+T = TypeVar("T")
+
+
+class Client:
+    """A client of a Keylane cluster; use it as a context manager. For everything else see AsyncClient.
+
+    Callbacks (`on_time_drift`, `on_stale`) run on the event loop's thread: they must not wait.
+    """
+
+    def __init__(
+        self,
+        seeds: str | Iterable[str] = "keylane://127.0.0.1:9999",
+        *,
+        token: str | None = None,
+        payloads: PayloadStore | str | None = None,
+        producer_group: str | None = None,
+        on_time_drift: Callable[[float], None] | None = None,
+        timeout: Seconds = 30.0,
+    ) -> None:
+        self._client = AsyncClient(
+            seeds,
+            token=token,
+            payloads=payloads,
+            producer_group=producer_group,
+            on_time_drift=on_time_drift,
+            timeout=timeout,
+        )
+        self._stack = ExitStack()
+        self._portal: BlockingPortal
+
+    def __enter__(self) -> "Client":
+        options = {"use_uvloop": sys.platform != "win32"}
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal("asyncio", options))
+            stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def _call(self, work: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
+        """Run it on the event loop and wait; Ctrl-C ends both."""
+        future = self._portal.start_task_soon(partial(work, **options), *args)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    # Topics and subscriptions
+
+    def info(self) -> ClusterInfo:
+        """What there is to know of the cluster."""
+        return self._call(self._client.info)
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        dedupe_window: Seconds | None = None,
+        exist_ok: bool = False,
+    ) -> TopicInfo:
+        """Make a topic; TopicExists if there is one, unless that is all right."""
+        return self._call(
+            self._client.create_topic,
+            name,
+            partitions=partitions,
+            dedupe_window=dedupe_window,
+            exist_ok=exist_ok,
+        )
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return self._call(self._client.topics)
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        """What there is to know of a topic."""
+        return self._call(self._client.describe_topic, name)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its messages and subscriptions."""
+        self._call(self._client.delete_topic, name)
+
+    def create_subscription(
+        self,
+        topic: str,
+        name: str,
+        *,
+        mode: Mode = "shared",
+        start: Position = "latest",
+        lease: Seconds = 30.0,
+        backoff: Seconds | Backoff | None = None,
+        delivery: Delivery = "at_least_once",
+        exist_ok: bool = False,
+    ) -> None:
+        """Make a subscription; SubscriptionExists if there is one, unless that is all right."""
+        self._call(
+            self._client.create_subscription,
+            topic,
+            name,
+            mode=mode,
+            start=start,
+            lease=lease,
+            backoff=backoff,
+            delivery=delivery,
+            exist_ok=exist_ok,
+        )
+
+    def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        """What there is to know of a subscription."""
+        return self._call(self._client.describe_subscription, topic, name)
+
+    def pause_subscription(self, topic: str, name: str) -> None:
+        """Stop deliveries to all consumers; what is leased stays leased."""
+        self._call(self._client.pause_subscription, topic, name)
+
+    def resume_subscription(self, topic: str, name: str) -> None:
+        """Go on with deliveries."""
+        self._call(self._client.resume_subscription, topic, name)
+
+    def delete_subscription(self, topic: str, name: str) -> None:
+        """Delete a subscription; what only it was owed goes with it."""
+        self._call(self._client.delete_subscription, topic, name)
+
+    def seek(self, topic: str, subscription: str, position: Position) -> None:
+        """Go on from "earliest", "latest", a message's id (in its partition only) or a time."""
+        self._call(self._client.seek, topic, subscription, position)
+
+    def peek(
+        self, topic: str, subscription: str, *, partition: int | None = None, limit: int = 10
+    ) -> list[PeekedMessage]:
+        """Look at unsettled messages without leasing them."""
+        return self._call(self._client.peek, topic, subscription, partition=partition, limit=limit)
+
+    # Publishing and consuming
+
+    def publish(
+        self,
+        topic: str,
+        data: Body = None,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        uid: str | None = None,
+        durability: str | None = None,
+    ) -> Published:
+        """Publish a message; answers when it is stored as durably as asked for."""
+        return self._call(
+            self._client.publish,
+            topic,
+            data,
+            key=key,
+            attributes=attributes,
+            partition=partition,
+            uid=uid,
+            durability=durability,
+        )
+
+    def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
+        """Publish messages, those of a partition in the order given; raises the first error."""
+        # The caller's iterable runs in the caller's thread: it may block.
+        published: list[Published] = []
+        rest = iter(messages)
+        while some := list(islice(rest, _SLICE)):
+            published += self._call(self._client.publish_many, topic, some)
+        return published
+
+    def fan_out(
+        self,
+        topics: Iterable[str],
+        data: Body = None,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        durability: str | None = None,
+    ) -> dict[str, Published]:
+        """Publish the same message to several topics; raises the first error when all have ended."""
+        return self._call(
+            self._client.fan_out, topics, data, key=key, attributes=attributes, durability=durability
+        )
+
+    def subscribe(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        mode: Mode | None = "shared",
+        start: Position = "latest",
+        name: str | None = None,
+        permits: int = 1_000,
+        lease: Seconds | None = None,
+        auto_extend: bool | Seconds = True,
+        on_stale: Callable[[Message], None] | None = None,
+        partitions: Sequence[int] | None = None,
+        handler: Callable[[SyncMessage], Any] | None = None,
+        concurrency: int = 16,
+    ) -> SyncConsumer:
+        """A consumer of a subscription, to be entered with `with`; with `handler` it runs that in threads."""
+        make = partial(
+            self._client.subscribe,
+            topic,
+            subscription,
+            mode=mode,
+            start=start,
+            name=name,
+            permits=permits,
+            lease=lease,
+            auto_extend=auto_extend,
+            on_stale=on_stale,
+            partitions=partitions,
+            handler=handler,
+            concurrency=concurrency,
+        )
+        return SyncConsumer(make, self._portal, self._call)

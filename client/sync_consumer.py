@@ -1,0 +1,168 @@
+"""A consumer for code that does not await."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from anyio.from_thread import BlockingPortal
+
+from client.consumer import Consumer
+from client.message import HANDED, Message
+from client.receipts import GIVE_BACK
+from client.sync_message import SyncMessage
+from client.times import Seconds
+from client.types import Outcome
+
+_PULL = 100  # messages taken from the event loop's thread at once
+
+
+class SyncConsumer:
+    """Messages of a subscription; iterate over it, or call receive.
+
+    with client.subscribe("orders", "billing") as consumer:
+        for message in consumer:
+            with message:
+                print(message.data())
+    """
+
+    def __init__(
+        self, make: Callable[[], Consumer], portal: BlockingPortal, call: Callable[..., Any]
+    ) -> None:
+        self._make = make
+        self._portal = portal
+        self._call = call
+        self._consumer: Consumer
+        self._open: AbstractContextManager[Consumer]
+        self._pulled: deque[Message] = deque()
+
+    def __enter__(self) -> "SyncConsumer":
+        self._consumer = self._portal.call(self._make)
+        self._open = self._portal.wrap_async_context_manager(self._consumer)
+        self._open.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pulled.clear()
+        self._open.__exit__(kind, error, traceback)
+
+    def close(self) -> None:
+        """Settle what is queued, and give the rest back at once and uncharged."""
+        self._pulled.clear()
+        self._call(self._consumer.close)
+
+    @property
+    def name(self) -> str:
+        """The consumer's name."""
+        return self._consumer.name
+
+    @property
+    def mode(self) -> str:
+        """The subscription's mode."""
+        return self._consumer.mode
+
+    def wait(self) -> None:
+        """Wait until it is closed; raises what ended it, if anything did."""
+        self._call(self._consumer.wait)
+
+    def __iter__(self) -> Iterator[SyncMessage]:
+        while True:
+            message = self._next()
+            if message is None:
+                batch = self._call(_take, self._consumer)
+                if batch is None:
+                    return
+                self._pulled.extend(batch)
+            else:
+                yield message
+
+    def receive(self, timeout: Seconds | None = None) -> SyncMessage:
+        """The next message; TimeoutError if none comes in time."""
+        message = self._next()
+        return message or SyncMessage(self._call(self._consumer.receive, timeout), self._call)
+
+    def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> Iterator[list[SyncMessage]]:
+        """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
+        batches = self._consumer.batches(max_messages, max_wait)
+        while True:
+            batch = self._call(_next_of, batches)
+            if batch is None:
+                return
+            yield [SyncMessage(message, self._call) for message in batch]
+
+    def ack(self, messages: Iterable[SyncMessage]) -> list[Outcome]:
+        """Settle messages for good; "settled" or "stale" for each, in the order given."""
+        outcomes: list[Outcome] = self._call(self._consumer.ack, _inner(messages))
+        return outcomes
+
+    def nack(
+        self, messages: Iterable[SyncMessage], delay: Seconds | None = None, *, until: datetime | None = None
+    ) -> list[Outcome]:
+        """Give messages back; "settled" or "stale" for each, in the order given."""
+        outcomes: list[Outcome] = self._call(self._consumer.nack, _inner(messages), delay, until=until)
+        return outcomes
+
+    def extend(
+        self,
+        messages: Iterable[SyncMessage],
+        seconds: Seconds | None = None,
+        *,
+        until: datetime | None = None,
+    ) -> list[Outcome]:
+        """Move the ends of leases; "settled" or "stale" for each, in the order given."""
+        outcomes: list[Outcome] = self._call(self._consumer.extend, _inner(messages), seconds, until=until)
+        return outcomes
+
+    def pause(self) -> None:
+        """Stop deliveries at once; what is not yet with the application goes back uncharged."""
+        pulled = list(self._pulled)
+        self._pulled.clear()
+        self._call(_pause, self._consumer, pulled)
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._call(self._consumer.resume)
+
+    def _next(self) -> SyncMessage | None:
+        """The next of the messages at hand whose lease goes on."""
+        while self._pulled:
+            message = self._pulled.popleft()
+            if message._block.states[message._index] == HANDED:
+                return SyncMessage(message, self._call)
+        return None
+
+
+async def _take(consumer: Consumer) -> Iterable[Message] | None:
+    try:
+        return await consumer.take(_PULL)
+    except StopAsyncIteration:
+        return None
+
+
+async def _next_of(batches: Any) -> Iterable[Message] | None:
+    try:
+        batch: Iterable[Message] = await batches.__anext__()
+        return batch
+    except StopAsyncIteration:
+        return None
+
+
+async def _pause(consumer: Consumer, pulled: list[Message]) -> None:
+    await consumer.pause()
+    parts = [
+        (message._block, message._index, message._index + 1)
+        for message in pulled
+        if message._block.states[message._index] == HANDED
+    ]
+    await consumer.settler.submit(GIVE_BACK, parts)
+
+
+def _inner(messages: Iterable[SyncMessage]) -> list[Message]:
+    return [message._message for message in messages]
