@@ -1,0 +1,70 @@
+"""Payload stores: where bodies are, since none passes through the broker.
+
+A body is stored under a name (a KSUID) before its message is published, read when somebody asks for it,
+and deleted when the broker says that nobody is owed the message any more. The lifetime is a safety net:
+a body whose message never came to be, or whose deletion failed, is gone some time after it has passed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from client.errors import InvalidArgument
+
+_REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+
+
+class PayloadStore(ABC):
+    """Keeps the bodies of messages by topic and name."""
+
+    @abstractmethod
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
+        """Store bodies, each with its name; all of them are stored when this returns."""
+
+    @abstractmethod
+    async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        """Read bodies in the order asked for; None for one that is not there."""
+
+    @abstractmethod
+    async def delete(self, topic: str, names: Sequence[str]) -> None:
+        """Delete bodies; those that are not there are no error."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+
+
+def open_store(url: str, *, lifetime: float) -> PayloadStore:
+    """Get ready to use the store at a URL; connections are made when they are needed.
+
+    `lifetime` is in seconds. Redis goes by redis://, rediss://, unix://, redis+cluster:// and
+    redis+sentinel://host:port/master, everything else is for fsspec: file:///…, s3://…, memory://….
+    """
+    if lifetime <= 0:
+        raise InvalidArgument(f"a lifetime of {lifetime} s for bodies: it must be more than 0")
+    scheme, mark, _ = url.partition("://")
+    if not mark:
+        raise InvalidArgument(
+            f"{public(url)!r} is no URL of a payload store: use redis://host:port/0, file:///folder or "
+            "s3://bucket/folder"
+        )
+    # Imported here: each brings a library along that users of the other have no need to load.
+    if scheme in _REDIS:
+        from client.payloads_redis import RedisStore
+
+        return RedisStore(url, lifetime=lifetime)
+    from client.payloads_files import open_files
+
+    return open_files(url, lifetime=lifetime)
+
+
+def public(url: str) -> str:
+    """A URL as it may be shown: without credentials and options.
+
+    >>> public("redis://bob:secret@db:6379/0?password=secret")
+    'redis://db:6379/0'
+    """
+    scheme, mark, rest = url.rpartition("://")
+    if not rest.startswith("/"):
+        # A password may hold anything, if it should not: nothing before the last @ is shown.
+        rest = rest.rpartition("@")[2]
+    return scheme + mark + rest.partition("?")[0]

@@ -1,0 +1,231 @@
+"""Bodies in Redis: hashes by time, `kl:bodies:<topic>:<first 6 characters of the names>`, name -> body."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterError,
+    ConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    TimeoutError,
+    TryAgainError,
+)
+
+from client.errors import BrokerError, InvalidArgument, Overloaded, Unavailable
+from client.payloads import PayloadStore, public
+
+PREFIX = "kl:bodies"
+
+_PATIENCE = 5.0  # seconds in which a server may restart or fail over without anybody noticing
+_CONNECT = 2.0  # seconds for each step of connecting
+_ANSWER = 10.0  # seconds for an answer
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between attempts; the last one repeats
+_AT_ONCE = 16  # calls under way, each with a connection of its own
+_BUCKET = 6  # characters of a name: an eighth of a second
+_PUT_BYTES = 16 * 1024 * 1024  # in one transaction, which the server keeps in memory until it runs
+
+# A server that is away, or takes no commands or no writes for now.
+_PASSING = (ConnectionError, TimeoutError, ClusterError, ReadOnlyError, RedisClusterException, TryAgainError)
+_REFUSALS = ("BUSY", "MISCONF", "NOREPLICAS")
+
+# Lua takes a few thousand arguments in one call.
+_STORE = """
+for first = 2, #ARGV, 1000 do
+  redis.call('HSET', KEYS[1], unpack(ARGV, first, math.min(first + 999, #ARGV)))
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[1])
+"""
+
+Command = tuple[str | bytes | int, ...]
+
+
+class RedisStore(PayloadStore):
+    """Bodies on a single server, behind Sentinel, or on a cluster.
+
+    Storing, reading and deleting by name can be repeated: trouble that passes within seconds is sat out.
+    """
+
+    def __init__(self, url: str, *, lifetime: float, patience: float = _PATIENCE) -> None:
+        self._url = public(url)
+        self._redis = _client_for(url)
+        self._lifetime_ms = max(1, round(lifetime * 1_000))
+        self._patience = patience
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
+        """Store bodies, each with its name; all of them are stored when this returns."""
+        for some in _slices(bodies):
+            buckets: dict[str, list[str | bytes]] = {}
+            for name, body in some:
+                buckets.setdefault(_bucket(topic, name), []).extend((name, body))
+            await self._run([self._storing(key, fields) for key, fields in buckets.items()])
+
+    async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        """Read bodies in the order asked for; None for one that is not there."""
+        buckets = _by_bucket(topic, names)
+        answers = await self._run([[("HMGET", key, *fields)] for key, fields in buckets.items()])
+        found: dict[str, bytes | None] = {}
+        for fields, values in zip(buckets.values(), answers, strict=True):
+            found.update(zip(fields, values, strict=True))
+        return [found[name] for name in names]
+
+    async def delete(self, topic: str, names: Sequence[str]) -> None:
+        """Delete bodies; those that are not there are no error."""
+        buckets = _by_bucket(topic, names)
+        await self._run([[("HDEL", key, *fields)] for key, fields in buckets.items()])
+
+    async def close(self) -> None:
+        """Close all connections."""
+        closers = [self._redis.aclose]
+        if isinstance(self._redis, RedisCluster):
+            nodes: Any = self._redis.nodes_manager
+            closers += [nodes.aclose, lambda: nodes.aclose("startup_nodes")]
+        elif sentinel := getattr(self._redis.connection_pool, "sentinel_manager", None):
+            closers += [client.aclose for client in sentinel.sentinels]
+        for closer in closers:
+            # RuntimeError is that of an event loop that is no more.
+            with contextlib.suppress(RedisError, OSError, RuntimeError):
+                await closer()
+
+    def _storing(self, key: str, fields: list[str | bytes]) -> list[Command]:
+        """What sets fields and their end in one go, so that no crash leaves a body that stays for ever."""
+        if isinstance(self._redis, RedisCluster):
+            # For each command of a transaction on a cluster redis-py starts a thread with its own event loop.
+            return [("EVAL", _STORE, 1, key, self._lifetime_ms, *fields)]
+        return [("HSET", key, *fields), ("PEXPIRE", key, self._lifetime_ms)]
+
+    async def _run(self, groups: list[list[Command]]) -> list[Any]:
+        """Run the commands of each key, again if need be; all answers in one list."""
+        if not isinstance(self._redis, RedisCluster):
+            return await self._insist([command for group in groups for command in group])
+        # On a cluster the keys are spread over the nodes.
+        answers = await asyncio.gather(*map(self._insist, groups), return_exceptions=True)
+        if error := next((answer for answer in answers if isinstance(answer, BaseException)), None):
+            raise error
+        return [answer for group in answers if isinstance(group, list) for answer in group]
+
+    async def _insist(self, commands: list[Command]) -> list[Any]:
+        """Run commands as one transaction; repeat them while the server is away."""
+        if not commands:
+            return []
+        end = asyncio.get_running_loop().time() + self._patience
+        pauses = itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1]))
+        while True:
+            try:
+                async with self._room:
+                    return await self._attempt(commands)
+            except (RedisError, RedisClusterException, OSError) as error:
+                pause = next(pauses)
+                if not _passes(error) or asyncio.get_running_loop().time() + pause > end:
+                    raise self._named(error) from error
+            await asyncio.sleep(pause)
+
+    async def _attempt(self, commands: list[Command]) -> list[Any]:
+        if isinstance(self._redis, RedisCluster):
+            await self._redis.initialize()  # before, redis-py sends the first commands to just any node
+        if len(commands) == 1:
+            return [await self._redis.execute_command(*commands[0])]
+        pipeline = self._redis.pipeline(transaction=True)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return list(await pipeline.execute())
+
+    def _named(self, error: Exception) -> BrokerError:
+        """The trouble of Redis as an error of ours."""
+        reason = _reason(error)
+        if isinstance(error, OutOfMemoryError):
+            return Overloaded(f"the payload store {self._url} has reached its maxmemory: {reason}")
+        if isinstance(error, AuthenticationError):
+            return Unavailable(f"the payload store {self._url} refuses the credentials: {reason}")
+        if isinstance(error, (*_PASSING, OSError)):
+            return Unavailable(f"the payload store {self._url} cannot be reached: {reason}")
+        return Unavailable(f"the payload store {self._url} refuses a command: {reason}")
+
+
+def _passes(error: Exception) -> bool:
+    """Whether an error is of the kind that goes away by itself."""
+    if isinstance(error, AuthenticationError):
+        return False
+    return isinstance(error, (*_PASSING, OSError)) or _reason(error).partition(" ")[0] in _REFUSALS
+
+
+def _reason(error: Exception) -> str:
+    """What the server said, without what redis-py puts before it in a transaction: it quotes the bodies."""
+    return str(error).rpartition("caused error: ")[2]
+
+
+def _bucket(topic: str, name: str) -> str:
+    return f"{PREFIX}:{topic}:{name[:_BUCKET]}"
+
+
+def _by_bucket(topic: str, names: Sequence[str]) -> dict[str, list[str]]:
+    buckets: dict[str, list[str]] = {}
+    for name in names:
+        buckets.setdefault(_bucket(topic, name), []).append(name)
+    return buckets
+
+
+def _slices(bodies: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:
+    """Cut bodies into parts, each of a size that a server takes at once."""
+    start = size = 0
+    for place, (_, body) in enumerate(bodies):
+        if size and size + len(body) > _PUT_BYTES:
+            yield bodies[start:place]
+            start, size = place, 0
+        size += len(body)
+    yield bodies[start:]
+
+
+def _client_for(url: str) -> Any:
+    """redis-py's client for a URL; its kinds share no type, and half of them has none."""
+    once: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": _CONNECT,
+        "socket_timeout": _ANSWER,
+    }
+    options = {"decode_responses": False, "protocol": 2, **once}
+    scheme, _, rest = url.partition("://")
+    try:
+        if scheme == "redis+cluster":
+            # One slot that has moved is no reason to close all connections, others' calls with them.
+            return RedisCluster.from_url(f"redis://{rest}", reinitialize_steps=0, **options)
+        if scheme == "redis+sentinel":
+            return _behind_sentinel(url, once, options)
+        return Redis.from_url(url, **options)
+    except ValueError:
+        # Its text, and so its chain, can quote a part of the password.
+        raise InvalidArgument(
+            f"the payload store {public(url)} has no address that can be read: write {scheme}://host:port/…, "
+            "and special characters of a password as %40 and the like"
+        ) from None
+
+
+def _behind_sentinel(url: str, once: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The client of the master that the Sentinels of a URL name; the credentials are for the master."""
+    parts = urlsplit(url)
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = credentials.partition(":")
+    servers = []
+    for text in hosts.split(","):
+        host, _, port = text.partition(":")
+        if not host:
+            raise ValueError("a Sentinel without a host")
+        servers.append((host, int(port or 26379)))
+    sentinel: Any = Sentinel
+    return sentinel(servers, sentinel_kwargs=once).master_for(
+        parts.path.strip("/") or "mymaster",
+        username=unquote(user) or None,
+        password=unquote(password) or None,
+        **options,
+    )

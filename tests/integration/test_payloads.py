@@ -1,0 +1,412 @@
+"""Every kind of payload store keeps the same promises, and survives what its server does to it."""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import fsspec  # type: ignore[import-untyped]
+import pytest
+from anyio import to_thread
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from broker.server import LAUNCH, Server, ServerError, ask, free_port
+from broker.store import Store
+from broker.topology import replica_pair, single_server
+from client import ksuid
+from client.errors import BrokerError, Overloaded, Unavailable
+from client.payloads import PayloadStore, open_store
+from client.payloads_redis import RedisStore
+
+LIFETIME = 3_600.0
+CENTURY = 100 * 365 * 86_400.0  # for tests with names from long ago
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A store, and a way to look at what it holds of a topic from outside."""
+
+    store: PayloadStore
+    remains: Callable[[str], Awaitable[list[str]]]  # the keys or files that are there
+
+
+async def keys_of(url: str, topic: str) -> list[str]:
+    """The keys with bodies of a topic."""
+    store = Store.connect(url)
+    try:
+        return list(await store.keys_like(f"kl:bodies:{topic}:*"))
+    finally:
+        await store.close()
+
+
+def files_of(root: Path, topic: str) -> list[str]:
+    """The files and folders of a topic."""
+    return [str(path) for path in (root / topic).rglob("*")] + ([topic] if (root / topic).exists() else [])
+
+
+@pytest.fixture(params=["redis", "cluster", "file", "memory"])
+async def kind(
+    request: pytest.FixtureRequest, server_url: str, cluster_url: str, tmp_path: Path
+) -> AsyncIterator[Kind]:
+    """Each kind of store that there is."""
+    root, memory = tmp_path / "bodies", fsspec.filesystem("memory")
+    spread = cluster_url.replace("redis:", "redis+cluster:")
+    url, remains = {
+        "redis": (server_url, lambda topic: keys_of(server_url, topic)),
+        "cluster": (spread, lambda topic: keys_of(spread, topic)),
+        "file": (f"file://{root}", lambda topic: to_thread.run_sync(files_of, root, topic)),
+        "memory": (f"memory:/{root}", lambda topic: to_thread.run_sync(memory.find, f"{root}/{topic}")),
+    }[request.param]
+    store = open_store(url, lifetime=CENTURY)
+    yield Kind(store, remains)
+    await store.close()
+
+
+def bodies_of(*contents: bytes) -> list[tuple[str, bytes]]:
+    """Bodies under names of their own."""
+    return list(zip(ksuid.take(len(contents)), contents, strict=True))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is true."""
+    with anyio.fail_after(20):
+        while True:
+            try:
+                if condition():
+                    return
+            except (OSError, ServerError):
+                pass  # it is still starting
+            await anyio.sleep(0.02)
+
+
+async def test_bodies_come_back_as_they_were_and_nothing_remains_after_delete(kind: Kind, topic: str) -> None:
+    bodies = bodies_of(b"42", b"", bytes(range(256)), b"\r\n$-1\r\n", "Zürich".encode())
+    names = [name for name, _ in bodies]
+    await kind.store.put(topic, bodies)
+    assert await kind.store.get(topic, names) == [body for _, body in bodies]
+    assert await kind.remains(topic)
+    await kind.store.delete(topic, names)
+    assert await kind.store.get(topic, names) == [None] * 5
+    assert await kind.remains(topic) == []
+
+
+async def test_nothing_in_gives_nothing_out(kind: Kind, topic: str) -> None:
+    await kind.store.put(topic, [])
+    assert await kind.store.get(topic, []) == []
+    await kind.store.delete(topic, [])
+    assert await kind.remains(topic) == []
+
+
+async def test_a_big_batch_goes_through_at_once(kind: Kind, topic: str) -> None:
+    bodies = bodies_of(*(b"%100d" % number for number in range(2_000)))
+    names = [name for name, _ in bodies]
+    await kind.store.put(topic, bodies)
+    assert await kind.store.get(topic, names[::-1]) == [body for _, body in bodies[::-1]]
+    await kind.store.delete(topic, names)
+    assert await kind.remains(topic) == []
+
+
+async def test_big_bodies_go_through_too(kind: Kind, topic: str) -> None:
+    bodies = bodies_of(*(os.urandom(5_000_000) for _ in range(4)))  # more than one transaction takes
+    names = [name for name, _ in bodies]
+    await kind.store.put(topic, bodies)
+    assert await kind.store.get(topic, names) == [body for _, body in bodies]
+    await kind.store.delete(topic, names)
+    assert await kind.remains(topic) == []
+
+
+async def test_a_body_that_is_not_there_is_none_among_those_that_are(kind: Kind, topic: str) -> None:
+    (first, second), lost = bodies_of(b"1", b"2"), ksuid.take(1)[0]
+    await kind.store.put(topic, [first, second])
+    assert await kind.store.get(topic, [lost, first[0], lost, second[0]]) == [None, b"1", None, b"2"]
+
+
+async def test_deleting_twice_and_deleting_what_never_was_is_fine(kind: Kind, topic: str) -> None:
+    bodies = bodies_of(b"1", b"2", b"3")
+    names = [name for name, _ in bodies]
+    await kind.store.put(topic, bodies)
+    await kind.store.delete(topic, names[:1])
+    await kind.store.delete(topic, [*names[:2], *ksuid.take(2), names[1]])
+    assert await kind.store.get(topic, names) == [None, None, b"3"]
+
+
+async def test_storing_again_changes_nothing(kind: Kind, topic: str) -> None:
+    bodies = bodies_of(b"1", b"2")
+    await kind.store.put(topic, bodies)
+    await kind.store.put(topic, bodies)
+    assert await kind.store.get(topic, [name for name, _ in bodies]) == [b"1", b"2"]
+
+
+async def test_topics_are_separate(kind: Kind, make_topic_name: Callable[[], str]) -> None:
+    one, other = make_topic_name(), make_topic_name()
+    name = ksuid.take(1)[0]
+    await kind.store.put(one, [(name, b"one")])
+    await kind.store.put(other, [(name, b"other")])
+    await kind.store.delete(one, [name])
+    assert await kind.store.get(one, [name]) == [None]
+    assert await kind.store.get(other, [name]) == [b"other"]
+
+
+async def test_names_of_different_times_are_found_together(kind: Kind, topic: str) -> None:
+    names = [*ksuid.take(2), "0ujtsYcgvSTl8PAuAdqWYSMnLOv", "1srOrx2ZWZBpBUvZwXKQmoEYga2"]
+    await kind.store.put(topic, [(name, name.encode()) for name in names])
+    assert await kind.store.get(topic, names) == [name.encode() for name in names]
+    await kind.store.delete(topic, names)
+    assert await kind.remains(topic) == []
+
+
+async def test_many_at_once_do_not_disturb_each_other(kind: Kind, topic: str) -> None:
+    async def round_trip(number: int) -> None:
+        bodies = bodies_of(*(b"%d %d" % (number, index) for index in range(10)))
+        names = [name for name, _ in bodies]
+        await kind.store.put(topic, bodies)
+        assert await kind.store.get(topic, names) == [body for _, body in bodies]
+        await kind.store.delete(topic, names)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(60):
+            tasks.start_soon(round_trip, number)
+    assert await kind.remains(topic) == []
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "get", "delete"]),
+        st.lists(
+            st.tuples(st.integers(0, 7), st.binary(max_size=50)), max_size=6, unique_by=lambda item: item[0]
+        ),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=steps)
+async def test_a_store_does_what_a_dictionary_does(
+    kind: Kind, make_topic_name: Callable[[], str], steps: list[tuple[str, list[tuple[int, bytes]]]]
+) -> None:
+    topic, names = make_topic_name(), ksuid.take(8)
+    model: dict[str, bytes] = {}
+    for step, items in steps:
+        asked = [names[number] for number, _ in items]
+        if step == "put":
+            bodies = [(names[number], body) for number, body in items]
+            await kind.store.put(topic, bodies)
+            model.update(bodies)
+        elif step == "delete":
+            await kind.store.delete(topic, asked)
+            model = {name: body for name, body in model.items() if name not in asked}
+        else:
+            assert await kind.store.get(topic, asked) == [model.get(name) for name in asked]
+    assert await kind.store.get(topic, names) == [model.get(name) for name in names]
+    assert bool(await kind.remains(topic)) == bool(model)
+
+
+# Redis
+
+
+async def test_every_bucket_in_redis_has_an_end(server_url: str, topic: str) -> None:
+    store = open_store(server_url, lifetime=60)
+    bodies = [*bodies_of(b"1"), ("0ujtsYcgvSTl8PAuAdqWYSMnLOv", b"2")]
+    await store.put(topic, bodies)
+    await store.close()
+    async with Redis.from_url(server_url) as redis:
+        keys = await keys_of(server_url, topic)
+        assert sorted(keys) == sorted(f"kl:bodies:{topic}:{name[:6]}" for name, _ in bodies)
+        for key in keys:
+            assert 0 < await redis.pttl(key) <= 60_000
+
+
+async def test_a_restart_of_the_server_is_sat_out(topic: str) -> None:
+    bodies = bodies_of(b"1", b"2", b"3")
+    names = [name for name, _ in bodies]
+    with Server(appendonly=True, appendfsync="always") as server:
+        store = open_store(server.url, lifetime=LIFETIME)
+        await store.put(topic, bodies[:2])
+        server.kill()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.put, topic, bodies[2:])
+            await to_thread.run_sync(server.start)
+        assert await store.get(topic, names) == [b"1", b"2", b"3"]
+        await store.delete(topic, names)
+        assert await keys_of(server.url, topic) == []
+        await store.close()
+
+
+async def test_a_connection_that_the_server_has_closed_is_made_again(server_url: str, topic: str) -> None:
+    store = open_store(server_url, lifetime=LIFETIME)
+    bodies = bodies_of(b"1")
+    await store.put(topic, bodies)
+    async with Redis.from_url(server_url) as redis:
+        await redis.client_kill_filter(_type="normal", skipme=True)
+    assert await store.get(topic, [bodies[0][0]]) == [b"1"]
+    await store.close()
+
+
+async def test_a_full_server_is_overloaded_and_still_reads_and_deletes(topic: str) -> None:
+    bodies = bodies_of(b"1")
+    with single_server() as server:
+        store = open_store(server.url, lifetime=LIFETIME)
+        await store.put(topic, bodies)
+        ask(server.port, "CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(Overloaded, match="maxmemory") as raised:
+            await store.put(topic, bodies_of(b"something quite private"))
+        assert raised.value.retriable
+        assert "private" not in str(raised.value)
+        assert await store.get(topic, [bodies[0][0]]) == [b"1"]
+        await store.delete(topic, [bodies[0][0]])
+        assert await keys_of(server.url, topic) == []
+        await store.close()
+
+
+async def test_wrong_credentials_are_named_at_once_and_not_shown(topic: str) -> None:
+    with single_server() as server:
+        ask(server.port, "CONFIG", "SET", "requirepass", "right")
+        address = server.url.removeprefix("redis://")
+        for url in (f"redis://:wrong-secret@{address}", server.url):
+            store = open_store(url, lifetime=LIFETIME)
+            with pytest.raises(Unavailable, match=f"redis://{address} refuses") as raised:
+                await store.put(topic, bodies_of(b"1"))
+            assert "secret" not in str(raised.value)
+            await store.close()
+        store = open_store(f"redis://:right@{address}", lifetime=LIFETIME)
+        await store.put(topic, bodies_of(b"1"))
+        await store.close()
+
+
+async def test_what_redis_refuses_is_a_named_error(server_url: str, topic: str) -> None:
+    bodies = bodies_of(b"1")
+    store = open_store(server_url, lifetime=LIFETIME)
+    async with Redis.from_url(server_url) as redis:
+        await redis.set(f"kl:bodies:{topic}:{bodies[0][0][:6]}", "not a hash")
+    with pytest.raises(BrokerError, match="WRONGTYPE"):
+        await store.put(topic, bodies)
+    await store.close()
+
+
+SENTINEL = """
+port {port}
+bind 127.0.0.1
+dir {folder}
+sentinel monitor mymaster 127.0.0.1 {master} 1
+sentinel down-after-milliseconds mymaster 500
+sentinel failover-timeout mymaster 5000
+"""
+
+
+@pytest.fixture
+def sentinel_port(tmp_path: Path, server_binary: Path) -> Iterator[Callable[[int], int]]:
+    """Starts a Sentinel that watches a master."""
+    processes = []
+
+    def start(master: int) -> int:
+        port, config = free_port(), tmp_path / "sentinel.conf"
+        config.write_text(SENTINEL.format(port=port, folder=tmp_path, master=master))
+        command = ["/bin/sh", "-c", LAUNCH, "sh", str(server_binary), str(config), "--sentinel"]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
+        return port
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate(b"\n")
+
+
+@pytest.mark.slow
+async def test_behind_sentinel_the_new_master_is_found(
+    sentinel_port: Callable[[int], int], server_binary: Path, topic: str
+) -> None:
+    bodies = bodies_of(b"1", b"2")
+    with replica_pair(binary=server_binary) as pair:
+        port = sentinel_port(pair.master.port)
+        await until(lambda: "slaves=1" in ask(port, "INFO", "sentinel"))
+        store = RedisStore(f"redis+sentinel://127.0.0.1:{port}/mymaster", lifetime=LIFETIME, patience=20)
+        await store.put(topic, bodies[:1])
+        key = f"kl:bodies:{topic}:{bodies[0][0][:6]}"
+        await until(lambda: ask(pair.replica.port, "HLEN", key) == "1")
+        pair.master.kill()
+        await store.put(topic, bodies[1:])
+        assert await store.get(topic, [name for name, _ in bodies]) == [b"1", b"2"]
+        assert "role:master" in ask(pair.replica.port, "INFO", "replication")
+        await store.close()
+
+
+# Files
+
+
+async def test_bodies_in_files_outlive_the_store(tmp_path: Path, topic: str) -> None:
+    bodies = bodies_of(b"1", b"2")
+    for store in (open_store(f"file://{tmp_path}", lifetime=LIFETIME) for _ in range(2)):
+        await store.put(topic, bodies[:1])
+        await store.close()
+    store = open_store(f"file://{tmp_path}", lifetime=LIFETIME)
+    assert await store.get(topic, [name for name, _ in bodies]) == [b"1", None]
+    await store.close()
+
+
+async def test_names_that_differ_in_case_only_have_files_that_differ_in_more(
+    tmp_path: Path, topic: str
+) -> None:
+    store = open_store(f"file://{tmp_path}", lifetime=CENTURY)
+    await store.put(topic, [("0ujtsYcgvSTl8PAuAdqWYSMnLOv", b"1"), ("0ujtsYcgvSTl8PAuAdqWYSMnLOV", b"2")])
+    found = await to_thread.run_sync(files_of, tmp_path, topic)
+    assert len({path.lower() for path in found}) == 4  # two files, their folder and the topic's
+    await store.close()
+
+
+async def test_a_put_sweeps_away_what_has_outlived_its_lifetime(tmp_path: Path, topic: str) -> None:
+    old, young = "0ujtsYcgvSTl8PAuAdqWYSMnLOv", ksuid.take(1)[0]
+    root = tmp_path / "bodies"
+    writer = open_store(f"file://{root}", lifetime=CENTURY)
+    await writer.put(topic, [(old, b"old"), (young, b"young")])
+    await writer.close()
+    assert await writer.get(topic, [old, young]) == [b"old", b"young"]
+    (root / topic / "notes").mkdir()  # not ours
+
+    store = open_store(f"file://{root}", lifetime=LIFETIME)
+    await store.put(topic, bodies_of(b"new"))
+    await until(lambda: not (root / topic / ksuid.raw(old).hex()[:6]).exists())
+    await store.close()
+    assert await store.get(topic, [old, young]) == [None, b"young"]
+    assert len(os.listdir(root / topic)) == 2
+
+
+async def test_a_sweep_that_fails_fails_no_put(
+    tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("client.payloads_files.Files.folders", broken)
+    store = open_store(f"file://{tmp_path}", lifetime=LIFETIME)
+    bodies = bodies_of(b"1")
+    await store.put(topic, bodies)
+    await store.put(topic, bodies)
+    await store.close()
+    assert [record.message for record in caplog.records if topic in record.message] == [
+        f"old bodies of topic {topic} stay for now: the payload store file://{tmp_path} cannot be used: "
+        "[Errno 13] Permission denied"
+    ]
+
+
+async def test_a_folder_that_cannot_be_written_is_a_named_error(tmp_path: Path, topic: str) -> None:
+    (tmp_path / "bodies").write_text("a file where a folder should be")
+    store = open_store(f"file://{tmp_path}/bodies", lifetime=LIFETIME)
+    with pytest.raises(Unavailable, match=rf"payload store file://{tmp_path}/bodies cannot be used"):
+        await store.put(topic, bodies_of(b"1"))
+    await store.close()
+
+
+async def test_a_full_disk_is_overloaded(topic: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    store = open_store(f"file://{tmp_path}", lifetime=LIFETIME)
+    with pytest.raises(Overloaded, match="has no room"):
+        await store.put(topic, bodies_of(b"1"))
+    await store.close()
