@@ -1,0 +1,434 @@
+"""A client written from docs/protocol.md alone: sockets, struct, CRC-32 and a bit of MessagePack by hand.
+
+Nothing of `client` is imported here. If this stops working, the page and the worker do not agree.
+"""
+
+import json
+import re
+import socket
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import pytest
+
+from tests.running import RunningBroker
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+
+DATA, ACK, HEARTBEAT, CREATE_TOPIC, SUBSCRIBE, UNSUBSCRIBE, PUBLISH, INFO, NACK = range(1, 10)
+FLOW, ERROR, OK = 11, 13, 14
+CREATE_SUBSCRIPTION, DESCRIBE_SUBSCRIPTION = 18, 20
+
+# MessagePack, as much of it as the page needs
+
+
+def pack(value: Any) -> bytes:
+    """A value as MessagePack, in the shortest form for what is short and the longest for all else."""
+    match value:
+        case None:
+            return b"\xc0"
+        case bool():
+            return b"\xc3" if value else b"\xc2"
+        case int():
+            return bytes([value]) if 0 <= value < 128 else struct.pack(">Bq", 0xD3, value)
+        case str():
+            data = value.encode()
+            return (
+                bytes([0xA0 | len(data)]) if len(data) < 32 else struct.pack(">BI", 0xDB, len(data))
+            ) + data
+        case list():
+            return struct.pack(">BI", 0xDD, len(value)) + b"".join(map(pack, value))
+        case dict():
+            items = (pack(name) + pack(item) for name, item in value.items())
+            return struct.pack(">BI", 0xDF, len(value)) + b"".join(items)
+    raise TypeError(type(value))
+
+
+_NUMBERS = {
+    0xCA: ">f",
+    0xCB: ">d",
+    0xCC: ">B",
+    0xCD: ">H",
+    0xCE: ">I",
+    0xCF: ">Q",
+    0xD0: ">b",
+    0xD1: ">h",
+    0xD2: ">i",
+    0xD3: ">q",
+}
+_SIZES = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I", 0xDC: ">H", 0xDD: ">I", 0xDE: ">H", 0xDF: ">I"}
+
+
+class Unpacker:
+    """Reads values out of MessagePack, one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def number(self, form: str) -> Any:
+        """A number in a form of struct."""
+        [value] = struct.unpack_from(form, self.data, self.at)
+        self.at += struct.calcsize(form)
+        return value
+
+    def text(self, size: int) -> str:
+        """A text of so many bytes."""
+        self.at += size
+        return self.data[self.at - size : self.at].decode()
+
+    def value(self) -> Any:
+        """The next value."""
+        head = self.number(">B")
+        if head < 0x80 or head >= 0xE0:
+            return head if head < 0x80 else head - 0x100
+        if head in _NUMBERS:
+            return self.number(_NUMBERS[head])
+        if head in (0xC0, 0xC2, 0xC3):
+            return {0xC0: None, 0xC2: False, 0xC3: True}[head]
+        size = self.number(_SIZES[head]) if head in _SIZES else head & (0x1F if head >= 0xA0 else 0x0F)
+        if 0xA0 <= head < 0xC0 or 0xD9 <= head <= 0xDB:
+            return self.text(size)
+        if 0x90 <= head < 0xA0 or head in (0xDC, 0xDD):
+            return [self.value() for _ in range(size)]
+        return {self.value(): self.value() for _ in range(size)}
+
+
+# The client
+
+
+class Received(NamedTuple):
+    """A frame, unpacked."""
+
+    type: int
+    sequence: int
+    timestamp_ms: int
+    properties: dict[Any, Any]
+    body: Any
+
+
+def frame(type: int, sequence: int, properties: dict[str, Any], body: Any = None) -> bytes:
+    """A frame, byte by byte as the page has it."""
+    packed = pack(properties) if properties else b""
+    payload = pack(body) if body is not None else b""
+    length = 28 + len(packed) + len(payload)
+    head = struct.pack(">IIQQI", length, type, sequence, int(time.time() * 1000), len(packed))
+    return head + packed + struct.pack(">I", len(payload)) + payload
+
+
+def unpack_frame(data: bytes) -> Received:
+    """What a frame says; the bytes after its length."""
+    type, sequence, timestamp_ms, size = struct.unpack_from(">IQQI", data)
+    properties, body = data[24 : 24 + size], data[28 + size :]
+    assert struct.unpack_from(">I", data, 24 + size) == (len(body),)
+    return Received(
+        type,
+        sequence,
+        timestamp_ms,
+        Unpacker(properties).value() if properties else {},
+        Unpacker(body).value() if body else None,
+    )
+
+
+class Refused(Exception):
+    """An ERROR."""
+
+
+class TinyClient:
+    """One connection, one thing at a time."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("keylane://").partition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.sequence = 0
+        self.deliveries: deque[Received] = deque()
+        self.polite = True
+
+    def __enter__(self) -> "TinyClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, type: int, properties: dict[str, Any], body: Any = None) -> int:
+        """Send a request, answers its sequence."""
+        self.sequence += 1
+        self.socket.sendall(frame(type, self.sequence, properties, body))
+        return self.sequence
+
+    def hear(self) -> Received:
+        """The next frame; a heartbeat is answered, as is polite."""
+        received = unpack_frame(self._read(struct.unpack(">I", self._read(4))[0]))
+        if received.type == HEARTBEAT and self.polite:
+            self.socket.sendall(frame(OK, received.sequence, {}))
+        return received
+
+    def receive(self) -> Received:
+        """The next frame that is no heartbeat."""
+        while (received := self.hear()).type == HEARTBEAT:
+            pass
+        return received
+
+    def call(self, type: int, properties: dict[str, Any], body: Any = None) -> Received:
+        """Send a request and wait for its answer; what is delivered meanwhile is kept."""
+        sequence = self.send(type, properties, body)
+        while (received := self.receive()).sequence != sequence:
+            assert received.type == DATA
+            self.deliveries.append(received)
+        if received.type == ERROR:
+            raise Refused(received.properties["code"])
+        assert received.type == OK
+        return received
+
+    def delivery(self) -> Received:
+        """The next DATA."""
+        received = self.deliveries.popleft() if self.deliveries else self.receive()
+        assert received.type == DATA, received
+        return received
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+
+def messages_of(data: Received) -> Iterator[tuple[int, str, str, str]]:
+    """Entry, key, uid and about of each message of a DATA frame."""
+    ranges, texts, _, _ = data.body
+    entries = [
+        n for first, last in zip(ranges[::2], ranges[1::2], strict=True) for n in range(first, last + 1)
+    ]
+    return zip(entries, texts[::3], texts[1::3], texts[2::3], strict=True)
+
+
+@pytest.fixture
+def connect(broker: RunningBroker) -> Iterator[Callable[[], TinyClient]]:
+    """Opens connections that have said hello."""
+    opened: list[TinyClient] = []
+
+    def open_one() -> TinyClient:
+        opened.append(TinyClient(broker.url))
+        opened[-1].call(INFO, {"versions": [1, 1], "client": "tiny"})
+        return opened[-1]
+
+    yield open_one
+    for client in opened:
+        client.socket.close()
+
+
+# The story
+
+
+def test_a_client_written_from_the_page_produces_and_consumes(
+    connect: Callable[[], TinyClient], topic: str
+) -> None:
+    client = connect()
+    partitions = client.call(CREATE_TOPIC, {"topic": topic, "partitions": 4}).properties["partitions"]
+    opened = client.call(
+        SUBSCRIBE,
+        {"stream": 1, "topic": topic, "subscription": "billing", "consumer": "c1", "mode": "key_shared"},
+    )
+    assert opened.properties["mode"] == "key_shared"
+    sent: dict[str, list[str]] = {}
+    ids = set()
+    for number in range(40):
+        key, uid = f"Kunde-{number % 7}-ü", uuid4().hex
+        partition = zlib.crc32(key.encode()) % partitions
+        about = f"{int(time.time() * 1000)}   {json.dumps({'number': str(number)})}"
+        answer = client.call(PUBLISH, {"topic": topic, "partition": partition}, [key, uid, about]).properties
+        ids.add(f"{partition}:{answer['ledger']}-{answer['first']}")
+        sent.setdefault(key, []).append(uid)
+
+    received: dict[str, list[str]] = {}
+    while sum(map(len, received.values())) < 40:
+        data = client.delivery()
+        partition, token = data.properties["partition"], data.properties["token"]
+        receipts: list[str | int] = []
+        for entry, key, uid, about in messages_of(data):
+            received.setdefault(key, []).append(uid)
+            published_ms, _, _, _, attributes = about.split(" ", 4)
+            assert int(published_ms) <= data.timestamp_ms
+            assert "number" in json.loads(attributes)
+            ledger = [
+                item for item in data.properties["ledgers"].split() if int(item.split(":")[1]) <= entry
+            ][-1]
+            ids.remove(f"{partition}:{ledger.split(':')[0]}-{entry}")
+            receipts += [f"={key}", token, entry, entry]
+        settled = client.call(ACK, {"stream": 1, "partition": partition}, receipts).properties
+        assert settled.get("stale", []) == []
+        assert settled["forgotten"]
+    assert (received, ids) == (sent, set())
+    client.call(UNSUBSCRIBE, {"stream": 1})
+    left = client.call(DESCRIBE_SUBSCRIPTION, {"topic": topic, "subscription": "billing"}).properties
+    assert (left["backlog"], left.get("consumers", [])) == (0, [])
+
+
+def test_a_nacked_message_comes_again_with_its_retry_count(
+    connect: Callable[[], TinyClient], topic: str
+) -> None:
+    client = connect()
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
+    client.call(SUBSCRIBE, {"stream": 7, "topic": topic, "subscription": "s", "consumer": "c1"})
+    client.call(PUBLISH, {"topic": topic, "partition": 0}, ["", "uid-1", "1   "])
+    first = client.delivery()
+    [(entry, _, uid, _)] = messages_of(first)
+    receipt = ["", first.properties["token"], entry, entry]
+    client.call(NACK, {"stream": 7, "partition": 0, "delay_ms": 0}, receipt)
+    second = client.delivery()
+    assert [(row[0], row[2]) for row in messages_of(second)] == [(entry, uid)]
+    assert second.body[2] == [entry, 1]
+    assert second.properties["token"] > first.properties["token"]
+    assert client.call(ACK, {"stream": 7, "partition": 0}, receipt).properties["stale"] == [0, entry, entry]
+
+
+def test_publishing_a_uid_again_answers_with_the_first_id(
+    connect: Callable[[], TinyClient], topic: str
+) -> None:
+    client = connect()
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
+    request = {"topic": topic, "partition": 0}
+    assert client.call(PUBLISH, request, ["", "uid-0", "1   "]).properties["unowed"] is True
+    client.call(CREATE_SUBSCRIPTION, {"topic": topic, "subscription": "s"})
+    first = client.call(PUBLISH, request, ["", "uid-1", "1   "]).properties
+    again = client.call(PUBLISH, request, ["", "uid-2", "1   ", "", "uid-1", "1   "]).properties
+    assert again["duplicates"] == {1: f"{first['ledger']}-{first['first']}"}
+    assert again["first"] == first["first"] + 1
+
+
+def test_a_consumer_that_comes_back_under_its_name_gets_what_it_held(
+    connect: Callable[[], TinyClient], topic: str
+) -> None:
+    client = connect()
+    subscribe = {"stream": 1, "topic": topic, "subscription": "s", "consumer": "c1", "mode": "exclusive"}
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
+    client.call(SUBSCRIBE, subscribe)
+    client.call(PUBLISH, {"topic": topic, "partition": 0}, ["", "uid-1", "1   "])
+    before = client.delivery()
+    client.socket.close()
+
+    client = connect()
+    client.call(SUBSCRIBE, subscribe)
+    after = client.delivery()
+    assert after.properties["held"] is True
+    assert after.properties["token"] == before.properties["token"]
+    assert after.body[:2] == before.body[:2]
+    receipt = ["=", before.properties["token"], *before.body[0]]
+    assert "stale" not in client.call(ACK, {"stream": 1, "partition": 0}, receipt).properties
+
+
+def test_at_most_once_there_is_nothing_to_settle_and_permits_come_back_with_flow(
+    connect: Callable[[], TinyClient], topic: str
+) -> None:
+    client = connect()
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
+    client.call(CREATE_SUBSCRIPTION, {"topic": topic, "subscription": "s", "delivery": "at_most_once"})
+    subscribe = {"stream": 1, "topic": topic, "subscription": "s", "consumer": "c1", "permits": 2}
+    assert client.call(SUBSCRIBE, subscribe).properties["delivery"] == "at_most_once"
+    for number in range(6):
+        client.call(PUBLISH, {"topic": topic, "partition": 0}, ["", f"uid-{number}", "1   "])
+    uids: list[str] = []
+    while len(uids) < 6:
+        data = client.delivery()
+        assert isinstance(data.properties["settled"], list)
+        found = [uid for _, _, uid, _ in messages_of(data)]
+        assert len(found) <= 2
+        uids += found
+        client.send(FLOW, {"stream": 1, "permits": len(found)})
+    assert uids == [f"uid-{number}" for number in range(6)]
+
+
+def test_what_was_sent_behind_a_failed_publish_does_not_overtake_it(
+    connect: Callable[[], TinyClient], topic: str
+) -> None:
+    """There is no replica, so the first fails, with an error that is worth another try."""
+    client = connect()
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
+    client.call(CREATE_SUBSCRIPTION, {"topic": topic, "subscription": "s"})
+    place = {"topic": topic, "partition": 0}
+    first = client.send(
+        PUBLISH, {**place, "durability": "replicated", "timeout_ms": 200}, ["", "uid-1", "1   "]
+    )
+    behind = [client.send(PUBLISH, place, ["", f"uid-{number}", "1   "]) for number in (2, 3)]
+    refused = [client.receive() for _ in range(3)]
+    assert [answer.sequence for answer in refused] == [first, *behind]
+    assert {answer.properties["code"] for answer in refused} == {"durability_not_reached"}
+    assert refused[0].properties["stored"] is True
+    with pytest.raises(Refused, match="durability_not_reached"):
+        client.call(PUBLISH, place, ["", "uid-4", "1   "])
+    again = client.call(PUBLISH, {**place, "again": True}, ["", "uid-1", "1   "])
+    assert 0 in again.properties["duplicates"]
+    client.call(PUBLISH, place, ["", "uid-2", "1   "])
+
+
+def test_silence_is_broken_by_heartbeats_and_ended_by_hanging_up() -> None:
+    with RunningBroker(heartbeat=0.2) as broker, TinyClient(broker.url) as client:
+        assert client.call(INFO, {}).properties["heartbeat_ms"] == 200
+        assert client.call(HEARTBEAT, {}).type == OK
+        assert {client.hear().type for _ in range(6)} == {HEARTBEAT}
+        client.polite = False
+        with pytest.raises((EOFError, ConnectionError)):
+            client.receive()
+
+
+def test_a_client_of_another_age_is_told_so_and_hung_up_on(broker: RunningBroker) -> None:
+    with TinyClient(broker.url) as client:
+        with pytest.raises(Refused, match="incompatible_version"):
+            client.call(INFO, {"versions": [7, 9]})
+        with pytest.raises(EOFError):
+            client.receive()
+
+
+# The page's own session
+
+
+def page_session() -> list[bytes]:
+    """The frames of the page, in order."""
+    blocks = re.findall(r"^```hex \w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [bytes.fromhex("".join(line[:48] for line in block.splitlines())) for block in blocks]
+
+
+OF_THE_DAY = {
+    *("worker", "workers", "release", "payloads", "time_ms", "published_ms", "token", "deadline_ms"),
+    *("heartbeat_ms", "session_ms", "payload_lifetime_ms", "max_frame"),
+}
+
+
+def timeless(received: Received) -> tuple[Any, ...]:
+    """What is the same on every day and under all settings; in texts, without the broker's time."""
+    properties = {name: value for name, value in received.properties.items() if name not in OF_THE_DAY}
+    body = re.sub(r"'\d{13} (\d{13}) ", r"'\1 ", repr(received.body))
+    return received.type, received.sequence, properties, body
+
+
+def test_the_session_of_the_page_goes_as_it_is_written(broker: RunningBroker) -> None:
+    """The client's frames are sent as they stand, but for the topic's name, and the token in the receipt."""
+    name = f"t{uuid4().hex[:5]}".encode()
+    wire = [data.replace(b"orders", name) for data in page_session()]
+    token = b""
+    with TinyClient(broker.url) as client:
+        for data in wire:
+            shown = unpack_frame(data[4:])
+            if shown.type not in (OK, DATA):
+                client.socket.sendall(data.replace(page_token(wire), token) if shown.type == ACK else data)
+                continue
+            received = client.receive()
+            assert timeless(received) == timeless(shown)
+            if received.type == DATA:
+                token = struct.pack(">Q", received.properties["token"])
+
+
+def page_token(wire: list[bytes]) -> bytes:
+    """The token of the page's DATA, as it is packed."""
+    [token] = [
+        data.properties["token"] for data in (unpack_frame(item[4:]) for item in wire) if data.type == DATA
+    ]
+    return struct.pack(">Q", token)
