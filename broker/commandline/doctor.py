@@ -3,7 +3,7 @@
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -42,15 +42,18 @@ async def doctor(
     ] = None,
 ) -> None:
     """Check the broker, its clock, the payload store and, if named, its Redis."""
+    from rich.text import Text
+
     findings = await _check_broker(session)
     if redis:
         findings += await _check_redis(redis)
-    rows = [("ok" if item.ok else "WRONG", item.check, item.detail) for item in findings]
+    marks = {True: Text("ok", "green"), False: Text("WRONG", "bold red")}
+    rows = [(marks[item.ok], item.check, item.detail) for item in findings]
     session.table([item._asdict() for item in findings], ["", "check", "found"], rows)
     wrong = [item for item in findings if not item.ok]
     for item in wrong:
         if not session.json:
-            session.out.print(f"\n{item.check}: {item.advice}", markup=False)
+            session.out.print(f"\n{item.check}: {item.advice}", markup=False, soft_wrap=True)
     if wrong:
         raise Trouble(f"{len(wrong)} of {len(findings)} checks found something wrong")
 
@@ -152,12 +155,12 @@ async def _check_topics(engine: "Engine") -> list[Finding]:
     return findings
 
 
-def _check_server(answer: str) -> list[Finding]:
+def _check_server(info: dict[str, Any]) -> list[Finding]:
     """What INFO says."""
-    info = dict(line.split(":", 1) for line in answer.splitlines() if ":" in line)
     name = "Valkey" if "valkey_version" in info else "Redis"
-    number = info.get("valkey_version") or info["redis_version"]
+    number = str(info.get("valkey_version") or info["redis_version"])
     policy = info.get("maxmemory_policy", "unknown")
+    appends = info.get("aof_enabled") == 1
     return [
         Finding(
             "redis",
@@ -173,8 +176,8 @@ def _check_server(answer: str) -> list[Finding]:
         ),
         Finding(
             "persistence",
-            info.get("aof_enabled") == "1",
-            f"appendonly {'yes' if info.get('aof_enabled') == '1' else 'no'}",
+            appends,
+            f"appendonly {'yes' if appends else 'no'}",
             "what is published is gone when Redis restarts: CONFIG SET appendonly yes",
         ),
     ]

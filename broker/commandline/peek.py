@@ -29,9 +29,7 @@ async def peek(
     """Look at what a subscription has not settled yet, without taking it."""
     async with session.client() as client:
         found = await client.peek(topic, subscription, partition=partition, limit=limit)
-    rows = [
-        (item.id, item.key or "-", _state(item), item.retry_count, item.size, _age(item)) for item in found
-    ]
+    rows = [(item.id, item.key, _state(item), item.retry_count, item.size, _age(item)) for item in found]
     session.table(found, ["id", "key", "state", "retries", "bytes", "age"], rows)
 
 

@@ -4,7 +4,7 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
@@ -83,7 +83,7 @@ class Session:
         """Where people read; colours only if that is a terminal."""
         from rich.console import Console
 
-        return Console(highlight=False, soft_wrap=False)
+        return Console(highlight=False)
 
     def document(self, value: object) -> None:
         """Print a value as one line of JSON."""
@@ -98,9 +98,9 @@ class Session:
         if self.json:
             self.document(value)
         else:
-            self.out.print(text, markup=False)
+            self.out.print(text, markup=False, soft_wrap=True)
 
-    def table(self, value: object, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    def table(self, value: object, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a value as JSON, or as a table."""
         if self.json:
             self.document(value)
@@ -112,8 +112,10 @@ class Session:
         import msgspec
 
         fields = msgspec.to_builtins(value)
-        rows = [(name.replace("_", " "), field) for name, field in fields.items()]
-        self.table(value, ["", ""], rows)
+        if self.json:
+            self.document(fields)
+        else:
+            self.out.print(table(None, [(name.replace("_", " "), field) for name, field in fields.items()]))
 
     def note(self, text: str) -> None:
         """Tell people something beside the result."""
@@ -149,25 +151,30 @@ class Session:
         return status
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "RenderableType":
+def table(columns: Sequence[str] | None, rows: Sequence[Sequence[object]]) -> "RenderableType":
     """A plain table; numbers to the right, what is too long for the terminal folded."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    lines = [list(row) for row in rows]
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for place, column in enumerate(columns):
-        numbers = bool(lines) and all(isinstance(line[place], int | float) for line in lines)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=columns is not None)
+    for place, column in enumerate(columns or ["", ""]):
+        numbers = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
         made.add_column(column, justify="right" if numbers else "left", overflow="fold")
-    for line in lines:
-        made.add_row(*(Text(_shown(cell)) for cell in line))
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in row))
     return made
 
 
 def _shown(cell: object) -> str:
+    if cell is None:
+        return "-"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
+    if isinstance(cell, list):
+        return ", ".join(map(_shown, cell)) or "-"
+    if isinstance(cell, dict):
+        return ", ".join(f"{name} {_shown(value)}" for name, value in cell.items()) or "-"
     if isinstance(cell, float):
         return f"{cell:g}"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)

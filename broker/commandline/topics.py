@@ -39,10 +39,7 @@ async def list_topics(session: Session) -> None:
                 found.append(await client.describe_topic(name))
             except TopicNotFound:
                 continue  # gone since
-    rows = [
-        (about.name, about.partitions, about.messages, ", ".join(sorted(about.subscriptions)))
-        for about in found
-    ]
+    rows = [(about.name, about.partitions, about.messages, sorted(about.subscriptions)) for about in found]
     session.table(found, ["topic", "partitions", "messages", "subscriptions"], rows)
 
 
