@@ -23,7 +23,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 
 DATA, ACK, HEARTBEAT, CREATE_TOPIC, SUBSCRIBE, UNSUBSCRIBE, PUBLISH, INFO, NACK = range(1, 10)
 FLOW, ERROR, OK = 11, 13, 14
-CREATE_SUBSCRIPTION, DESCRIBE_SUBSCRIPTION = 18, 20
+DELETE_TOPIC, CREATE_SUBSCRIPTION, DELETE_SUBSCRIPTION, DESCRIBE_SUBSCRIPTION = 15, 18, 19, 20
 
 # MessagePack, as much of it as the page needs
 
@@ -377,6 +377,47 @@ def test_silence_is_broken_by_heartbeats_and_ended_by_hanging_up() -> None:
         client.polite = False
         with pytest.raises((EOFError, ConnectionError)):
             client.receive()
+
+
+def test_a_consumer_is_told_why_it_ends(connect: Callable[[], TinyClient], topic: str) -> None:
+    client, other = connect(), connect()
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 2})
+    subscribe = {"topic": topic, "subscription": "s", "consumer": "c1"}
+
+    def told() -> tuple[int, int, str]:
+        ended = client.receive()
+        return ended.sequence, ended.properties["stream"], ended.properties["code"]
+
+    client.call(SUBSCRIBE, {**subscribe, "stream": 1})
+    other.call(SUBSCRIBE, {**subscribe, "stream": 1})
+    assert told() == (0, 1, "subscription_busy")
+    other.call(UNSUBSCRIBE, {"stream": 1})
+
+    client.call(SUBSCRIBE, {**subscribe, "stream": 2})
+    other.call(DELETE_SUBSCRIPTION, {"topic": topic, "subscription": "s"})
+    assert told() == (0, 2, "subscription_not_found")
+
+    client.call(SUBSCRIBE, {**subscribe, "stream": 3})
+    other.call(DELETE_TOPIC, {"topic": topic})
+    assert told() == (0, 3, "topic_not_found")
+    with pytest.raises(Refused, match="invalid_argument"):
+        client.call(UNSUBSCRIBE, {"stream": 3})
+
+
+def test_a_paused_consumer_gets_nothing_until_it_goes_on(
+    connect: Callable[[], TinyClient], topic: str
+) -> None:
+    client = connect()
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
+    client.call(SUBSCRIBE, {"stream": 1, "topic": topic, "subscription": "s", "consumer": "c1"})
+    client.send(FLOW, {"stream": 1, "paused": True})
+    for number in range(3):
+        client.call(PUBLISH, {"topic": topic, "partition": 0}, ["", f"uid-{number}", "1   "])
+        described = client.call(DESCRIBE_SUBSCRIPTION, {"topic": topic, "subscription": "s"}).properties
+        assert (described["fresh"], described["leased"]) == (number + 1, 0)
+    assert not client.deliveries
+    client.send(FLOW, {"stream": 1, "paused": False})
+    assert [uid for _, _, uid, _ in messages_of(client.delivery())] == ["uid-0", "uid-1", "uid-2"]
 
 
 def test_a_client_of_another_age_is_told_so_and_hung_up_on(broker: RunningBroker) -> None:
