@@ -4,9 +4,9 @@ from collections import deque
 from time import monotonic
 
 from client.held import Held, Part
-from client.message import BUFFERED, Block, Message
+from client.message import BUFFERED, HANDED, Block, Message
 
-_HANDED = b"\x01"
+_HANDED = bytes((HANDED,))
 
 
 class Buffer:
@@ -31,8 +31,8 @@ class Buffer:
             block, index = self._blocks[0], self._at
             self._step(block, index + 1)
             now = monotonic()
-            if block.states[index] == BUFFERED and self._alive(block, index, now):
-                block.states[index] = 1
+            if block.states[index] == BUFFERED and (now < block.soonest or self._alive(block, index, now)):
+                block.states[index] = HANDED
                 self._note(block, index, now, 1)
                 return Message(block, index)
         return None
@@ -44,7 +44,7 @@ class Buffer:
         while self._blocks and limit > 0:
             block, start = self._blocks[0], self._at
             stop = min(len(block), start + limit)
-            if block.states.count(BUFFERED, start, stop) < stop - start or not self._all_alive(block, now):
+            if block.states.count(BUFFERED, start, stop) < stop - start or now >= block.soonest:
                 # Something in it is not to be handed out: go on message by message.
                 if block.states[start] != BUFFERED or not self._alive(block, start, now):
                     self._step(block, start + 1)
@@ -66,18 +66,16 @@ class Buffer:
             to = 0
         self._at = to
 
-    def _all_alive(self, block: Block, now: float) -> bool:
-        return now < block.deadline and not block.deadlines and not block.lane_deadlines
-
     def _alive(self, block: Block, index: int, now: float) -> bool:
-        if self._all_alive(block, now) or now < self._held.deadline(block, index):
+        if now < self._held.deadline(block, index):
             return True
         self._held.end(block, index)
         return False
 
     def _note(self, block: Block, index: int, now: float, count: int) -> None:
         self._held.active = now
-        if not block.handed or now - block.handed[-1][1] > self._period:
+        if now - block.noted > self._period:
+            block.noted = now
             block.handed.append((index, now))
         if block.gone is not None:  # settled before it came: there will be no ACK to make room
             self._held.credit(count)

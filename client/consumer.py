@@ -234,7 +234,7 @@ class Consumer:
         self._buffer.add(block)
         if self.link.paused and data.settled is None:
             self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
-        self.keeper.wake_at(min([block.deadline, *block.lane_deadlines.values()]))
+        self.keeper.wake_at(block.soonest)
         self._wake()
 
     def _ended(self, error: BrokerError) -> None:

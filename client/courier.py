@@ -25,10 +25,10 @@ class Group:
 
     __slots__ = ("later", "parts", "resent", "tickets")
 
-    def __init__(self) -> None:
+    def __init__(self, later: bool) -> None:
+        self.later = later  # nobody waits: on_stale hears of those that are stale
         self.parts: list[Part] = []
         self.tickets: list[Ticket] = []
-        self.later: list[tuple[Block, int]] = []  # of these on_stale hears
         self.resent = False
 
 
@@ -81,9 +81,10 @@ class Courier:
                 self._held.rewound(group.parts)
             for ticket in group.tickets:
                 ticket.answered(group.resent, error)
-            for block, index in group.later:
-                if block.states[index] == STALE:
-                    self._tell_stale(block, index)
+            for block, start, stop in group.parts if group.later else ():
+                for index in range(start, stop):
+                    if block.states[index] == STALE:
+                        self._tell_stale(block, index)
 
     async def _exchange(self, partition: int, terms: Terms, sheet: Sheet, group: Group) -> Frame:
         """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
@@ -96,7 +97,9 @@ class Courier:
                 return await connection.request(terms.properties(self._link.stream, partition), body)
             except BrokerError as error:
                 wait = backoff(attempt)
-                if not error.retriable or monotonic() + wait > end:
+                # A consumer that is being subscribed anew is not known to the worker for a moment.
+                passing = error.retriable or self._link.current is not connection
+                if not passing or monotonic() + wait > end:
                     raise
             group.resent = True
             attempt += 1
@@ -113,24 +116,19 @@ class Courier:
             self._extended(sheet, now + (reply.deadline_ms - answer.timestamp_ms) / 1000)
             return
         self._consumer.forget(forgotten_bodies(sheet, reply))
-        for block, start, stop in sheet.places:
+        for block, start, stop in sheet.parts:
             if not stale:
                 held.settle_range(block, start, stop)
                 continue
             for index in range(start, stop):
                 if block.states[index] == SETTLING:
                     held.settled(block, index)
-        held.restart(sheet.places, now + held.lease)
+        held.restart(sheet.parts, now + held.lease)
 
     def _extended(self, sheet: Sheet, deadline: float) -> None:
         for block, start, stop in sheet.places:
-            if self._held.lane(block, start):
-                continue
-            if block.open == stop - start:
-                block.deadline = deadline
-                block.deadlines.clear()
-            else:
-                block.deadlines.update(dict.fromkeys(range(start, stop), deadline))
+            if not self._held.lane(block, start):
+                self._held.extend_range(block, start, stop, deadline)
         self._held.restart(sheet.places, deadline)
         self._consumer.keeper.wake_at(deadline)
 
@@ -141,4 +139,5 @@ class Courier:
                 if block.states[index] == SETTLING:
                     block.states[index] = HANDED
         if group.later:
-            _log.warning("%d messages were not settled: %s", len(group.later), error)
+            count = sum(stop - start for _, start, stop in group.parts)
+            _log.warning("%d messages were not settled: %s", count, error)

@@ -44,9 +44,10 @@ class Held:
         """Raise StaleReceipt unless the application has the message and its lease goes on."""
         state = block.states[index]
         if state == HANDED:
-            late = monotonic() - self.deadline(block, index)
-            if late < 0:
+            now = monotonic()
+            if now < block.soonest or now < self.deadline(block, index):
                 return
+            late = now - self.deadline(block, index)
             self.end(block, index)
             why = f"its lease ended {late:.1f} s ago, and it will be delivered again"
         elif state == SETTLING:
@@ -83,7 +84,7 @@ class Held:
                 if self.lane(old, at):
                     self.restart([(old, at, at + 1)], self.deadline(block, index))
                 else:
-                    old.deadlines[at] = block.deadline
+                    self.extend_one(old, at, block.deadline)
                 self._close(block, index, SETTLED)
             elif old.states[at] != SETTLING:
                 self._close(old, at, STALE)
@@ -142,6 +143,20 @@ class Held:
             for index, state in enumerate(block.states):
                 if state < SETTLED:
                     self._close(block, index, STALE)
+
+    def extend_one(self, block: Block, index: int, deadline: float) -> None:
+        """A message without a lane has a deadline of its own."""
+        block.deadlines[index] = deadline
+        block.soonest = min(block.soonest, deadline)
+
+    def extend_range(self, block: Block, start: int, stop: int, deadline: float) -> None:
+        """Messages without a lane have a new deadline."""
+        if block.open == stop - start:
+            block.deadline = block.soonest = deadline
+            block.deadlines.clear()
+        else:
+            block.deadlines.update(dict.fromkeys(range(start, stop), deadline))
+            block.soonest = min(block.soonest, deadline)
 
     # Lanes
 
@@ -202,17 +217,22 @@ class Held:
     def runs(self, block: Block, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
         """Cut a part into what one receipt can stand for: consecutive entries of one lane."""
         entries = block.entries
-        keyed = self.mode == "key_shared"
-        if not keyed and entries[stop - 1] - entries[start] == stop - 1 - start:
-            yield self.lane(block, start), start, stop
-            return
         lane = self.lane(block, start)
-        for index in range(start + 1, stop):
-            own = self.lane(block, index) if keyed else lane
-            if own != lane or entries[index] != entries[index - 1] + 1:
-                yield lane, start, index
-                lane, start = own, index
-        yield lane, start, stop
+        if self.mode != "key_shared" and entries[stop - 1] - entries[start] == stop - 1 - start:
+            yield lane, start, stop
+            return
+        keys = block.texts[start * 3 : stop * 3 : 3] if self.mode == "key_shared" else [""] * (stop - start)
+        key = keys[0]
+        following = entries[start]
+        begin = start
+        for index, (own, entry) in enumerate(zip(keys, entries[start:stop], strict=True), start):
+            if own != key or entry != following:
+                yield lane, begin, index
+                begin, key = index, own
+                if self.mode == "key_shared":
+                    lane = "=" + key if key else ""
+            following = entry + 1
+        yield lane, begin, stop
 
     def each(self) -> Iterator[tuple[Block, int]]:
         """Every message that is buffered or with the application."""

@@ -81,7 +81,7 @@ class Keeper:
         return block.states[index] != HANDED or block.handed_at(index) + self._patience > now
 
     def _extend(self, parts: list[Part]) -> None:
-        terms = Terms(Type.EXTEND, max(1, round(self._consumer.held.lease * 1000)))
+        terms = Terms(int(Type.EXTEND), max(1, round(self._consumer.held.lease * 1000)))
         self._extending = True
         self._consumer.settler.submit(terms, parts).add_done_callback(self._extended)
 

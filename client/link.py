@@ -33,7 +33,7 @@ class Link:
         self._on_open = on_open
         self._on_data = on_data
         self._on_end = on_end
-        self._current: Connection | None = None
+        self.current: Connection | None = None  # on which it is subscribed
         self._ready: asyncio.Future[Connection]
         self._broken: asyncio.Future[BrokerError]
         self._early: list[Frame] = []  # what came before we knew that we are subscribed
@@ -45,7 +45,7 @@ class Link:
         self._ready = asyncio.get_running_loop().create_future()
         end = monotonic() + self.timeout
         attempt = 0
-        while self._current is None:
+        while self.current is None:
             connection = await self._cluster.connection(max(0.0, end - monotonic()))
             try:
                 await self._subscribe(connection)
@@ -59,7 +59,7 @@ class Link:
 
     async def leave(self) -> None:
         """Tell the worker that the consumer is closed: what it holds goes back."""
-        connection = self._current
+        connection = self.current
         if connection is not None:
             try:
                 await connection.request(wire.Unsubscribe(self.stream))
@@ -71,12 +71,12 @@ class Link:
     async def close(self) -> None:
         """Do not subscribe again."""
         await self._tasks.cancel()
-        if self._current is not None:
-            self._current.streams.pop(self.stream, None)
+        if self.current is not None:
+            self.current.streams.pop(self.stream, None)
 
     async def connection(self, within: float) -> Connection:
         """The connection on which it is subscribed, waiting for it if need be."""
-        if self._current is None:
+        if self.current is None:
             await asyncio.wait({self._ready}, timeout=within)
             if not self._ready.done():
                 raise self._cluster.error
@@ -85,8 +85,8 @@ class Link:
     def pause(self, paused: bool) -> None:
         """Have the worker stop or go on."""
         self.paused = paused
-        if self._current is not None:
-            self._current.send(wire.Flow(self.stream, paused=paused))
+        if self.current is not None:
+            self.current.send(wire.Flow(self.stream, paused=paused))
 
     def credit(self, count: int) -> None:
         """Messages ended without an ACK or NACK: there is room for others."""
@@ -96,8 +96,8 @@ class Link:
             self._credit += count
 
     def _give_credit(self) -> None:
-        if self._current is not None:
-            self._current.send(wire.Flow(self.stream, permits=self._credit))
+        if self.current is not None:
+            self.current.send(wire.Flow(self.stream, permits=self._credit))
         self._credit = 0
 
     async def _subscribe(self, connection: Connection) -> None:
@@ -109,7 +109,7 @@ class Link:
         except BaseException:
             connection.streams.pop(self.stream, None)
             raise
-        self._current = connection
+        self.current = connection
         self._broken = asyncio.get_running_loop().create_future()
         self._on_open(reply)
         self._ready.set_result(connection)
@@ -121,7 +121,7 @@ class Link:
             self._pushed(connection, frame)
 
     def _pushed(self, connection: Connection, frame: Frame) -> None:
-        if connection is not self._current:
+        if connection is not self.current:
             self._early.append(frame)
         elif frame.type == Type.DATA:
             self._on_data(frame)
@@ -129,9 +129,9 @@ class Link:
             self._break(connection, error_from(wire.properties_of(frame, wire.Error)))
 
     def _break(self, connection: Connection, error: BrokerError) -> None:
-        if connection is self._current:
+        if connection is self.current:
             connection.streams.pop(self.stream, None)
-            self._current = None
+            self.current = None
             self._ready = asyncio.get_running_loop().create_future()
             self._broken.set_result(error)
 

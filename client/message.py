@@ -36,9 +36,12 @@ class Block:
         "handed",
         "lane_deadlines",
         "ledgers",
+        "names",
+        "noted",
         "open",
         "partition",
         "retries",
+        "soonest",
         "states",
         "texts",
         "token",
@@ -72,10 +75,13 @@ class Block:
         self.lane_deadlines = {
             str(lane): float(at) / 1000 + shift for lane, at in zip(lanes[::2], lanes[1::2], strict=True)
         }
+        self.soonest = min([self.deadline, *self.lane_deadlines.values()])  # before it no lease ends
         self.gone = data.settled  # at most once: ranges of entries that nobody needs any more
         if self.gone is not None:
-            self.deadline = float("inf")
+            self.deadline = self.soonest = float("inf")
         self.handed: list[tuple[int, float]] = []  # index, when it and those after it went to the application
+        self.noted = 0.0  # the last of these times
+        self.names: list[str] | None = None
         self.abouts: dict[int, wire.About] = {}
         self.bodies: dict[int, bytes] = {}
         self.fetches: dict[int, asyncio.Task[dict[int, bytes | None]]] = {}
@@ -102,6 +108,14 @@ class Block:
             return "", 0
         size, _, name = where.partition(":")
         return name or self.texts[index * 3 + 1], int(size)
+
+    def body_names(self) -> list[str]:
+        """The name of each body, "" where there is none; empty if there is none at all."""
+        if self.names is None:
+            wheres = [about.split(" ", 4)[3] for about in self.texts[2::3]]
+            named = any(wheres)
+            self.names = [self.body_of(index)[0] for index in range(len(self))] if named else []
+        return self.names
 
     def id(self, index: int) -> str:
         """`<partition>:<ledger>-<entry>`."""
@@ -241,7 +255,8 @@ class Message:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._block.consumer.settler.settle_later(self._block, self._index, kind is None)
+        if self._block.consumer.settler.settle_later(self._block, self._index, kind is None):
+            await asyncio.sleep(0)  # much is to be sent: a loop that never waits must let that happen
 
 
 class Batch(Sequence[Message]):

@@ -7,7 +7,7 @@ from client import wire
 from client.errors import ProtocolError
 from client.held import Held, Part
 from client.message import Block
-from client.wire import MAX_BATCH, Properties
+from client.wire import MAX_BATCH, Properties, Type
 
 _MAX_MESSAGES = 10_000  # that the receipts of one frame may stand for
 
@@ -15,30 +15,31 @@ _MAX_MESSAGES = 10_000  # that the receipts of one frame may stand for
 class Terms(NamedTuple):
     """What is to be done with messages; those with equal terms go into the same frame."""
 
-    kind: wire.Type
+    kind: int
     delay_ms: int | None = None
     until_ms: int | None = None
     charged: bool = True
 
     def properties(self, stream: int, partition: int) -> Properties:
         """The properties of the frame that says so."""
-        if self.kind == wire.Type.ACK:
+        if self.kind == Type.ACK:
             return wire.Ack(stream, partition)
-        if self.kind == wire.Type.NACK:
+        if self.kind == Type.NACK:
             return wire.Nack(stream, partition, self.delay_ms, self.until_ms, self.charged)
         return wire.Extend(stream, partition, self.delay_ms, self.until_ms)
 
 
-ACK = Terms(wire.Type.ACK)
-NACK = Terms(wire.Type.NACK)
-GIVE_BACK = Terms(wire.Type.NACK, charged=False)
+ACK = Terms(int(Type.ACK))
+NACK = Terms(int(Type.NACK))
+GIVE_BACK = Terms(int(Type.NACK), charged=False)
 
 
 class Sheet(NamedTuple):
-    """The receipts of one frame: lane, token, first, last, …; and the messages of each."""
+    """The receipts of one frame: lane, token, first, last, …; the messages of each, and of all."""
 
     flat: list[str | int]
     places: list[Part]
+    parts: list[Part]
 
 
 def merge(parts: Sequence[Part]) -> list[Part]:
@@ -58,20 +59,22 @@ def _order(part: Part) -> tuple[int, int]:
 
 def sheets(held: Held, parts: Iterable[Part]) -> Iterator[Sheet]:
     """Receipts for messages of one partition, cut to what a frame may carry."""
-    flat: list[str | int] = []
-    places: list[Part] = []
-    messages = 0
+    sheet, messages = Sheet([], [], []), 0
     for block, begin, end in parts:
         entries, token = block.entries, block.token
         for lane, start, stop in held.runs(block, begin, end):
-            if len(places) == MAX_BATCH or messages + stop - start > _MAX_MESSAGES:
-                yield Sheet(flat, places)
-                flat, places, messages = [], [], 0
-            flat += (lane, token, entries[start], entries[stop - 1])
-            places.append((block, start, stop))
+            if len(sheet.places) == MAX_BATCH or messages + stop - start > _MAX_MESSAGES:
+                if begin < start:
+                    sheet.parts.append((block, begin, start))
+                    begin = start
+                yield sheet
+                sheet, messages = Sheet([], [], []), 0
+            sheet.flat.extend((lane, token, entries[start], entries[stop - 1]))
+            sheet.places.append((block, start, stop))
             messages += stop - start
-    if places:
-        yield Sheet(flat, places)
+        sheet.parts.append((block, begin, end))
+    if sheet.places:
+        yield sheet
 
 
 def stale_messages(sheet: Sheet, reply: wire.SettleReply) -> Iterator[tuple[Block, int]]:
@@ -88,14 +91,22 @@ def stale_messages(sheet: Sheet, reply: wire.SettleReply) -> Iterator[tuple[Bloc
 
 def forgotten_bodies(sheet: Sheet, reply: wire.SettleReply) -> list[str]:
     """The names of the bodies whose messages no subscription owes any more."""
-    names = []
-    ranges = list(zip(reply.forgotten[::2], reply.forgotten[1::2], strict=True))
-    for block, start, stop in sheet.places if ranges else ():
-        low, high = block.entries[start], block.entries[stop - 1]
-        for first, last in ranges:
-            if first > high or last < low:
-                continue
-            for index in range(start, stop):
-                if first <= block.entries[index] <= last and (name := block.body_of(index)[0]):
-                    names.append(name)
-    return names
+    found: list[str] = []
+    if reply.forgotten:
+        for block in dict.fromkeys(block for block, _, _ in sheet.parts):
+            found += bodies_in(block, reply.forgotten)
+    return found
+
+
+def bodies_in(block: Block, ranges: Sequence[int]) -> list[str]:
+    """The names of the bodies of a block's messages that are in ranges of entries: first, last, …"""
+    names = block.body_names()
+    if not names:
+        return []
+    low, high = block.entries[0], block.entries[-1]
+    if isinstance(block.entries, list):
+        low, high = min(block.entries), max(block.entries)
+    within = set[int]()
+    for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+        within.update(range(max(first, low), min(last, high) + 1))
+    return [name for entry, name in zip(block.entries, names, strict=True) if name and entry in within]

@@ -11,7 +11,7 @@ from client.courier import Courier, Group, Ticket
 from client.errors import ConnectionClosed, InvalidArgument, StaleReceipt
 from client.held import Part
 from client.message import HANDED, SETTLED, SETTLING, STALE, Batch, Block, Message
-from client.receipts import ACK, NACK, Terms
+from client.receipts import ACK, NACK, Terms, bodies_in
 from client.tasks import Tasks
 from client.times import Seconds, instant_ms, milliseconds
 from client.types import Outcome
@@ -33,7 +33,7 @@ class Settler:
         self._held = consumer.held
         self._courier = Courier(consumer, self._tell_stale)
         self._on_stale = on_stale
-        self._groups: dict[tuple[int, Terms], Group] = {}
+        self._groups: dict[tuple[int, Terms, bool], Group] = {}
         self._queued = 0
         self._timer: asyncio.Handle | None = None
         self._soon = False
@@ -58,6 +58,7 @@ class Settler:
 
     async def _one(self, terms: Terms, block: Block, index: int) -> None:
         self._held.check(block, index)
+        self._held.active = monotonic()
         ticket = Ticket()
         self._submit(terms, [(block, index, index + 1)], ticket)
         resent = await ticket.done if ticket.pending else False
@@ -73,6 +74,7 @@ class Settler:
         """Settle messages together; what became of each, in the order given."""
         messages = messages if isinstance(messages, Batch) else list(messages)
         parts, refused = self._accept(messages)
+        self._held.active = monotonic()
         ticket = Ticket()
         self._submit(terms, parts, ticket)
         if ticket.pending:
@@ -100,7 +102,7 @@ class Settler:
             if all(
                 block.consumer is self._consumer
                 and block.states.count(HANDED, start, stop) == stop - start
-                and (block.gone is not None or (now < block.deadline and not block.lane_deadlines))
+                and now < block.soonest
                 for block, start, stop in messages.parts
             ):
                 return list(messages.parts), set()
@@ -125,17 +127,33 @@ class Settler:
 
     # In the background
 
-    def settle_later(self, block: Block, index: int, well: bool) -> None:
-        """Ack or nack soon, in company; on_stale hears if it comes too late."""
+    def settle_later(self, block: Block, index: int, well: bool) -> bool:
+        """Ack or nack soon, in company; on_stale hears if it comes too late. True if much is queued."""
         state = block.states[index]
         if state in (SETTLING, SETTLED):  # the application did it itself
-            return
-        try:
-            self._held.check(block, index)
-        except StaleReceipt:
-            self._tell_stale(block, index)
-            return
-        self._submit(ACK if well else NACK, [(block, index, index + 1)], None, later=True)
+            return False
+        now = monotonic()
+        if state != HANDED or now >= block.soonest:
+            try:
+                self._held.check(block, index)
+            except StaleReceipt:
+                self._tell_stale(block, index)
+                return False
+        self._held.active = now
+        group = self._groups.get((block.partition, ACK, True))
+        if not well or group is None or block.gone is not None:
+            self._submit(ACK if well else NACK, [(block, index, index + 1)], None)
+        else:  # mostly: one more of many, often next to the last
+            block.states[index] = SETTLING
+            last = group.parts[-1]
+            if last[0] is block and last[2] == index:
+                group.parts[-1] = (block, last[1], index + 1)
+            else:
+                group.parts.append((block, index, index + 1))
+            self._queued += 1
+            if self._queued >= _ENOUGH:
+                self._schedule(soon=True)
+        return self._queued >= _ENOUGH
 
     def submit(self, terms: Terms, parts: list[Part]) -> asyncio.Future[bool]:
         """Settle what the application has not asked for; the future is done when it is answered."""
@@ -147,7 +165,7 @@ class Settler:
 
     # Sending
 
-    def _submit(self, terms: Terms, parts: list[Part], ticket: Ticket | None, later: bool = False) -> None:
+    def _submit(self, terms: Terms, parts: list[Part], ticket: Ticket | None) -> None:
         if self._closed and parts:
             raise ConnectionClosed("the consumer is closed: what it had not settled has gone back")
         extending = terms.kind == Type.EXTEND
@@ -158,20 +176,17 @@ class Settler:
                 continue
             if not extending:
                 block.states[start:stop] = bytes((SETTLING,)) * (stop - start)
-            place = block.partition, terms
+            place = block.partition, terms, ticket is None
             group = self._groups.get(place)
             if group is None:
-                group = self._groups[place] = Group()
+                group = self._groups[place] = Group(later=ticket is None)
             group.parts.append(part)
             self._queued += stop - start
-            if later:
-                group.later.append((block, start))
-            elif ticket is not None and (not group.tickets or group.tickets[-1] is not ticket):
+            if ticket is not None and (not group.tickets or group.tickets[-1] is not ticket):
                 group.tickets.append(ticket)
                 ticket.pending += 1
         if terms.kind == Type.NACK:
             self._held.rewind(parts)
-        self._held.active = monotonic()
         self._schedule(ticket is not None or self._queued >= _ENOUGH)
 
     def _settle_here(self, part: Part, extending: bool) -> None:
@@ -179,15 +194,11 @@ class Settler:
         if extending:
             return
         block, start, stop = part
-        gone = block.gone or []
-        ranges = list(zip(gone[::2], gone[1::2], strict=True))
-        names = [
-            block.body_of(index)[0]
-            for index in range(start, stop)
-            if any(first <= block.entries[index] <= last for first, last in ranges)
-        ]
+        names = block.body_names()
+        if names:
+            gone = set(bodies_in(block, block.gone or []))
+            self._consumer.forget([name for name in names[start:stop] if name in gone])
         self._held.settle_range(block, start, stop)
-        self._consumer.forget([name for name in names if name])
 
     def _schedule(self, soon: bool) -> None:
         if not self._groups or (self._timer is not None and (self._soon or not soon)):
@@ -204,7 +215,7 @@ class Settler:
             self._timer.cancel()
             self._timer = None
         groups, self._groups, self._queued = self._groups, {}, 0
-        for (partition, terms), group in groups.items():
+        for (partition, terms, _), group in groups.items():
             self._tasks.start(self._courier.carry(partition, terms, group))
 
     async def finish(self) -> None:
@@ -229,11 +240,11 @@ def nack_terms(delay: Seconds | None, until: datetime | None) -> Terms:
     """Terms of a nack as the application asks for it."""
     if delay is not None and until is not None:
         raise InvalidArgument("nack takes delay or until, not both")
-    return Terms(Type.NACK, milliseconds("delay", delay), instant_ms("until", until))
+    return Terms(int(Type.NACK), milliseconds("delay", delay), instant_ms("until", until))
 
 
 def extend_terms(seconds: Seconds | None, until: datetime | None) -> Terms:
     """Terms of an extension as the application asks for it."""
     if (seconds is None) == (until is None):
         raise InvalidArgument("extend takes seconds or until")
-    return Terms(Type.EXTEND, milliseconds("seconds", seconds), instant_ms("until", until))
+    return Terms(int(Type.EXTEND), milliseconds("seconds", seconds), instant_ms("until", until))
