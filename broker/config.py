@@ -36,26 +36,46 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(9999, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
-    workers: Count = Field(1, description="Worker processes; one, until the next release.")
-    redis: str = Field("", description="URL of Redis or Valkey; without it one is started here.")
-    data_dir: Path = Field(Path("keylane-data"), description="Where the embedded server keeps its data.")
-    advertise: str = Field("", description="host:port that clients are told; by default the one listened on.")
-    max_connections: Count = Field(10_000, description="Client connections of one worker.")
-    max_frame: ByteSize = Field(ByteSize(16 * MIB), ge=1024, description="Bytes of the largest frame.")
-    heartbeat: Seconds = Field(10.0, description="Seconds of silence before a heartbeat is sent.")
-    session: Seconds = Field(10.0, description="Seconds until the leases of a lost consumer come back.")
-    partition_lease: Seconds = Field(5.0, description="Seconds until a lost worker's partitions are free.")
-    default_partitions: Count = Field(8, description="Partitions of a topic that does not say.")
-    max_partitions: Count = Field(10_000, description="Partitions that one topic may have.")
-    max_inflight_bytes: ByteSize = Field(
-        ByteSize(64 * MIB), ge=1024, description="Bytes of publishes that may wait for Redis in one worker."
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(default=9999, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    workers: Count = Field(default=1, description="Worker processes; one, until the next release.")
+    redis: str = Field(default="", description="URL of Redis or Valkey; without it one is started here.")
+    data_dir: Path = Field(
+        default=Path("keylane-data"), description="Where the embedded server keeps its data."
     )
-    payloads: str = Field("", description="URL of the payload store for clients; by default the same Redis.")
-    payload_lifetime: Seconds = Field(7 * 86_400.0, description="Seconds that a body outlives its upload.")
-    stop_timeout: Seconds = Field(10.0, description="Seconds that a worker has to stop in good order.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least log level.")
+    advertise: str = Field(
+        default="", description="host:port that clients are told; by default the one listened on."
+    )
+    max_connections: Count = Field(default=10_000, description="Client connections of one worker.")
+    max_frame: ByteSize = Field(
+        default=ByteSize(16 * MIB), ge=1024, description="Bytes of the largest frame."
+    )
+    heartbeat: Seconds = Field(default=10.0, description="Seconds of silence before a heartbeat is sent.")
+    session: Seconds = Field(
+        default=10.0, description="Seconds until the leases of a lost consumer come back."
+    )
+    partition_lease: Seconds = Field(
+        default=5.0, description="Seconds until a lost worker's partitions are free."
+    )
+    default_partitions: Count = Field(default=8, description="Partitions of a topic that does not say.")
+    max_partitions: Count = Field(default=10_000, description="Partitions that one topic may have.")
+    max_inflight_bytes: ByteSize = Field(
+        default=ByteSize(64 * MIB),
+        ge=1024,
+        description="Bytes of publishes that may wait for Redis in one worker.",
+    )
+    payloads: str = Field(
+        default="", description="URL of the payload store for clients; by default the same Redis."
+    )
+    payload_lifetime: Seconds = Field(
+        default=7 * 86_400.0, description="Seconds that a body outlives its upload."
+    )
+    stop_timeout: Seconds = Field(
+        default=10.0, description="Seconds that a worker has to stop in good order."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least log level."
+    )
 
     @field_validator("redis")
     @classmethod

@@ -12,7 +12,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from secrets import token_hex
 
@@ -21,9 +21,10 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from broker.config import Settings
+from broker.groups import unwrapped
 from broker.server import Server, ServerError, free_port
 
-__all__ = ["Running", "SupervisorError", "supervise", "unwrapped"]
+__all__ = ["Running", "SupervisorError", "supervise"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ STOP_GRACE_SECONDS = 1.0
 LONGEST_REPORT = 65_536
 
 
-class SupervisorError(Exception):
+class SupervisorError(ServerError):
     """The broker could not be started."""
 
 
@@ -117,7 +118,7 @@ async def _keep(name: str, wait: Callable[[], Awaitable[int]], start: Callable[[
             await anyio.sleep(pause)
             try:
                 await start()
-            except (SupervisorError, ServerError) as error:
+            except ServerError as error:
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
                 log.error("the %s does not start, next try in %.1f s: %s", name, pause, error)
             else:
@@ -206,15 +207,3 @@ class WorkerProcess:
                     self._process.kill()
                 await self._process.aclose()
             self._process = None
-
-
-@contextlib.contextmanager
-def unwrapped() -> Iterator[None]:
-    """Raise the one exception that a task group ended with as itself."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        raise error from error.__cause__

@@ -125,8 +125,8 @@ class Session:
         """Run a command's coroutine to its end and return the exit status."""
         import uvloop
 
+        from broker.groups import unwrapped
         from broker.server import ServerError
-        from broker.supervisor import SupervisorError, unwrapped
         from client.errors import BrokerError
 
         try:
@@ -136,7 +136,7 @@ class Session:
             return self._fail(error.code, str(error), error.retriable)
         except Trouble as error:
             return self._fail(error.code, str(error), error.retriable, error.status)
-        except (SupervisorError, ServerError) as error:
+        except ServerError as error:
             return self._fail("start_failed", str(error), False)
         except KeyboardInterrupt:
             return INTERRUPTED

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -219,7 +220,6 @@ def test_a_signal_ends_subscribe_in_good_order(
 ) -> None:
     """With exit code 0; what it printed is acked, and nobody waits for a session to expire."""
     client.create_subscription(topic, "billing")
-    client.publish_many(topic, [])
     command = [KEYLANE, "subscribe", topic, "billing", "--server", broker.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         client.publish(topic, "tea")
@@ -251,6 +251,7 @@ def test_a_position_that_is_none_is_a_usage_error(keylane: Keylane, client: Clie
 # Subscriptions
 
 
+@pytest.mark.slow
 def test_a_subscription_is_made_listed_described_paused_and_deleted(
     keylane: Keylane, client: Client, topic: str
 ) -> None:
@@ -269,6 +270,7 @@ def test_a_subscription_is_made_listed_described_paused_and_deleted(
     assert keylane("subscription", "list", topic, "--json").stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_seek_moves_a_subscription(keylane: Keylane, client: Client, topic: str) -> None:
     """Back, forward, to an id and to a time."""
     client.create_subscription(topic, "keeper")
@@ -313,6 +315,7 @@ async def test_peek_shows_what_is_not_settled_without_taking_it(
 # Everything
 
 
+@pytest.mark.slow
 def test_tables_fit_into_eighty_columns_and_have_no_colours(
     keylane: Keylane, client: Client, topic: str
 ) -> None:
@@ -333,6 +336,29 @@ def test_tables_fit_into_eighty_columns_and_have_no_colours(
         assert max(len(line) for line in text.splitlines()) <= 80, text
 
 
+def test_colours_are_for_terminals_and_those_who_want_them(
+    broker: RunningBroker, client: Client, topic: str
+) -> None:
+    """NO_COLOR is heard."""
+    client.create_subscription(topic, "billing")
+    client.publish(topic, "tea", key="k")
+    command = [KEYLANE, "subscribe", topic, "billing", "--max", "1", "--no-ack", "--server", broker.url]
+    cyan = b"\x1b[36m"
+    plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    assert cyan in _on_a_terminal(command, plain)
+    assert cyan not in _on_a_terminal(command, {**plain, "NO_COLOR": "1"})
+
+
+def _on_a_terminal(command: list[str], environment: dict[str, str]) -> bytes:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", buffering=0) as screen, open(theirs, "wb") as terminal:
+        done = subprocess.run(command, stdout=terminal, env=environment, timeout=DEADLINE)
+        assert done.returncode == 0
+        return screen.read(4096)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["topic", "list"], ["publish", "t", "hello"], ["subscribe", "t", "s"], ["doctor"]],
@@ -344,6 +370,7 @@ def test_without_a_broker_every_command_says_how_to_start_one(keylane: Keylane, 
     assert "keylane serve" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_server_can_be_named_before_and_after_the_command(
     keylane: Keylane, broker: RunningBroker
 ) -> None:
@@ -355,6 +382,7 @@ def test_the_server_can_be_named_before_and_after_the_command(
     assert "http://x" in keylane("topic", "list", "--server", "http://x", status=1).stderr
 
 
+@pytest.mark.slow
 def test_unknown_commands_and_options_are_usage_errors(keylane: Keylane) -> None:
     """With exit code 2."""
     keylane("topics", status=2)
