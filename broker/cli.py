@@ -1,6 +1,7 @@
 """The `keylane` command."""
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -9,12 +10,14 @@ from broker.commandline.doctor import add_doctor
 from broker.commandline.peek import add_peek
 from broker.commandline.publish import add_publish
 from broker.commandline.serve import add_serve
-from broker.commandline.session import DEFAULT_SERVER, Globals, JsonOption
+from broker.commandline.session import DEFAULT_SERVER, Globals, JsonOption, Session, Usage
 from broker.commandline.subscribe import add_subscribe
 from broker.commandline.subscriptions import subscriptions
 from broker.commandline.topics import topics
 
 __all__ = ["app", "main"]
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # whichever copy of click typer works with
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,8 +53,13 @@ add_doctor(app)
 
 
 def main() -> None:
-    """Run the command line."""
-    app(prog_name="keylane")
+    """Run the command line; what it cannot understand it says in the form that was asked for."""
+    if "--json" not in sys.argv:
+        app(prog_name="keylane")
+    try:
+        sys.exit(app(prog_name="keylane", standalone_mode=False))
+    except UsageError as error:
+        sys.exit(Session(None, json=True).fail(Usage(error.format_message())))
 
 
 if __name__ == "__main__":

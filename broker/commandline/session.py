@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from client import AsyncClient
+    from client import AsyncClient, BrokerError
 
 __all__ = [
     "DEFAULT_SERVER",
@@ -132,23 +132,22 @@ class Session:
         try:
             with unwrapped():
                 uvloop.run(action)
-        except BrokerError as error:
-            return self._fail(error.code, str(error), error.retriable)
-        except Trouble as error:
-            return self._fail(error.code, str(error), error.retriable, error.status)
+        except (BrokerError, Trouble) as error:
+            return self.fail(error)
         except ServerError as error:
-            return self._fail("start_failed", str(error), False)
+            return self.fail(Trouble(str(error)))
         except KeyboardInterrupt:
             return INTERRUPTED
         return 0
 
-    def _fail(self, code: str, message: str, retriable: bool, status: int = 1) -> int:
+    def fail(self, error: "BrokerError | Trouble") -> int:
+        """Say what went wrong and return the exit status."""
         if self.json:
-            problem = {"error": {"code": code, "message": message, "retriable": retriable}}
-            self.note(json.dumps(problem, ensure_ascii=False))
+            problem = {"code": error.code, "message": str(error), "retriable": error.retriable}
+            self.note(json.dumps({"error": problem}, ensure_ascii=False))
         else:
-            self.note(f"error: {message}")
-        return status
+            self.note(f"error: {error}")
+        return error.status if isinstance(error, Trouble) else 1
 
 
 def table(columns: Sequence[str] | None, rows: Sequence[Sequence[object]]) -> "RenderableType":

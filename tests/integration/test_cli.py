@@ -388,6 +388,9 @@ def test_unknown_commands_and_options_are_usage_errors(keylane: Keylane) -> None
     keylane("topics", status=2)
     keylane("topic", "list", "--frobnicate", status=2)
     keylane("publish", "only-a-topic", status=2)
+    error = json.loads(keylane("publish", "only-a-topic", "--json", status=2).stderr)["error"]
+    assert (error["code"], error["retriable"]) == ("usage", False)
+    assert "BODY" in error["message"]
 
 
 def test_help_needs_none_of_the_slow_modules(keylane: Keylane) -> None:
