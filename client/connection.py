@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
             for frame in self._reader.feed(data):
                 self._received(frame)
         except ProtocolError as error:
-            self._end(error)
+            self._end(ConnectionClosed(f"what came from {self.address} breaks the protocol: {error}"))
 
     # Below: how
 

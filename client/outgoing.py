@@ -27,6 +27,15 @@ class Slice:
 
 def sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[tuple[int, str], Slice]:
     """Messages by partition and durability, with uids, and with the text that describes them."""
+    try:
+        return _sort(messages, count, group)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
+    except AttributeError as error:
+        raise InvalidArgument(f"not an OutgoingMessage whose key and uid are text: {error}") from error
+
+
+def _sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[tuple[int, str], Slice]:
     now = now_ms()
     sticky = random.randrange(count)
     uids = ksuid.take(len(messages))

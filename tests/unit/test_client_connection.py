@@ -1,0 +1,172 @@
+"""The client and its connection: greeting, heartbeats, losing it and coming back."""
+
+import asyncio
+
+import pytest
+
+from client import AsyncClient, wire
+from client.cluster import Seed, parse_seeds
+from client.errors import (
+    ConnectionClosed,
+    ConnectionFailed,
+    IncompatibleVersion,
+    InvalidArgument,
+    Overloaded,
+    TopicExists,
+    Unauthorized,
+)
+from tests.scripted_worker import PATIENCE, ScriptedWorker
+
+
+def test_seeds_are_a_url_a_list_or_one_url_with_several_hosts() -> None:
+    assert parse_seeds("keylane://a") == [Seed("a", 9999, False)]
+    assert parse_seeds("keylanes://a:1,b:2/") == [Seed("a", 1, True), Seed("b", 2, True)]
+    assert parse_seeds(["keylane://a", "keylane://[::1]:7"]) == [
+        Seed("a", 9999, False),
+        Seed("::1", 7, False),
+    ]
+
+
+@pytest.mark.parametrize("seed", ["localhost:9999", "http://a", "keylane://", "keylane://a:many", []])
+def test_a_seed_that_cannot_be_one_is_named(seed: str) -> None:
+    with pytest.raises(InvalidArgument, match="seed"):
+        AsyncClient(seed)
+
+
+async def test_no_broker_says_where_it_looked_and_how_to_start_one(unused_port: int) -> None:
+    with pytest.raises(ConnectionFailed) as caught:
+        async with AsyncClient(f"keylane://127.0.0.1:{unused_port}"):
+            pass
+    assert str(caught.value) == (
+        f"no broker at keylane://127.0.0.1:{unused_port} (connection refused); start one with `keylane serve`"
+    )
+
+
+async def test_the_first_seed_that_answers_is_used(unused_port: int) -> None:
+    async with ScriptedWorker() as worker:
+        seeds = [f"keylane://127.0.0.1:{unused_port}", worker.url]
+        async with AsyncClient(seeds) as client:
+            assert (await client.info()).worker == "scripted"
+
+
+async def test_a_wrong_token_is_not_tried_again() -> None:
+    async with ScriptedWorker() as worker:
+        worker.refusal = wire.Error("unauthorized", "no such token")
+        with pytest.raises(Unauthorized, match="no such token"):
+            async with AsyncClient(worker.url, token="wrong"):
+                pass
+        assert len(worker.links) == 1
+
+
+async def test_a_worker_of_another_version_is_refused() -> None:
+    async with ScriptedWorker(version=9) as worker:
+        with pytest.raises(IncompatibleVersion, match="version 9"):
+            async with AsyncClient(worker.url):
+                pass
+
+
+async def test_a_worker_that_is_full_for_a_moment_is_tried_again() -> None:
+    async with ScriptedWorker() as worker:
+        worker.refusal = wire.Error("overloaded", "too many connections")
+        asyncio.get_running_loop().call_later(0.1, setattr, worker, "refusal", None)
+        async with AsyncClient(worker.url):
+            pass
+        worker.refusal = wire.Error("overloaded", "too many connections")
+        with pytest.raises(Overloaded):
+            async with AsyncClient(worker.url):
+                pass
+
+
+async def test_a_heartbeat_of_the_worker_is_answered() -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url):
+        worker.link.send(wire.Heartbeat(), sequence=77)
+        answer = await worker.expect(wire.Properties)
+        assert answer.frame.sequence == 77
+
+
+async def test_a_worker_that_falls_silent_is_left_for_a_new_connection() -> None:
+    async with ScriptedWorker(heartbeat_ms=30) as worker, AsyncClient(worker.url) as client:
+        first = worker.link
+        worker.silent = True
+        await asyncio.wait_for(first.closed, PATIENCE)
+        worker.silent = False
+        asked = asyncio.create_task(client.topics())
+        (await worker.expect(wire.Topics)).ok(body=["b", "a"])
+        assert await asked == ["a", "b"]
+        assert worker.link is not first
+
+
+async def test_garbage_from_the_worker_ends_the_connection_not_the_client() -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url) as client:
+        asked = asyncio.create_task(client.topics())
+        await worker.expect(wire.Topics)
+        worker.link.transport.write(b"\xff" * 100)
+        (await worker.expect(wire.Topics)).ok(body=[])
+        assert await asked == []
+        assert len(worker.links) == 2
+
+
+async def test_a_question_whose_answer_was_lost_is_asked_again() -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url) as client:
+        asked = asyncio.create_task(client.describe_topic("orders"))
+        await worker.expect(wire.DescribeTopic)
+        worker.link.drop()
+        (await worker.expect(wire.DescribeTopic)).error("unavailable")
+        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(4, 1000))
+        assert (await asked).partitions == 4
+
+
+async def test_what_must_not_be_done_twice_is_not_repeated() -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url) as client:
+        asked = asyncio.create_task(client.create_topic("orders"))
+        await worker.expect(wire.CreateTopic)
+        worker.link.drop()
+        with pytest.raises(ConnectionClosed):
+            await asked
+        asked = asyncio.create_task(client.create_topic("orders"))
+        (await worker.expect(wire.CreateTopic)).error("topic_exists", "there is a topic 'orders'")
+        with pytest.raises(TopicExists, match="there is a topic 'orders'"):
+            await asked
+
+
+async def test_while_the_broker_is_away_requests_wait_as_long_as_the_timeout() -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url, timeout=0.3) as client:
+        await worker.stop()
+        with pytest.raises((ConnectionFailed, ConnectionClosed)):
+            await client.topics()
+        await worker.listen()
+        asked = asyncio.create_task(client.topics())
+        (await worker.expect(wire.Topics)).ok(body=[])
+        assert await asked == []
+
+
+async def test_a_clock_that_is_off_is_reported_once() -> None:
+    drifts: list[float] = []
+    async with ScriptedWorker(heartbeat_ms=20) as worker:
+        worker.drift_ms = 5_000
+        async with AsyncClient(worker.url, on_time_drift=drifts.append) as client:
+            assert [round(drift) for drift in drifts] == [5]
+            for _ in range(3):
+                await client.info()
+            assert len(drifts) == 1
+            worker.drift_ms = -9_000
+            await client.info()
+            assert [round(drift) for drift in drifts] == [5, -9]
+
+
+async def test_a_clock_that_is_right_is_not_worth_a_word() -> None:
+    drifts: list[float] = []
+    async with ScriptedWorker() as worker, AsyncClient(worker.url, on_time_drift=drifts.append) as client:
+        await client.info()
+    assert drifts == []
+
+
+async def test_those_who_wait_when_the_client_closes_are_told() -> None:
+    async with ScriptedWorker() as worker:
+        async with AsyncClient(worker.url) as client:
+            asked = asyncio.create_task(client.topics())
+            await worker.expect(wire.Topics)
+        with pytest.raises(ConnectionClosed, match="closed"):
+            await asked
+        with pytest.raises(ConnectionClosed, match="closed"):
+            await client.topics()

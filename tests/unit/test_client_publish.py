@@ -1,0 +1,423 @@
+"""Publishing against a worker that loses answers and says no."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import pytest
+
+from client import AsyncClient, OutgoingMessage, PayloadStore, wire
+from client.errors import (
+    BrokerError,
+    ConnectionClosed,
+    DurabilityNotReached,
+    InvalidArgument,
+    InvalidName,
+    MessageTooLarge,
+    Overloaded,
+    TopicNotFound,
+    Unavailable,
+)
+from client.wire import unpack_about
+from tests.scripted_worker import Request, ScriptedWorker
+
+
+class Shelf(PayloadStore):
+    """Bodies in a dict."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[tuple[str, str], bytes] = {}
+        self.puts = 0
+        self.gets: list[int] = []
+        self.trouble: list[BrokerError] = []
+
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
+        self.puts += 1
+        if self.trouble:
+            raise self.trouble.pop()
+        self.bodies.update({(topic, name): body for name, body in bodies})
+
+    async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        self.gets.append(len(names))
+        return [self.bodies.get((topic, name)) for name in names]
+
+    async def delete(self, topic: str, names: Sequence[str]) -> None:
+        for name in names:
+            self.bodies.pop((topic, name), None)
+
+    async def close(self) -> None:
+        raise AssertionError("a store that is not ours is not closed")
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker() as worker:
+        yield worker
+
+
+@pytest.fixture
+async def client(worker: ScriptedWorker, shelf: Shelf) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(worker.url, payloads=shelf) as client:
+        await know_topic(worker, client)
+        yield client
+
+
+async def know_topic(worker: ScriptedWorker, client: AsyncClient, partitions: int = 1) -> None:
+    """Have the client ask for the number of partitions, and publish its first message."""
+    published = asyncio.create_task(client.publish("orders", uid="first"))
+    (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(partitions, 1000))
+    accept(await worker.expect(wire.Publish), 1)
+    await published
+
+
+def accept(request: Request, first: int, **more: object) -> None:
+    request.ok(wire.PublishReply(7, first, 1, **more))  # type: ignore[arg-type]
+
+
+def uids(request: Request) -> list[str]:
+    return request.body[1::3]
+
+
+async def test_publishes_of_many_tasks_share_a_frame(worker: ScriptedWorker, client: AsyncClient) -> None:
+    published = asyncio.gather(*(client.publish("orders", uid=f"u{n}", partition=0) for n in range(100)))
+    request = await worker.expect(wire.Publish)
+    assert uids(request) == [f"u{n}" for n in range(100)]
+    accept(request, 2)
+    assert [answer.id for answer in await published] == [f"0:7-{entry}" for entry in range(2, 102)]
+
+
+async def test_a_thousand_callers_ask_once_for_the_partitions(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with AsyncClient(worker.url) as client:
+        published = asyncio.gather(*(client.publish("other", uid=f"u{n}") for n in range(1000)))
+        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
+        accept(await worker.expect(wire.Publish), 1)
+        assert len(await published) == 1000
+        assert worker.seen(wire.DescribeTopic) == 0
+
+
+async def test_large_batches_go_in_frames_of_a_thousand_with_answers_in_order(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    messages = [OutgoingMessage(uid=f"u{n}", partition=0) for n in range(2_500)]
+    published = asyncio.create_task(client.publish_many("orders", messages))
+    requests = [await worker.expect(wire.Publish) for _ in range(2)]
+    accept(requests[1], 1_002)
+    accept(requests[0], 2)
+    requests.append(await worker.expect(wire.Publish))
+    accept(requests[2], 2_002)
+    assert [len(uids(request)) for request in requests] == [1_000, 1_000, 500]
+    answers = await published
+    assert [answer.entry for answer in answers] == list(range(2, 2_502))
+    assert [answer.uid for answer in answers] == [message.uid for message in messages]
+
+
+async def test_after_a_retriable_error_all_is_sent_again_in_order(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    published = asyncio.create_task(
+        client.publish_many("orders", [OutgoingMessage(uid=f"u{n}", partition=0) for n in range(3_000)])
+    )
+    requests = [await worker.expect(wire.Publish) for _ in range(3)]
+    requests[0].error("unavailable")
+    requests[1].error("unavailable")
+    await client_is_quiet(worker)
+    assert worker.seen(wire.Publish) == 0, "nothing is sent while a frame is unanswered"
+    requests[2].error("unavailable")
+    again = [await worker.expect(wire.Publish) for _ in range(3)]
+    assert [request.properties.again for request in again] == [True, False, False]
+    assert [uids(request) for request in again] == [uids(request) for request in requests]
+    for number, request in enumerate(again):
+        accept(request, 2 + number * 1_000)
+    assert [answer.entry for answer in await published] == list(range(2, 3_002))
+
+
+async def client_is_quiet(worker: ScriptedWorker) -> None:
+    """Until the client has seen all that was sent: it answers a heartbeat behind it."""
+    worker.link.send(wire.Heartbeat(), sequence=99)
+    await worker.expect(wire.Properties)
+
+
+async def test_a_lost_connection_loses_no_message_and_no_order(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    published = asyncio.ensure_future(
+        client.publish_many("orders", [OutgoingMessage(partition=0) for _ in range(2_000)])
+    )
+    requests = [await worker.expect(wire.Publish) for _ in range(2)]
+    worker.link.drop()
+    again = [await worker.expect(wire.Publish) for _ in range(2)]
+    assert [uids(request) for request in again] == [uids(request) for request in requests]
+    # The first had arrived before the connection broke.
+    accept(again[0], 0, duplicates={place: f"7-{place + 2}" for place in range(1_000)})
+    accept(again[1], 1_002)
+    answers = await published
+    assert [answer.entry for answer in answers] == list(range(2, 2_002))
+    assert [answer.duplicate for answer in answers] == [True] * 1_000 + [False] * 1_000
+
+
+async def test_what_cannot_be_retried_fails_its_own_frame_only(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    bad = asyncio.create_task(client.publish("orders", uid="bad", partition=0))
+    request = await worker.expect(wire.Publish)
+    good = asyncio.create_task(client.publish("orders", uid="good", partition=0))
+    await asyncio.sleep(0)
+    request.error("invalid_argument", "no")
+    accept(await worker.expect(wire.Publish), 2)
+    with pytest.raises(InvalidArgument, match="no"):
+        await bad
+    assert (await good).id == "0:7-2"
+
+
+async def test_durability_that_is_not_reached_is_told_at_once(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    safe = asyncio.create_task(client.publish("orders", uid="safe", partition=0, durability="replicated"))
+    first = await worker.expect(wire.Publish)
+    assert first.properties.durability == "replicated"
+    fast = asyncio.create_task(client.publish_many("orders", [OutgoingMessage(partition=0)] * 1_000))
+    second = await worker.expect(wire.Publish)
+    first.error("durability_not_reached", "no replica", stored=True)
+    second.error("durability_not_reached", "no replica")
+    with pytest.raises(DurabilityNotReached, match="no replica") as caught:
+        await safe
+    assert caught.value.stored
+    again = await worker.expect(wire.Publish)
+    assert again.properties.again
+    accept(again, 3)
+    assert len(await fast) == 1_000
+
+
+async def test_a_redirect_is_tried_again(worker: ScriptedWorker, client: AsyncClient) -> None:
+    published = asyncio.create_task(client.publish("orders"))
+    request = await worker.expect(wire.Publish)
+    request.link.send(wire.Redirect("orders", 0, "elsewhere:1"), request.frame.sequence)
+    accept(await worker.expect(wire.Publish), 2)
+    assert (await published).id == "0:7-2"
+
+
+async def test_when_the_time_is_up_the_last_error_is_raised(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url, timeout=0.3) as client:
+        await know_topic(worker, client)
+        published = asyncio.create_task(client.publish("orders"))
+        refusing = asyncio.create_task(refuse_all(worker, "overloaded"))
+        with pytest.raises(Overloaded):
+            await published
+        refusing.cancel()
+        await asyncio.wait({refusing})
+
+        published = asyncio.create_task(client.publish("orders"))
+        await worker.expect(wire.Publish)
+        with pytest.raises((Overloaded, Unavailable)):
+            await published
+
+
+async def refuse_all(worker: ScriptedWorker, code: str) -> None:
+    while True:
+        (await worker.expect(wire.Publish)).error(code)
+
+
+async def test_a_topic_made_anew_is_asked_for_its_partitions_again(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    published = asyncio.create_task(client.publish("orders"))
+    (await worker.expect(wire.Publish)).error("topic_not_found", "no topic 'orders'")
+    with pytest.raises(TopicNotFound, match="no topic 'orders'"):
+        await published
+    published = asyncio.create_task(client.publish("orders", key="a"))
+    (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(8, 1000))
+    request = await worker.expect(wire.Publish)
+    assert request.properties.partition == wire.partition_of("a", 8)
+    accept(request, 1)
+    await published
+
+
+async def test_the_key_decides_the_partition_then_the_uid_then_chance(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        published = asyncio.create_task(
+            client.publish_many(
+                "many",
+                [
+                    OutgoingMessage(key="customer-7"),
+                    OutgoingMessage(uid="u1"),
+                    OutgoingMessage(key="customer-7", partition=5),
+                ],
+            )
+        )
+        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(8, 1000))
+        places = []
+        for _ in range(3):
+            request = await worker.expect(wire.Publish)
+            places.append(request.properties.partition)
+            accept(request, 1)
+        assert sorted(places) == sorted([wire.partition_of("customer-7", 8), wire.partition_of("u1", 8), 5])
+        await published
+
+
+async def test_a_body_is_stored_before_its_message_is_published(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    published = asyncio.create_task(client.publish("orders", "Zürich", attributes={"a": "b"}))
+    request = await worker.expect(wire.Publish)
+    _, uid, text = request.body
+    about = unpack_about("1 " + text, uid)
+    assert shelf.bodies == {("orders", uid): "Zürich".encode()}
+    assert (about.body, about.size, about.attributes) == (uid, 7, {"a": "b"})
+    accept(request, 2)
+    assert (await published).uid == uid
+
+
+async def test_the_bodies_of_a_frame_are_stored_together(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    published = asyncio.create_task(
+        client.publish_many("orders", [OutgoingMessage(b"x" * n, partition=0) for n in range(1, 501)])
+    )
+    accept(await worker.expect(wire.Publish), 2)
+    assert len(await published) == 500
+    assert shelf.puts == 1
+
+
+async def test_the_body_of_a_duplicate_is_deleted(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    published = asyncio.create_task(client.publish("orders", b"again", uid="order-1"))
+    request = await worker.expect(wire.Publish)
+    assert request.body[1] == "order-1"
+    assert len(shelf.bodies) == 1
+    accept(request, 2, duplicates={0: "7-1"})
+    answer = await published
+    assert (answer.id, answer.duplicate) == ("0:7-1", True)
+    await client.close()
+    assert shelf.bodies == {}
+
+
+async def test_the_body_of_a_duplicate_that_may_be_our_own_stays(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    published = asyncio.create_task(client.publish("orders", b"again", uid="order-1"))
+    await worker.expect(wire.Publish)
+    worker.link.drop()
+    accept(await worker.expect(wire.Publish), 2, duplicates={0: "7-2"})
+    assert (await published).duplicate
+    await client.close()
+    assert len(shelf.bodies) == 1
+
+
+async def test_what_nobody_subscribes_to_leaves_no_body(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    published = asyncio.create_task(client.publish("orders", b"hello"))
+    accept(await worker.expect(wire.Publish), 0, unowed=True)
+    answer = await published
+    assert (answer.id, answer.no_subscribers) == (None, True)
+    await client.close()
+    assert shelf.bodies == {}
+
+
+async def test_a_store_in_trouble_is_waited_for(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    shelf.trouble = [Unavailable("the store is away"), Overloaded("the store is full")]
+    published = asyncio.create_task(client.publish("orders", b"hello"))
+    accept(await worker.expect(wire.Publish), 2)
+    assert (await published).entry == 2
+    shelf.trouble = [InvalidArgument("no such bucket")]
+    with pytest.raises(InvalidArgument, match="no such bucket"):
+        await client.publish("orders", b"hello")
+
+
+async def test_without_a_store_a_body_is_refused_and_says_what_to_do(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        await know_topic(worker, client)
+        with pytest.raises(InvalidArgument, match="pass payloads="):
+            await client.publish("orders", b"hello")
+
+
+async def test_what_the_broker_would_refuse_does_not_harm_the_messages_beside_it(client: AsyncClient) -> None:
+    with pytest.raises(MessageTooLarge, match="key has 2000 bytes"):
+        await client.publish("orders", key="x" * 2_000)
+    with pytest.raises(MessageTooLarge, match="attributes"):
+        await client.publish("orders", attributes={"a": "x" * 70_000})
+    with pytest.raises(InvalidArgument, match="NUL"):
+        await client.publish("orders", key="a\0b")
+    with pytest.raises(InvalidArgument, match="not Unicode"):
+        await client.publish("orders", key="\ud800")
+    with pytest.raises(InvalidArgument, match="topic has 0 to 0"):
+        await client.publish("orders", partition=1)
+    with pytest.raises(InvalidArgument, match="use bytes or str"):
+        await client.publish("orders", 42)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="attribute 'a'"):
+        await client.publish("orders", attributes={"a": 1})  # type: ignore[dict-item]
+    with pytest.raises(InvalidName, match="has a space"):
+        AsyncClient(producer_group="two words")
+
+
+async def test_fan_out_publishes_to_each_topic_and_stores_a_body_for_each(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    published = asyncio.create_task(client.fan_out(["a", "b", "a"], b"news"))
+    for _ in range(2):
+        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
+    requests = [await worker.expect(wire.Publish) for _ in range(2)]
+    accept(requests[0], 5)
+    requests[1].error("forbidden", "not there")
+    with pytest.raises(BrokerError, match="not there"):
+        await published
+    published = asyncio.create_task(client.fan_out(["a", "b"], b"news"))
+    for _ in range(2):
+        accept(await worker.expect(wire.Publish), 6)
+    assert {topic: answer.id for topic, answer in (await published).items()} == {"a": "0:7-6", "b": "0:7-6"}
+    assert {topic for topic, _ in shelf.bodies} == {"a", "b"}
+
+
+async def test_publishes_that_are_not_answered_when_the_client_closes_are_told(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    published = asyncio.create_task(client.publish("orders"))
+    await worker.expect(wire.Publish)
+    await client.close()
+    with pytest.raises(ConnectionClosed, match="closed"):
+        await published
+
+
+async def test_a_publish_that_is_cancelled_leaves_the_others_alone(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    first, second = (asyncio.create_task(client.publish("orders", partition=0)) for _ in range(2))
+    request = await worker.expect(wire.Publish)
+    first.cancel()
+    accept(request, 2)
+    assert (await second).entry == 3
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_when_too_much_waits_publishing_waits(worker: ScriptedWorker, client: AsyncClient) -> None:
+    taken = 0
+
+    def messages() -> Iterator[OutgoingMessage]:
+        nonlocal taken
+        for _ in range(150_000):
+            taken += 1
+            yield OutgoingMessage(partition=0)
+
+    published = asyncio.create_task(client.publish_many("orders", messages()))
+    requests = [await worker.expect(wire.Publish) for _ in range(8)]
+    await client_is_quiet(worker)
+    assert taken < 150_000
+    assert worker.seen(wire.Publish) == 0
+    first = 2
+    while not published.done():
+        for request in requests:
+            accept(request, first)
+            first += len(uids(request))
+        requests = []
+        while worker.seen(wire.Publish):
+            requests.append(await worker.expect(wire.Publish))
+        await client_is_quiet(worker)
+    assert [answer.entry for answer in await published] == list(range(2, 150_002))
