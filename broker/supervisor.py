@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 START_SECONDS = 30.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+CALM_SECONDS = 30.0  # after so long, an end has nothing to do with the one before
 STOP_GRACE_SECONDS = 1.0
 LONGEST_REPORT = 65_536
 
@@ -110,16 +111,19 @@ def _in_threads(server: Server) -> tuple[Callable[[], Awaitable[int]], Callable[
 
 async def _keep(name: str, wait: Callable[[], Awaitable[int]], start: Callable[[], Awaitable[None]]) -> None:
     """Start a child again whenever it ends, with longer pauses while that does not help."""
+    pause = FIRST_PAUSE_SECONDS
     while True:
+        began = anyio.current_time()
         status = await wait()
+        if anyio.current_time() - began > CALM_SECONDS:
+            pause = FIRST_PAUSE_SECONDS
         log.warning("the %s ended with status %s; starting it again", name, status)
-        pause = FIRST_PAUSE_SECONDS
         while True:
             await anyio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
                 await start()
             except ServerError as error:
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
                 log.error("the %s does not start, next try in %.1f s: %s", name, pause, error)
             else:
                 log.info("the %s is back", name)

@@ -194,7 +194,7 @@ class Tour:
 
     async def idempotence(self) -> None:
         """The same uid twice is one message."""
-        self.title("publishing again changes nothing")
+        self.title("uid: publishing again changes nothing")
         async with self._subscription("payments", "shared"), self._consumer("payments", "anna") as anna:
             first = await self.client.publish(self.topic, b"10 EUR", key="customer-7")
             again = await self.client.publish(self.topic, b"10 EUR", key="customer-7", uid=first.uid)
@@ -239,12 +239,12 @@ class Tour:
                     text += part
                     if text.count("\n") == count:
                         break
-            held = {json.loads(line)["id"] for line in text.splitlines()}
-            self.line(f"process {process.pid} holds {', '.join(sorted(held))}")
+            held = [json.loads(line)["id"] for line in text.splitlines()]
+            self.line(f"process {process.pid} holds {', '.join(held)}")
             process.send_signal(signal.SIGKILL)
             await process.wait()
             self.line(f"kill -9 {process.pid}: its session ends in a moment")
-        return held
+        return set(held)
 
 
 async def _receive(consumer: Consumer) -> Message:
