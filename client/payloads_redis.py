@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -24,6 +24,7 @@ from redis.exceptions import (
 
 from client.errors import BrokerError, InvalidArgument, Overloaded, Unavailable
 from client.payloads import PayloadStore, public
+from client.payloads_line import Command, Line
 
 PREFIX = "kl:bodies"
 
@@ -47,7 +48,7 @@ end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])
 """
 
-Command = tuple[str | bytes | int, ...]
+T = TypeVar("T")
 
 
 class RedisStore(PayloadStore):
@@ -59,36 +60,38 @@ class RedisStore(PayloadStore):
     def __init__(self, url: str, *, lifetime: float, patience: float = _PATIENCE) -> None:
         self._url = public(url)
         self._redis = _client_for(url)
+        self._cluster = isinstance(self._redis, RedisCluster)
         self._lifetime_ms = max(1, round(lifetime * 1_000))
         self._patience = patience
         self._room = asyncio.Semaphore(_AT_ONCE)
+        self._lines: list[Line] = []  # those that nobody uses just now
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
         """Store bodies, each with its name; all of them are stored when this returns."""
         for some in _slices(bodies):
-            buckets: dict[str, list[str | bytes]] = {}
-            for name, body in some:
-                buckets.setdefault(_bucket(topic, name), []).extend((name, body))
-            await self._run([self._storing(key, fields) for key, fields in buckets.items()])
+            await self._run(self._storing(topic, dict(some)))
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies in the order asked for; None for one that is not there."""
         buckets = _by_bucket(topic, names)
-        answers = await self._run([[("HMGET", key, *fields)] for key, fields in buckets.items()])
+        answers = await self._run([("HMGET", key, *some) for key, some in buckets.items()])
+        if len(answers) == 1:
+            return list(answers[0])
         found: dict[str, bytes | None] = {}
-        for fields, values in zip(buckets.values(), answers, strict=True):
-            found.update(zip(fields, values, strict=True))
+        for some, values in zip(buckets.values(), answers, strict=True):
+            found.update(zip(some, values, strict=True))
         return [found[name] for name in names]
 
     async def delete(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies; those that are not there are no error."""
-        buckets = _by_bucket(topic, names)
-        await self._run([[("HDEL", key, *fields)] for key, fields in buckets.items()])
+        await self._run([("HDEL", key, *some) for key, some in _by_bucket(topic, names).items()])
 
     async def close(self) -> None:
         """Close all connections."""
-        closers = [self._redis.aclose]
-        if isinstance(self._redis, RedisCluster):
+        closers: list[Callable[[], Awaitable[None]]] = [line.close for line in self._lines]
+        self._lines = []
+        closers.append(self._redis.aclose)
+        if self._cluster:
             nodes: Any = self._redis.nodes_manager
             closers += [nodes.aclose, lambda: nodes.aclose("startup_nodes")]
         elif sentinel := getattr(self._redis.connection_pool, "sentinel_manager", None):
@@ -98,52 +101,85 @@ class RedisStore(PayloadStore):
             with contextlib.suppress(RedisError, OSError, RuntimeError):
                 await closer()
 
-    def _storing(self, key: str, fields: list[str | bytes]) -> list[Command]:
+    def _storing(self, topic: str, bodies: dict[str, bytes]) -> list[Command]:
         """What sets fields and their end in one go, so that no crash leaves a body that stays for ever."""
-        if isinstance(self._redis, RedisCluster):
-            # For each command of a transaction on a cluster redis-py starts a thread with its own event loop.
-            return [("EVAL", _STORE, 1, key, self._lifetime_ms, *fields)]
-        return [("HSET", key, *fields), ("PEXPIRE", key, self._lifetime_ms)]
+        end, commands = self._lifetime_ms, list[Command]()
+        for key, names in _by_bucket(topic, bodies).items():
+            fields = [part for name in names for part in (name, bodies[name])]
+            if self._cluster:
+                # For each command of a transaction on a cluster redis-py starts a thread with an event loop.
+                commands.append(("EVAL", _STORE, 1, key, end, *fields))
+            else:
+                commands += [("HSET", key, *fields), ("PEXPIRE", key, end)]
+        return commands if self._cluster or not commands else [("MULTI",), *commands, ("EXEC",)]
 
-    async def _run(self, groups: list[list[Command]]) -> list[Any]:
-        """Run the commands of each key, again if need be; all answers in one list."""
-        if not isinstance(self._redis, RedisCluster):
-            return await self._insist([command for group in groups for command in group])
-        # On a cluster the keys are spread over the nodes.
-        answers = await asyncio.gather(*map(self._insist, groups), return_exceptions=True)
-        if error := next((answer for answer in answers if isinstance(answer, BaseException)), None):
-            raise error
-        return [answer for group in answers if isinstance(group, list) for answer in group]
-
-    async def _insist(self, commands: list[Command]) -> list[Any]:
-        """Run commands as one transaction; repeat them while the server is away."""
+    async def _run(self, commands: list[Command]) -> list[Any]:
+        """Run commands, again if need be; their answers."""
         if not commands:
             return []
+        if not self._cluster:
+            answers: list[Any] = await self._insist(self._call, commands)
+            return answers
+        # The keys are spread over the nodes.
+        calls = (self._insist(self._call_cluster, command) for command in commands)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        _raise_first(answers)
+        return answers
+
+    async def _insist(self, call: Callable[[T], Awaitable[Any]], what: T) -> Any:
+        """Call, and call again while the server is away."""
         end = asyncio.get_running_loop().time() + self._patience
         pauses = itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1]))
         while True:
             try:
                 async with self._room:
-                    return await self._attempt(commands)
+                    return await call(what)
             except (RedisError, RedisClusterException, OSError) as error:
                 pause = next(pauses)
                 if not _passes(error) or asyncio.get_running_loop().time() + pause > end:
                     raise self._named(error) from error
             await asyncio.sleep(pause)
 
-    async def _attempt(self, commands: list[Command]) -> list[Any]:
-        if isinstance(self._redis, RedisCluster):
-            await self._redis.initialize()  # before, redis-py sends the first commands to just any node
-        if len(commands) == 1:
-            return [await self._redis.execute_command(*commands[0])]
-        pipeline = self._redis.pipeline(transaction=True)
-        for command in commands:
-            pipeline.execute_command(*command)
-        return list(await pipeline.execute())
+    async def _call_cluster(self, command: Command) -> Any:
+        await self._redis.initialize()  # before, redis-py sends commands to just any node
+        return await self._redis.execute_command(*command)
+
+    async def _call(self, commands: list[Command]) -> list[Any]:
+        line = await self._line()
+        try:
+            answers = await line.call(commands)
+        except asyncio.CancelledError:
+            line.drop()
+            raise
+        except BaseException:
+            self._hang_up(line)
+            raise
+        self._lines.append(line)
+        try:
+            _raise_first(answers)
+        except _PASSING:
+            self._hang_up()
+            raise
+        return answers
+
+    def _hang_up(self, *lines: Line) -> None:
+        """Drop lines and all the others: they are to a server that has gone, or is the master no more."""
+        for line in (*lines, *self._lines):
+            line.drop()
+        self._lines = []
+
+    async def _line(self) -> Line:
+        """A line that nobody uses."""
+        while self._lines:
+            line = self._lines.pop()
+            if line.usable:
+                return line
+            line.drop()
+        return await Line.open(self._redis.connection_pool.make_connection(), _ANSWER)
 
     def _named(self, error: Exception) -> BrokerError:
         """The trouble of Redis as an error of ours."""
-        reason = _reason(error)
+        reason = str(error) or type(error).__name__
         if isinstance(error, OutOfMemoryError):
             return Overloaded(f"the payload store {self._url} has reached its maxmemory: {reason}")
         if isinstance(error, AuthenticationError):
@@ -157,23 +193,30 @@ def _passes(error: Exception) -> bool:
     """Whether an error is of the kind that goes away by itself."""
     if isinstance(error, AuthenticationError):
         return False
-    return isinstance(error, (*_PASSING, OSError)) or _reason(error).partition(" ")[0] in _REFUSALS
+    return isinstance(error, (*_PASSING, OSError)) or str(error).partition(" ")[0] in _REFUSALS
 
 
-def _reason(error: Exception) -> str:
-    """What the server said, without what redis-py puts before it in a transaction: it quotes the bodies."""
-    return str(error).rpartition("caused error: ")[2]
+def _raise_first(answers: Sequence[Any]) -> None:
+    """Raise the first error among answers, and among those of a transaction."""
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(answer, list):
+            for part in answer:
+                if isinstance(part, BaseException):
+                    raise part
 
 
-def _bucket(topic: str, name: str) -> str:
-    return f"{PREFIX}:{topic}:{name[:_BUCKET]}"
-
-
-def _by_bucket(topic: str, names: Sequence[str]) -> dict[str, list[str]]:
-    buckets: dict[str, list[str]] = {}
+def _by_bucket(topic: str, names: Iterable[str]) -> dict[str, list[str]]:
+    """The names by the key that holds them."""
+    heads: dict[str, list[str]] = {}
     for name in names:
-        buckets.setdefault(_bucket(topic, name), []).append(name)
-    return buckets
+        head = name[:_BUCKET]
+        if head in heads:
+            heads[head].append(name)
+        else:
+            heads[head] = [name]
+    return {f"{PREFIX}:{topic}:{head}": some for head, some in heads.items()}
 
 
 def _slices(bodies: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:
@@ -192,14 +235,15 @@ def _client_for(url: str) -> Any:
     once: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": _CONNECT,
-        "socket_timeout": _ANSWER,
+        "socket_timeout": _CONNECT,
     }
     options = {"decode_responses": False, "protocol": 2, **once}
     scheme, _, rest = url.partition("://")
     try:
         if scheme == "redis+cluster":
             # One slot that has moved is no reason to close all connections, others' calls with them.
-            return RedisCluster.from_url(f"redis://{rest}", reinitialize_steps=0, **options)
+            options |= {"reinitialize_steps": 0, "socket_timeout": _ANSWER}
+            return RedisCluster.from_url(f"redis://{rest}", **options)
         if scheme == "redis+sentinel":
             return _behind_sentinel(url, once, options)
         return Redis.from_url(url, **options)

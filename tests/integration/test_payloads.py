@@ -1,12 +1,16 @@
 """Every kind of payload store keeps the same promises, and survives what its server does to it."""
 
+import asyncio
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import fsspec  # type: ignore[import-untyped]
 import pytest
 from anyio import to_thread
@@ -22,6 +26,7 @@ from client.errors import BrokerError, Overloaded, Unavailable
 from client.payloads import PayloadStore, open_store
 from client.payloads_redis import RedisStore
 
+T = TypeVar("T")
 LIFETIME = 3_600.0
 CENTURY = 100 * 365 * 86_400.0  # for tests with names from long ago
 
@@ -244,6 +249,52 @@ async def test_a_connection_that_the_server_has_closed_is_made_again(server_url:
     async with Redis.from_url(server_url) as redis:
         await redis.client_kill_filter(_type="normal", skipme=True)
     assert await store.get(topic, [bodies[0][0]]) == [b"1"]
+    await store.close()
+
+
+async def until_it_works(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call while it answers that the store is away."""
+    with anyio.fail_after(15):
+        while True:
+            try:
+                return await call()
+            except Unavailable:
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["with a connection", "without one"])
+async def test_a_server_that_hangs_is_a_named_error_and_is_used_again_when_it_goes_on(
+    waits: bool, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_ANSWER", "_CONNECT"):
+        monkeypatch.setattr(f"client.payloads_redis.{limit}", 0.2)
+    bodies = bodies_of(b"1")
+    with single_server() as server:
+        store = RedisStore(server.url, lifetime=LIFETIME, patience=0.1)
+        if waits:
+            await store.put(topic, bodies)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable, match="cannot be reached"):
+                await store.put(topic, bodies)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        await until_it_works(lambda: store.put(topic, bodies))
+        assert await until_it_works(lambda: store.get(topic, [bodies[0][0]])) == [b"1"]
+        await store.close()
+
+
+async def test_a_call_that_is_cancelled_leaves_nothing_for_the_next_one(server_url: str, topic: str) -> None:
+    store = open_store(server_url, lifetime=LIFETIME)
+    bodies = bodies_of(b"1", b"2" * 1_000_000)
+    await store.put(topic, bodies)
+    for turns in range(6):
+        reading = asyncio.create_task(store.get(topic, [bodies[1][0]]))
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert await store.get(topic, [bodies[0][0]]) == [b"1"]
     await store.close()
 
 

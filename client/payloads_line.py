@@ -1,0 +1,78 @@
+"""A connection to Redis for one call at a time, with little between the call and the socket.
+
+redis-py opens it (TLS, credentials, Sentinel), and is not asked again: its share of a call is several times
+what packing, sending and parsing take.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import hiredis
+from redis import exceptions
+from redis._parsers.base import BaseParser
+
+Command = tuple[str | bytes | int, ...]
+
+_READ_BYTES = 1024 * 1024
+_pack: Any = hiredis.pack_command  # its stub takes only tuples of one
+
+
+class Line:
+    """An open connection; after an error in the middle of a call it is of no use any more."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._patience = patience
+        self._replies = hiredis.Reader(replyError=BaseParser.parse_error)
+
+    @classmethod
+    async def open(cls, connection: Any, patience: float) -> "Line":
+        """Let redis-py connect, then take its streams over; `patience` is seconds without any progress."""
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        line = cls(connection._reader, connection._writer, patience)
+        connection._reader = connection._writer = None
+        return line
+
+    @property
+    def usable(self) -> bool:
+        """Whether the other side has not hung up, as far as is known."""
+        return not (self._reader.at_eof() or self._writer.is_closing())
+
+    async def call(self, commands: list[Command]) -> list[Any]:
+        """Send commands in one go; their answers, of which an error is one."""
+        self._writer.write(b"".join(map(_pack, commands)))
+        answers: list[Any] = []
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._writer.drain()
+            while len(answers) < len(commands):
+                if (reply := self._replies.gets()) is False:
+                    await self._feed()
+                else:
+                    answers.append(reply)
+        except TimeoutError as error:
+            raise exceptions.TimeoutError(f"no answer within {self._patience:g} s") from error
+        return answers
+
+    async def _feed(self) -> None:
+        async with asyncio.timeout(self._patience):
+            data = await self._reader.read(_READ_BYTES)
+        if not data:
+            raise exceptions.ConnectionError("the server has closed the connection")
+        self._replies.feed(data)
+
+    def drop(self) -> None:
+        """Close it without waiting."""
+        self._writer.close()
+
+    async def close(self) -> None:
+        """Close it."""
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
