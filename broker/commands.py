@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from broker import inspection
 from broker.arguments import MAX_BATCH, MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
-from broker.consumer import Consumer
+from broker.consumer import FRAME, Consumer
 from broker.keys import check_name
 from broker.results import Backoff, Delivery, Message, SettleResult, SubscriptionSettings, TopicSettings
 from client import wire
@@ -189,7 +189,7 @@ async def describe_subscription(
     partitions = (await engine.describe_topic(request.topic)).partitions
     settings = await engine.describe_subscription(request.topic, request.subscription)
     counts = await inspection.count_subscription(
-        engine.store, request.topic, request.subscription, partitions
+        engine.store, request.topic, request.subscription, partitions, worker.now_ms()
     )
     backoff = settings.backoff
     return (
@@ -235,21 +235,19 @@ async def peek(worker: "Worker", _: "Connection", request: wire.Peek, __: memory
         numbers = [check_int("partition", request.partition, 0, count - 1)]
     check_int("limit", request.limit, 1, _PEEKS)
     found = await inspection.peek(engine.store, request.topic, request.subscription, numbers, request.limit)
-    return wire.Properties(), wire.pack(
-        [
+    answers: list[wire.PeekedMessage] = []
+    size = 0
+    for item in found:
+        id, key, uid, about, retries = msgspec.structs.astuple(item.message)
+        size += len(key) + len(uid) + len(about)
+        if size > FRAME and answers:
+            break
+        answers.append(
             wire.PeekedMessage(
-                f"{item.partition}:{item.message.id}",
-                item.message.key,
-                item.message.uid,
-                item.message.about,
-                item.state,
-                item.consumer,
-                item.message.retries,
-                item.due_ms,
+                f"{item.partition}:{id}", key, uid, about, item.state, item.consumer, retries, item.due_ms
             )
-            for item in found
-        ]
-    )
+        )
+    return wire.Properties(), wire.pack(answers)
 
 
 # Consumers
@@ -443,6 +441,9 @@ def _settled(result: SettleResult) -> wire.SettleReply:
         result.deadline_ms,
     )
 
+
+# Those that may read and answer a lot.
+HEAVY = {Type.PEEK, Type.TOPICS, Type.DESCRIBE_TOPIC, Type.DESCRIBE_SUBSCRIPTION}
 
 HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
     Type.INFO: (wire.Info, info),

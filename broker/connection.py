@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
+from broker.commands import HEAVY
 from broker.consumer import Consumer
 from broker.partition import Partition, Pending
 from client import wire
@@ -27,7 +28,7 @@ class Connection(asyncio.Protocol):
         self.worker = worker
         self.streams: dict[int, Consumer] = {}
         self.opening: set[int] = set()  # streams whose SUBSCRIBE is under way
-        self.refused: dict[tuple[str, int], BrokerError] = {}  # partitions whose publishes must come again
+        self.refused: dict[tuple[str, int, str], BrokerError] = {}  # where publishes must come again
         self.writable = True
         self.greeted = False  # INFO has been exchanged
         self.heard = 0.0  # when the last frame came, by the loop's clock
@@ -63,17 +64,20 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle each frame that is complete now."""
         self.heard = asyncio.get_running_loop().time()
-        before = self._reader.waiting
+        reader = self._reader
+        before = reader.waiting
         try:
-            for frame in self._reader.feed(data):
-                if self._transport is None:
+            for frame in reader.feed(data):
+                if not self.alive:
                     return
                 self._receive(frame)
         except ProtocolError as error:
             log.info("%s breaks the protocol: %s", self.peer, error)
             self.send(wire.Error(error.code, str(error)))
+            self.worker.buffered += reader.waiting - before
             self.close()
-        self.worker.buffered += self._reader.waiting - before
+            return
+        self.worker.buffered += reader.waiting - before
         if self.worker.buffered > self.worker.settings.max_inflight_bytes:
             self.worker.drop_the_largest()
 
@@ -92,8 +96,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client; its consumers' sessions run out unless they come back."""
         self._transport = None
-        self.worker.buffered -= self._reader.waiting
-        self._reader = FrameReader(0)
+        self._drop_input()
         for consumer in list(self.streams.values()):
             consumer.forget()
         self.worker.forget(self)
@@ -114,9 +117,14 @@ class Connection(asyncio.Protocol):
             self.send(wire.Error("broker_error", "the broker failed; its log says how"), sequence)
 
     def close(self) -> None:
-        """Close when what was sent before has gone out."""
+        """Close when what was sent before has gone out; nothing more is read."""
+        self._drop_input()
         if self._transport is not None:
             self._transport.close()
+
+    def _drop_input(self) -> None:
+        self.worker.buffered -= self._reader.waiting
+        self._reader = FrameReader(0)
 
     def abort(self) -> None:
         """Close at once."""
@@ -138,7 +146,7 @@ class Connection(asyncio.Protocol):
             elif frame.type == Type.HEARTBEAT:
                 self.send(wire.Properties(), frame.sequence)
             else:
-                self._requests += 1
+                self._requests += self._weight(frame)
                 self.regulate()
                 self.worker.start(
                     self._request, Frame(*frame[:3], memoryview(bytes(frame[3])), memoryview(bytes(frame[4])))
@@ -158,8 +166,12 @@ class Connection(asyncio.Protocol):
                 log.exception("a bug, while handling a frame of type %d from %s", frame.type, self.peer)
             self.refuse(error, frame.sequence)
         finally:
-            self._requests -= 1
+            self._requests -= self._weight(frame)
             self.regulate()
+
+    @staticmethod
+    def _weight(frame: Frame) -> int:
+        return _REQUESTS // 4 if frame.type in HEAVY else 1
 
     def _flow(self, request: wire.Flow) -> None:
         consumer = self.streams.get(request.stream)
@@ -173,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     def _publish(self, frame: Frame) -> None:
         request = wire.properties_of(frame, wire.Publish)
-        place = (request.topic, request.partition)
+        place = (request.topic, request.partition, request.durability)
         if request.again:
             self.refused.pop(place, None)
         elif refusal := self.refused.get(place):
@@ -195,7 +207,7 @@ class Connection(asyncio.Protocol):
         """Answer a PUBLISH; if it can be tried again, what comes behind it must not overtake it."""
         self._done(pending)
         if isinstance(error, BrokerError) and error.retriable:
-            self.refused[partition.topic, partition.number] = error
+            self.refused[partition.topic, partition.number, pending.durability] = error
         self.refuse(error, pending.sequence)
 
     def _done(self, pending: Pending) -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.dispatcher import Dispatcher
 
-_FRAME = 250_000  # characters of messages in one frame, about
+FRAME = 250_000  # characters of messages in one frame, about
 _SHARE = 64  # permits below which a share of them is not worth its own call
 
 
@@ -76,7 +76,7 @@ class Consumer:
         self, data: wire.Data, ranges: list[int], flat: list[str], retries: list[int], kept: list[str | int]
     ) -> None:
         """Send messages, in as many frames as it takes to keep each of them small."""
-        if sum(map(len, flat)) <= _FRAME:
+        if sum(map(len, flat)) <= FRAME:
             self.connection.send(data, body=wire.pack((ranges, flat, retries, kept)))
             return
         entries = [
@@ -87,7 +87,7 @@ class Consumer:
         start, size = 0, 0
         for index in range(len(entries) + 1):
             size += sum(map(len, flat[index * 3 : index * 3 + 3]))
-            if index == len(entries) or (size > _FRAME and index > start):
+            if index == len(entries) or (size > FRAME and index > start):
                 part = [entry for entry in entries[start:index] for _ in range(2)]
                 body = wire.pack((part, flat[start * 3 : index * 3], retries, kept))
                 self.connection.send(data, body=body)

@@ -30,6 +30,9 @@ class Dispatcher:
         self.subscription = subscription
         self.consumers: dict[str, Consumer] = {}
         self.hungry = True  # there may be something to deliver
+        self._cursor = 0  # the last entry that a fetch has passed
+        self._expected = 0  # the last entry that was published
+        self._fetching = False
         self._settles = delivery == "at_most_once"
         self._due_ms = 1  # when to look for what has timed out; 0 is never
         self._awake = asyncio.Event()
@@ -50,6 +53,12 @@ class Dispatcher:
         """There may be something to deliver."""
         self.hungry = True
         self._awake.set()
+
+    def expect(self, entry: int) -> None:
+        """An entry has been published; a fetch that was sent behind it may have got it."""
+        self._expected = entry
+        if not self._fetching and self._cursor < entry:
+            self.feed()
 
     def wake(self) -> None:
         """Somebody has room."""
@@ -121,6 +130,7 @@ class Dispatcher:
         spare = {room.consumer: room.permits for room in rooms}
         takers = {name: self.consumers[name] for name in spare}
         self.hungry = False
+        self._fetching = True
         try:
             fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms))
         except BaseException:
@@ -128,11 +138,15 @@ class Dispatcher:
             for name, consumer in takers.items():
                 consumer.give(spare[name])
             raise
+        finally:
+            self._fetching = False
         for share in fetched.shares:
             spare[share.consumer] -= len(share.flat) // 3
             self._send(takers[share.consumer], share, fetched, settled)
         self._due_ms = fetched.next_due_ms
-        if fetched.more or fetched.unknown_consumers or not any(spare.values()):
+        self._cursor = fetched.cursor
+        behind = fetched.cursor < self._expected
+        if behind or fetched.more or fetched.unknown_consumers or not any(spare.values()):
             self.hungry = True
         for name, consumer in takers.items():
             consumer.give(spare[name])

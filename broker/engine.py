@@ -282,6 +282,7 @@ class Engine(Administration):
             now_ms,
             next_due_ms,
             bool(more),
+            cursor,
             ledgers,
             found,
             list(shares.values()),

@@ -58,7 +58,7 @@ async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
 
     async def count(partition: int) -> None:
         keys = partition_keys(topic, partition)
-        length, last, found = await store.atomically(
+        length, last, found = await store.read_all(
             [("XLEN", keys.log), ("HGET", keys.meta, "last"), ("HKEYS", keys.subs)]
         )
         counts.messages += length
@@ -71,19 +71,19 @@ async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
 
 
 async def count_subscription(
-    store: Store, topic: str, subscription: str, partitions: int
+    store: Store, topic: str, subscription: str, partitions: int, now_ms: int
 ) -> SubscriptionCounts:
-    """What a subscription has not settled, and who consumes it."""
+    """What a subscription has not settled, and who consumes it now."""
     counts = SubscriptionCounts()
 
     async def count(partition: int) -> None:
         keys = subscription_keys(topic, partition, subscription)
-        last, cursor, queued, consumers, paused = await store.atomically(
+        last, cursor, queued, consumers, paused = await store.read_all(
             [
                 ("HGET", keys.meta, "last"),
                 ("HGET", keys.subs, subscription),
                 ("ZCARD", keys.queue),
-                ("ZRANGE", keys.consumers, 0, -1),
+                ("ZRANGEBYSCORE", keys.consumers, f"({now_ms}", "+inf"),
                 ("HGET", keys.sub, "paused"),
             ]
         )
@@ -117,12 +117,12 @@ async def peek(
 
 async def _peek(store: Store, topic: str, subscription: str, partition: int, limit: int) -> list[Unsettled]:
     keys = subscription_keys(topic, partition, subscription)
-    ledgers, last, cursor, queued = await store.atomically(
+    ledgers, last, cursor, queued = await store.read_all(
         [
             ("HGET", keys.meta, "ledgers"),
             ("HGET", keys.meta, "last"),
             ("HGET", keys.subs, subscription),
-            ("ZRANGE", keys.queue, 0, limit - 1),
+            ("ZRANGE", keys.queue, "0", str(limit - 1)),
         ]
     )
     places = await _places(store, keys, queued)
@@ -135,7 +135,7 @@ async def _peek(store: Store, topic: str, subscription: str, partition: int, lim
     parts = await store.entries(keys.log, bounds) if bounds else []
     ids = [(id, fields) for part in parts for id, fields in part]
     numbers = [int(id.partition("-")[2]) for id, _ in ids]
-    counts = await store.command("HMGET", keys.retries, *numbers) if numbers else []
+    [counts] = await store.read_all([("HMGET", keys.retries, *map(str, numbers))]) if numbers else [[]]
     return [
         _unsettled(
             partition, Message(id, fields[1], fields[3], fields[5], int(count or 0)), places.get(number)
@@ -154,7 +154,7 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str]) -> di
     """Where the messages behind the cursor are."""
     places: dict[int, _Place] = {}
     dues: dict[str, int] = {}
-    scores = await store.command("ZRANGE", keys.deadlines, 0, _PAGE - 1, "WITHSCORES")
+    [scores] = await store.read_all([("ZRANGE", keys.deadlines, "0", str(_PAGE - 1), "WITHSCORES")])
     deadlines = dict(zip(scores[::2], scores[1::2], strict=True))
     async for lane, consumer, due, leased in _records(store, keys):
         dues[lane] = due
@@ -172,13 +172,13 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str]) -> di
 
 async def _records(store: Store, keys: SubscriptionKeys) -> AsyncIterator[tuple[str, str, int, str]]:
     """Lane, consumer, due and what is leased, of every lane; as docs/keyspace.md describes records."""
-    cursor = 0
+    cursor = "0"
     while True:
-        cursor, found = await store.command("HSCAN", keys.lanes, cursor, "COUNT", _PAGE)
-        for lane, record in found.items():
+        [(cursor, found)] = await store.read_all([("HSCAN", keys.lanes, cursor, "COUNT", str(_PAGE))])
+        for lane, record in zip(found[::2], found[1::2], strict=True):
             consumer, _, _, due, leased = record.split("|", 4)
             yield lane, consumer, int(due), leased
-        if not int(cursor):
+        if cursor == "0":
             return
 
 

@@ -45,8 +45,7 @@ class Partition:
         self.held: Lease | None = None
         self.dispatchers: dict[str, Dispatcher] = {}
         self._lock = asyncio.Lock()
-        self._pending: deque[Pending] = deque()
-        self._publishing = False
+        self._pending: dict[str, deque[Pending]] = {}  # by durability: what is to be safer takes longer
 
     def __str__(self) -> str:
         return f"partition {self.number} of {self.topic!r}"
@@ -102,21 +101,26 @@ class Partition:
 
     def publish(self, pending: Pending) -> None:
         """Add to what waits; while one script call is under way, all that comes gathers for the next."""
-        self._pending.append(pending)
-        if not self._publishing:
-            self._publishing = True
-            self.worker.start(self._publish_all)
+        queue = self._pending.get(pending.durability)
+        if queue is not None:
+            queue.append(pending)
+            return
+        queue = self._pending[pending.durability] = deque([pending])
+        self.worker.start(self._publish_all, pending.durability, queue)
 
-    async def _publish_all(self) -> None:
+    async def _publish_all(self, durability: str, queue: deque[Pending]) -> None:
         try:
-            while self._pending:
-                await self._publish_some(self._gather())
+            while queue:
+                await self._publish_some(_gather(queue), queue)
         finally:
-            self._publishing = False
+            del self._pending[durability]
 
-    async def _publish_some(self, batch: list[Pending]) -> None:
+    async def _publish_some(self, batch: list[Pending], queue: deque[Pending]) -> None:
         first = batch[0]
         flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else first.flat
+        # Fetches that are sent behind the publish find it done: the dispatchers need not wait for its answer.
+        for dispatcher in self.dispatchers.values():
+            dispatcher.feed()
         try:
             result = await self.call(
                 lambda engine, lease: engine.publish_flat(
@@ -128,22 +132,19 @@ class Partition:
                 log.exception("a bug while publishing to %s", self)
             for pending in batch:
                 pending.connection.publish_failed(pending, self, error)
+            self._fail_behind({pending.connection for pending in batch}, queue, error)
             return
         self._answer(batch, result)
         for dispatcher in self.dispatchers.values():
-            dispatcher.feed()
+            dispatcher.expect(result.first + result.stored - 1)
 
-    def _gather(self) -> list[Pending]:
-        """The next that can go together."""
-        first = self._pending.popleft()
-        batch, room = [first], MAX_BATCH * 3 - len(first.flat)
-        while self._pending:
-            pending = self._pending[0]
-            if len(pending.flat) > room or pending[4:] != first[4:]:
-                break
-            room -= len(pending.flat)
-            batch.append(self._pending.popleft())
-        return batch
+    def _fail_behind(self, connections: set["Connection"], queue: deque[Pending], error: Exception) -> None:
+        """What was sent behind a publish that is to be tried again must not overtake it."""
+        if isinstance(error, BrokerError) and error.retriable:
+            behind = [pending for pending in queue if pending.connection in connections]
+            for pending in behind:
+                queue.remove(pending)
+                pending.connection.publish_failed(pending, self, error)
 
     def _answer(self, batch: list[Pending], result: PublishResult) -> None:
         """Tell each its part of the result."""
@@ -178,3 +179,13 @@ class Partition:
         finally:
             if self.dispatchers.get(dispatcher.subscription) is dispatcher:
                 del self.dispatchers[dispatcher.subscription]
+
+
+def _gather(queue: deque[Pending]) -> list[Pending]:
+    """The next that can go together."""
+    first = queue.popleft()
+    batch, room = [first], MAX_BATCH * 3 - len(first.flat)
+    while queue and len(queue[0].flat) <= room and queue[0].timeout_ms == first.timeout_ms:
+        room -= len(queue[0].flat)
+        batch.append(queue.popleft())
+    return batch

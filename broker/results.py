@@ -137,6 +137,7 @@ class Fetched(msgspec.Struct, frozen=True):
     now_ms: int
     next_due_ms: int
     more: bool
+    cursor: int
     ledgers: str
     found: list[int]  # place of the consumer, first, last, ..., in the order in which they were leased
     shares: list[Share]

@@ -128,6 +128,11 @@ class Store:
                 return [await self._execute(log, "XRANGE", log, *ranges[0])]
             return await _together(*(self._execute(log, "XRANGE", log, *bounds) for bounds in ranges))
 
+    async def read_all(self, commands: Sequence[tuple[str, ...]]) -> list[Any]:
+        """Run plain commands, each on the key that it names first, and answer them as the server does."""
+        with named_errors():
+            return await _together(*(self._execute(command[1], *command) for command in commands))
+
     async def atomically(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
         """Run plain commands on the keys of one partition as one transaction."""
         with named_errors():

@@ -4,22 +4,29 @@ Each figure is a ratio of two things measured in turn in the same run on the sam
 differ and are noisy; the server is the embedded one with its default append-only persistence.
 """
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 import typer
 import uvloop
+from anyio.from_thread import start_blocking_portal
 
+from broker.config import Settings
 from broker.engine import Engine
 from broker.server import Server
-from loadtest import engine_bench
+from broker.supervisor import Running, supervise
+from client import Client
+from loadtest import broker_bench, engine_bench
 from loadtest.report import Figure, print_table, write_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-async def run(url: str, backlog: int) -> list[Figure]:
-    """All workloads, one after the other."""
+async def run_engine(url: str, backlog: int) -> list[Figure]:
+    """The workloads of the scripts alone, one after the other."""
     engine = Engine.connect(url)
     figures: list[Figure] = []
     try:
@@ -37,10 +44,40 @@ async def run(url: str, backlog: int) -> list[Figure]:
     return figures
 
 
-def main(backlog: int = 1_000_000, write: bool = True) -> None:
-    """Run the suite; --no-write leaves bench.json and docs/ alone."""
-    with Server() as server:
-        figures = uvloop.run(run(server.url, backlog))
+def run_broker(partitions: int = 1) -> list[Figure]:
+    """The workloads of the whole product."""
+    figures: list[Figure] = []
+    with running_broker() as broker, Client(broker.url) as client:
+
+        def topic(name: str) -> None:
+            client.create_topic(name, partitions=partitions)
+
+        with ExitStack() as stack:
+            stage = broker_bench.Stage(stack, broker.url, broker.redis_url)
+            for workload in (broker_bench.throughput, broker_bench.latency):
+                figures += workload(stage, topic)
+        with ExitStack() as stack:
+            stage = broker_bench.Stage(stack, broker.url, broker.redis_url, consumers=5)
+            figures += broker_bench.fan_out(stage, topic)
+    print_table(figures)
+    return figures
+
+
+@contextmanager
+def running_broker() -> Iterator[Running]:
+    """What `keylane serve` starts."""
+    with tempfile.TemporaryDirectory() as folder, start_blocking_portal() as portal:
+        settings = Settings(port=0, data_dir=Path(folder), log_level="warning")
+        with portal.wrap_async_context_manager(supervise(settings)) as broker:
+            yield broker
+
+
+def main(backlog: int = 1_000_000, write: bool = True, engine: bool = True, broker: bool = True) -> None:
+    """Run the suite, or a part of it; --no-write leaves bench.json and docs/ alone."""
+    figures = run_broker() if broker else []
+    if engine:
+        with Server() as server:
+            figures += uvloop.run(run_engine(server.url, backlog))
     if write:
         (ROOT / "bench.json").write_bytes(
             msgspec.json.format(msgspec.json.encode([figure.as_json() for figure in figures]), indent=1)
