@@ -18,8 +18,8 @@ class Buffer:
         self._blocks: deque[Block] = deque()
         self._at = 0  # index of the next message in the first block
 
-    def __bool__(self) -> bool:
-        return bool(self._blocks)
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks)) - self._at
 
     def add(self, block: Block) -> None:
         """Put a block behind the others."""

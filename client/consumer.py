@@ -176,20 +176,21 @@ class Consumer:
 
     async def take(self, limit: int, wait: float = 0.0) -> Batch:
         """At least one message, and what else is there or comes within so many seconds."""
-        while self._closed or not (parts := self._buffer.take(limit)):
-            if self._closed:
-                raise StopAsyncIteration
-            await self._more()
-        if wait and sum(stop - start for _, start, stop in parts) < limit:
-            end = monotonic() + wait
-            while (left := end - monotonic()) > 0 and not self._closed and self.link.error is None:
-                try:
-                    async with asyncio.timeout(left):
-                        await self._more()
-                except TimeoutError:
-                    break
-                parts += self._buffer.take(limit - sum(stop - start for _, start, stop in parts))
-        return Batch(parts)
+        end: float | None = None
+        while not self._closed:
+            # Nothing is taken before it is returned: who is cancelled while waiting loses nothing.
+            if (waiting := len(self._buffer)) and end is None:
+                end = monotonic() + wait
+            if end is not None and (waiting >= limit or monotonic() >= end):
+                if parts := self._buffer.take(limit):
+                    return Batch(parts)
+                end = None
+            try:
+                async with asyncio.timeout(None if end is None else end - monotonic()):
+                    await self._more()
+            except TimeoutError:
+                pass
+        raise StopAsyncIteration
 
     # Settling and flow
 

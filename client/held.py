@@ -16,7 +16,7 @@ class Held:
         self.mode = "shared"
         self.lease = 30.0  # seconds
         self.blocks: dict[Block, None] = {}  # those with a message that is neither settled nor stale
-        self.active = 0.0  # when the application last took or settled something
+        self.active = monotonic()  # when the application last took or settled something
         self.credit = credit
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
         self._rewinding: dict[

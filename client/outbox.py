@@ -14,7 +14,7 @@ from client.tasks import Tasks
 from client.wire import MAX_BATCH, Frame
 
 _IN_FLIGHT = 8  # frames of a partition that wait for an answer
-_GATHER = 0.1  # seconds in which publishes share a frame: they share its time limit as well
+_GATHER = 1.0  # seconds in which publishes share a frame: they share its time limit as well
 
 
 class Answer(NamedTuple):

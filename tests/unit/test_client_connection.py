@@ -131,10 +131,12 @@ async def test_what_must_not_be_done_twice_is_not_repeated() -> None:
 
 async def test_while_the_broker_is_away_requests_wait_as_long_as_the_timeout() -> None:
     async with ScriptedWorker() as worker, AsyncClient(worker.url, timeout=0.3) as client:
+        await worker.expect(wire.Info)
         await worker.stop()
         with pytest.raises((ConnectionFailed, ConnectionClosed)):
             await client.topics()
         await worker.listen()
+        await worker.expect(wire.Info)
         asked = asyncio.create_task(client.topics())
         (await worker.expect(wire.Topics)).ok(body=[])
         assert await asked == []

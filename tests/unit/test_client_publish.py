@@ -144,9 +144,8 @@ async def client_is_quiet(worker: ScriptedWorker) -> None:
 async def test_a_lost_connection_loses_no_message_and_no_order(
     worker: ScriptedWorker, client: AsyncClient
 ) -> None:
-    published = asyncio.ensure_future(
-        client.publish_many("orders", [OutgoingMessage(partition=0) for _ in range(2_000)])
-    )
+    messages = [OutgoingMessage(partition=0) for _ in range(2_000)]
+    published = asyncio.ensure_future(client.publish_many("orders", messages))
     requests = [await worker.expect(wire.Publish) for _ in range(2)]
     worker.link.drop()
     again = [await worker.expect(wire.Publish) for _ in range(2)]

@@ -1,0 +1,612 @@
+"""Consuming from a worker whose every frame the test decides."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from client import AsyncClient, Consumer, Message, wire
+from client.errors import (
+    ConnectionClosed,
+    InvalidArgument,
+    PayloadMissing,
+    StaleReceipt,
+    SubscriptionBusy,
+    SubscriptionNotFound,
+)
+from tests.scripted_worker import PATIENCE, Request, ScriptedWorker
+from tests.unit.test_client_publish import Shelf, client_is_quiet
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker() as worker:
+        yield worker
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+class Open:
+    """Opens a consumer against the worker, and closes it."""
+
+    def __init__(self, worker: ScriptedWorker, shelf: Shelf, **options: Any) -> None:
+        self._worker = worker
+        self._reply = {name: options.pop(name) for name in ("mode", "lease", "delivery") if name in options}
+        self._client = AsyncClient(worker.url, payloads=shelf, timeout=5)
+        self._options = options
+        self._consumer: Consumer
+        self.asked: Request
+
+    async def __aenter__(self) -> Consumer:
+        await self._client.__aenter__()
+        self._consumer = self._client.subscribe("orders", "billing", mode=None, **self._options)
+        opening = asyncio.create_task(self._consumer.__aenter__())
+        self.asked = await self._worker.expect_subscriber(**self._reply)
+        return await opening
+
+    async def __aexit__(self, *failure: Any) -> None:
+        closing = asyncio.create_task(self._consumer.__aexit__(None, None, None))
+        leaving = asyncio.create_task(self._worker.expect_leaving())
+        await asyncio.wait({closing}, timeout=PATIENCE)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        closing.result()
+        await self._client.__aexit__(None, None, None)
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    return [await consumer.receive(timeout=PATIENCE) for _ in range(count)]
+
+
+def entries(messages: list[Message]) -> list[int]:
+    return [int(message.id.partition("-")[2]) for message in messages]
+
+
+# Handing out
+
+
+async def test_a_message_has_what_the_producer_said(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        published = datetime.now(UTC).replace(microsecond=0)
+        ms = round(published.timestamp() * 1000)
+        about = f'{ms} {ms - 5000} team  {{"colour":"blue"}}'
+        worker.link.data([(41, "customer-7")], token=99, about=about)
+        message = await consumer.receive()
+        assert (message.topic, message.partition, message.id) == ("orders", 0, "0:7-41")
+        assert (message.key, message.uid, message.token) == ("customer-7", "uid-41", 99)
+        assert message.attributes == {"colour": "blue"}
+        assert message.producer_group == "team"
+        assert message.published_at == published
+        assert message.produced_at == published - timedelta(seconds=5)
+        assert 0 <= message.age < 60
+        assert timedelta(0) < message.deadline - datetime.now(UTC) <= timedelta(seconds=30)
+        assert await message.data() == b""
+        assert message.retry_count == 0
+
+
+async def test_receive_gives_up_when_nothing_comes(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        with pytest.raises(TimeoutError, match="'billing' of 'orders'"):
+            await consumer.receive(timeout=0.01)
+
+
+async def test_batches_are_cut_from_what_is_there(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(5)
+        worker.link.data([(6, ""), (7, "")], token=2)
+        await client_is_quiet(worker)
+        batches = consumer.batches(max_messages=4)
+        first, second = await anext(batches), await anext(batches)
+        assert (entries(list(first)), entries(list(second))) == ([1, 2, 3, 4], [5, 6, 7])
+        assert first[-1].id == "0:7-4"
+        assert entries(first[1:3]) == [2, 3]
+        assert second[2].token == 2
+
+
+async def test_a_batch_waits_for_more_from_its_first_message_on(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        waiting = asyncio.ensure_future(anext(consumer.batches(max_messages=3, max_wait=PATIENCE)))
+        worker.link.data([(1, "")])
+        await client_is_quiet(worker)
+        assert not waiting.done()
+        worker.link.data([(2, ""), (3, "")])
+        assert entries(list(await waiting)) == [1, 2, 3]
+
+
+# Settling
+
+
+async def test_a_batch_is_acked_with_one_receipt(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1_000, token=5)
+        batch = await anext(consumer.batches())
+        acking = asyncio.ensure_future(consumer.ack(batch))
+        request = await worker.expect(wire.Ack)
+        assert request.body == ["", 5, 1, 1_000]
+        request.ok(wire.SettleReply(stale=[0, 3, 4]))
+        outcomes = await acking
+        assert outcomes == ["settled"] * 2 + ["stale"] * 2 + ["settled"] * 996
+
+
+async def test_lanes_have_receipts_of_their_own(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf, mode="key_shared") as consumer:
+        worker.link.data([(1, "a"), (2, "a"), (3, "b"), (4, ""), (5, ""), (7, "")], token=5)
+        acking = asyncio.ensure_future(consumer.ack(await take(consumer, 6)))
+        request = await worker.expect(wire.Ack)
+        assert request.body == ["=a", 5, 1, 2, "=b", 5, 3, 3, "", 5, 4, 5, "", 5, 7, 7]
+        request.ok(wire.SettleReply())
+        assert await acking == ["settled"] * 6
+
+
+async def test_a_partition_kept_in_order_is_one_lane(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf, mode="exclusive") as consumer:
+        worker.link.data([(1, "a"), (2, "b")], token=5)
+        acking = asyncio.ensure_future(consumer.ack(await take(consumer, 2)))
+        request = await worker.expect(wire.Ack)
+        assert request.body == ["=", 5, 1, 2]
+        request.ok()
+        await acking
+
+
+async def test_ack_waits_for_the_answer_and_says_when_it_came_too_late(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(2)
+        first, second = await take(consumer, 2)
+        acking = asyncio.gather(first.ack(), second.ack(), return_exceptions=True)
+        request = await worker.expect(wire.Ack)
+        assert request.body == ["", 1, 1, 2]
+        assert not acking.done()
+        request.ok(wire.SettleReply(stale=[0, 2, 2]))
+        settled, stale = await acking
+        assert settled is None
+        assert isinstance(stale, StaleReceipt)
+        with pytest.raises(StaleReceipt, match="settled already"):
+            await first.ack()
+        assert await consumer.ack([first, second]) == ["stale", "stale"]
+
+
+async def test_the_same_message_twice_in_a_list_is_settled_once(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1)
+        (message,) = await take(consumer, 1)
+        acking = asyncio.ensure_future(consumer.ack([message, message]))
+        (await worker.expect(wire.Ack)).ok()
+        assert await acking == ["settled", "stale"]
+
+
+async def test_leaving_the_block_acks_in_the_background_and_raising_nacks(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    stale: list[Message] = []
+    async with Open(worker, shelf, on_stale=stale.append) as consumer:
+        worker.link.data(10)
+        for message in await take(consumer, 9):
+            async with message:
+                pass
+        (last,) = await take(consumer, 1)
+        with pytest.raises(ValueError, match="no good"):
+            async with last:
+                raise ValueError("no good")
+        acks = await worker.expect(wire.Ack)
+        assert acks.body == ["", 1, 1, 9]
+        nacks = await worker.expect(wire.Nack)
+        assert nacks.body == ["", 1, 10, 10]
+        assert (nacks.properties.charged, nacks.properties.delay_ms) == (True, None)
+        acks.ok(wire.SettleReply(stale=[0, 4, 5]))
+        nacks.ok()
+        await client_is_quiet(worker)
+        assert entries(stale) == [4, 5]
+
+
+async def test_a_block_in_which_the_message_was_settled_leaves_it_at_that(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1)
+        async with await consumer.receive() as message:
+            nacking = asyncio.ensure_future(message.nack(delay=timedelta(seconds=2)))
+            request = await worker.expect(wire.Nack)
+            assert request.properties.delay_ms == 2_000
+            request.ok()
+            await nacking
+        await client_is_quiet(worker)
+        assert worker.seen(wire.Ack) == 0
+
+
+async def test_times_are_relative_or_absolute_and_never_both(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1)
+        (message,) = await take(consumer, 1)
+        when = datetime(2030, 1, 1, tzinfo=UTC)
+        with pytest.raises(InvalidArgument, match="not both"):
+            await message.nack(1, until=when)
+        with pytest.raises(InvalidArgument, match="time zone"):
+            await message.nack(until=datetime(2030, 1, 1))
+        with pytest.raises(InvalidArgument, match="seconds or until"):
+            await message.extend()
+        with pytest.raises(InvalidArgument, match="delay is -1"):
+            await consumer.nack([message], delay=-1)
+        extending = asyncio.ensure_future(message.extend(until=when))
+        request = await worker.expect(wire.Extend)
+        assert request.properties.until_ms == when.timestamp() * 1000
+        request.ok(wire.SettleReply(deadline_ms=request.properties.until_ms))
+        await extending
+        assert abs(message.deadline - when) < timedelta(seconds=1)
+
+
+async def test_a_lease_that_has_ended_here_is_refused_without_asking(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    stale: list[Message] = []
+    async with Open(worker, shelf, lease=0.05, auto_extend=False, on_stale=stale.append) as consumer:
+        worker.link.data(1, lease=0.05)
+        (message,) = await take(consumer, 1)
+        flow = await worker.expect(wire.Flow)
+        assert flow.properties.permits == 1
+        with pytest.raises(StaleReceipt, match=r"message 0:7-1: its lease"):
+            await message.ack()
+        async with message:
+            pass
+        assert stale == [message]
+        assert worker.seen(wire.Ack) == 0
+
+
+async def test_buffered_messages_whose_lease_has_ended_are_dropped(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, auto_extend=False) as consumer:
+        worker.link.data([(1, ""), (2, "")], lease=-1.0)
+        worker.link.data([(3, "")])
+        assert entries(await take(consumer, 1)) == [3]
+        assert (await worker.expect(wire.Flow)).properties.permits == 2
+
+
+async def test_a_settle_is_sent_again_after_the_connection_was_lost(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(2)
+        first, second = await take(consumer, 2)
+        acking = asyncio.ensure_future(first.ack())
+        await worker.expect(wire.Ack)
+        worker.link.drop()
+        again = await worker.expect_subscriber()
+        assert again.properties.consumer == consumer.name
+        request = await worker.expect(wire.Ack)
+        assert request.body == ["", 1, 1, 1]
+        request.ok(wire.SettleReply(stale=[0, 1, 1]))
+        with pytest.raises(StaleReceipt, match="or this was done before the connection was lost"):
+            await acking
+        acking = asyncio.ensure_future(second.ack())
+        (await worker.expect(wire.Ack)).error("unavailable")
+        (await worker.expect(wire.Ack)).ok()
+        await acking
+
+
+# Order
+
+
+async def test_a_nack_voids_what_follows_in_its_lane_only(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf, mode="key_shared") as consumer:
+        worker.link.data([(1, "a"), (2, "a"), (3, "b"), (4, "a"), (5, "b")])
+        first, second, other = await take(consumer, 3)
+        nacking = asyncio.ensure_future(first.nack())
+        request = await worker.expect(wire.Nack)
+        assert request.body == ["=a", 1, 1, 1]
+        # On its way before the worker knew of the nack, so void too; then what the nack brings back.
+        worker.link.data([(6, "a"), (7, "b")], token=2)
+        assert entries(await take(consumer, 2)) == [5, 7]
+        request.ok()
+        await nacking
+        worker.link.data([(1, "a"), (2, "a")], token=3)
+        again = await take(consumer, 2)
+        assert [(message.token, message.key) for message in again] == [(3, "a"), (3, "a")]
+        permits = 0
+        while worker.seen(wire.Flow):
+            permits += (await worker.expect(wire.Flow)).properties.permits
+        assert permits == 3
+        with pytest.raises(StaleReceipt, match="earlier message of its lane was nacked"):
+            await second.ack()
+        acking = asyncio.ensure_future(other.ack())
+        (await worker.expect(wire.Ack)).ok()
+        await acking
+
+
+async def test_a_lane_has_one_deadline_that_restarts_at_each_settle(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, mode="exclusive", lease=3600, auto_extend=False) as consumer:
+        worker.link.data(2, lease=10)
+        first, second = await take(consumer, 2)
+        before = second.deadline
+        acking = asyncio.ensure_future(first.ack())
+        (await worker.expect(wire.Ack)).ok()
+        await acking
+        assert second.deadline - before > timedelta(minutes=50)
+
+
+# Leases
+
+
+async def test_leases_are_extended_at_half_their_time_with_ranges_merged(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, lease=0.4) as consumer:
+        worker.link.data(5, lease=0.4)
+        taken = await take(consumer, 2)
+        request = await worker.expect(wire.Extend)
+        assert request.body == ["", 1, 1, 5]
+        assert request.properties.lease_ms == 400
+        request.ok(wire.SettleReply(stale=[0, 2, 3], deadline_ms=wire_time(worker) + 60_000))
+        assert (await worker.expect(wire.Flow)).properties.permits == 2
+        assert entries(await take(consumer, 2)) == [4, 5]
+        assert taken[0].deadline - datetime.now(UTC) > timedelta(seconds=30)
+        with pytest.raises(StaleReceipt):
+            await taken[1].ack()
+
+
+def wire_time(worker: ScriptedWorker) -> int:
+    return round(datetime.now(UTC).timestamp() * 1000) + worker.drift_ms
+
+
+async def test_one_receipt_extends_a_lane(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf, mode="key_shared", lease=0.4):
+        worker.link.data([(1, "a"), (2, "b"), (3, "a"), (4, "")], lease=0.4)
+        request = await worker.expect(wire.Extend)
+        assert request.body == ["=a", 1, 1, 1, "=b", 1, 2, 2, "", 1, 4, 4]
+        request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 60_000))
+
+
+async def test_an_idle_application_loses_its_leases_after_a_while(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, lease=0.2, auto_extend=0.3) as consumer:
+        worker.link.data(2, lease=0.2)
+        await take(consumer, 1)
+        extended = 0
+        while not worker.seen(wire.Flow):
+            if worker.seen(wire.Extend):
+                request = await worker.expect(wire.Extend)
+                request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 200))
+                extended += 1
+            await client_is_quiet(worker)
+        assert extended >= 1
+        assert (await worker.expect(wire.Flow)).properties.permits == 2
+
+
+async def test_clocks_that_differ_do_not_shorten_leases(worker: ScriptedWorker, shelf: Shelf) -> None:
+    worker.drift_ms = -3_600_000
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1)
+        (message,) = await take(consumer, 1)
+        acking = asyncio.ensure_future(message.ack())
+        (await worker.expect(wire.Ack)).ok()
+        await acking
+
+
+# Flow
+
+
+async def test_pause_gives_back_what_is_not_handed_out_and_what_is_on_its_way(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(5)
+        await take(consumer, 2)
+        pausing = asyncio.ensure_future(consumer.pause())
+        assert (await worker.expect(wire.Flow)).properties.paused is True
+        request = await worker.expect(wire.Nack)
+        assert (request.body, request.properties.charged) == (["", 1, 3, 5], False)
+        worker.link.data([(6, "")], token=2)
+        request.ok()
+        await pausing
+        late = await worker.expect(wire.Nack)
+        assert (late.body, late.properties.charged) == (["", 2, 6, 6], False)
+        late.ok()
+        await consumer.resume()
+        assert (await worker.expect(wire.Flow)).properties.paused is False
+        worker.link.data([(3, "")], token=3)
+        assert entries(await take(consumer, 1)) == [3]
+
+
+async def test_at_most_once_is_settled_already_and_makes_room_when_handed_out(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    shelf.bodies = {("orders", f"uid-{entry}"): b"x" for entry in range(1, 4)}
+    async with Open(worker, shelf, delivery="at_most_once") as consumer:
+        worker.link.data(3, settled=[1, 2], about="1 1  1 ", lease=0)
+        first, second, third = await take(consumer, 3)
+        assert (await worker.expect(wire.Flow)).properties.permits == 3
+        assert await first.data() == b"x"
+        await first.ack()
+        await second.nack()
+        async with third:
+            pass
+        assert worker.seen(wire.Ack) + worker.seen(wire.Nack) == 0
+    assert shelf.bodies == {("orders", "uid-3"): b"x"}, "another subscription still owes it"
+
+
+async def test_closing_sends_what_is_queued_before_it_leaves(worker: ScriptedWorker, shelf: Shelf) -> None:
+    opened = Open(worker, shelf)
+    async with opened as consumer:
+        worker.link.data(3)
+        (message, kept, _) = await take(consumer, 3)
+        async with message:
+            pass
+        closing = asyncio.ensure_future(consumer.close())
+        request = await worker.expect(wire.Ack)
+        assert worker.seen(wire.Unsubscribe) == 0
+        request.ok()
+        await worker.expect_leaving()
+        await closing
+        with pytest.raises(StaleReceipt):
+            await kept.ack()
+        with pytest.raises(StopAsyncIteration):
+            await anext(consumer)
+        with pytest.raises(ConnectionClosed, match="closed"):
+            await consumer.receive()
+
+
+# Losing the worker
+
+
+async def test_after_a_reconnect_nothing_that_is_still_held_is_handed_out_twice(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(4, token=5)
+        first, second = await take(consumer, 2)
+        worker.link.drop()
+        again = await worker.expect_subscriber()
+        assert (again.properties.stream, again.properties.consumer) == (1, consumer.name)
+        # Entry 2 has been given to somebody else and come back; 9 is one whose delivery was lost.
+        worker.link.data([(1, ""), (3, ""), (4, "")], token=5, held=True)
+        worker.link.data([(2, ""), (9, "")], token=6, held=True)
+        rest = await take(consumer, 4)
+        assert sorted((message.token, *entries([message])) for message in rest) == [
+            (5, 3),
+            (5, 4),
+            (6, 2),
+            (6, 9),
+        ]
+        with pytest.raises(StaleReceipt):
+            await second.ack()
+        acking = asyncio.ensure_future(first.ack())
+        request = await worker.expect(wire.Ack)
+        assert request.body == ["", 5, 1, 1]
+        request.ok()
+        await acking
+
+
+async def test_a_pause_outlives_the_connection(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        await consumer.pause()
+        await worker.expect(wire.Flow)
+        worker.link.drop()
+        await worker.expect_subscriber()
+        assert (await worker.expect(wire.Flow)).properties.paused is True
+
+
+async def test_a_consumer_that_the_worker_ends_for_good_raises_why(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1)
+        (message,) = await take(consumer, 1)
+        waiting = asyncio.ensure_future(consumer.receive())
+        worker.link.send(wire.Error("subscription_not_found", "'billing' was deleted", stream=1))
+        with pytest.raises(SubscriptionNotFound, match="'billing' was deleted"):
+            await waiting
+        with pytest.raises(SubscriptionNotFound):
+            await consumer.wait()
+        with pytest.raises(StaleReceipt):
+            await message.ack()
+
+
+async def test_a_consumer_whose_name_another_took_does_not_take_it_back(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.send(wire.Error("subscription_busy", "taken over", stream=1))
+        with pytest.raises(SubscriptionBusy, match="taken over"):
+            await consumer.receive()
+        await client_is_quiet(worker)
+        assert worker.seen(wire.Subscribe) == 0
+
+
+async def test_a_consumer_that_the_worker_ends_for_a_moment_subscribes_again(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.send(wire.Error("unavailable", "Redis is away", stream=1))
+        (await worker.expect(wire.Subscribe)).error("unavailable")
+        await worker.expect_subscriber()
+        worker.link.data(1)
+        assert entries(await take(consumer, 1)) == [1]
+
+
+async def test_a_subscription_that_is_busy_is_told_when_opening(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        opening = asyncio.ensure_future(client.subscribe("orders", "billing").__aenter__())
+        (await worker.expect(wire.Subscribe)).error("subscription_busy", "c1 has it")
+        with pytest.raises(SubscriptionBusy, match="c1 has it"):
+            await opening
+
+
+async def test_data_that_comes_with_the_answer_is_not_lost(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        consumer = client.subscribe("orders", "billing", permits=7, lease=5, name="me", partitions=[2, 3])
+        opening = asyncio.ensure_future(consumer.__aenter__())
+        request = await worker.expect_subscriber()
+        worker.link.data(2)
+        asked = request.properties
+        assert (asked.permits, asked.lease_ms, asked.consumer, asked.partitions) == (7, 5_000, "me", [2, 3])
+        assert (asked.mode, asked.start) == ("shared", "latest")
+        await opening
+        assert entries(await take(consumer, 2)) == [1, 2]
+        closing = asyncio.ensure_future(consumer.close())
+        await worker.expect_leaving()
+        await closing
+
+
+# Bodies
+
+
+async def test_bodies_of_the_next_messages_come_along(worker: ScriptedWorker, shelf: Shelf) -> None:
+    shelf.bodies = {("orders", f"uid-{entry}"): b"%d" % entry for entry in range(1, 251)}
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(250, about="1 1  3 ")
+        taken = await take(consumer, 250)
+        assert await asyncio.gather(*(message.data() for message in taken[:10])) == [
+            b"%d" % entry for entry in range(1, 11)
+        ]
+        assert shelf.gets == [100]
+        assert [await message.data() for message in taken] == [b"%d" % entry for entry in range(1, 251)]
+        assert shelf.gets == [100, 100, 50]
+
+
+async def test_large_bodies_do_not_come_along(worker: ScriptedWorker, shelf: Shelf) -> None:
+    shelf.bodies = {("orders", f"uid-{entry}"): b"x" for entry in range(1, 10)}
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(9, about="1 1  2000000 ")
+        await (await consumer.receive()).data()
+        assert shelf.gets == [2]
+
+
+async def test_the_bodies_of_a_batch_come_together(worker: ScriptedWorker, shelf: Shelf) -> None:
+    shelf.bodies = {("orders", f"uid-{entry}"): b"%d" % entry for entry in range(1, 301)}
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(300, about="1 1  3 ")
+        batch = await anext(consumer.batches())
+        assert await batch.data() == [b"%d" % entry for entry in range(1, 301)]
+        assert shelf.gets == [300]
+
+
+async def test_a_body_that_is_gone_is_named_and_its_message_stays_leased(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1, about="1 1  3:other-name ")
+        (message,) = await take(consumer, 1)
+        with pytest.raises(PayloadMissing, match=r"message 0:7-1 of 'orders' is not in Shelf"):
+            await message.data()
+        acking = asyncio.ensure_future(message.ack())
+        (await worker.expect(wire.Ack)).ok()
+        await acking
+
+
+async def test_bodies_that_nobody_is_owed_any_more_are_deleted(worker: ScriptedWorker, shelf: Shelf) -> None:
+    shelf.bodies = {("orders", f"uid-{entry}"): b"x" for entry in range(1, 5)}
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(4, about="1 1  1 ")
+        acking = asyncio.ensure_future(consumer.ack(await take(consumer, 4)))
+        (await worker.expect(wire.Ack)).ok(wire.SettleReply(forgotten=[1, 2, 4, 4]))
+        await acking
+    assert shelf.bodies == {("orders", "uid-3"): b"x"}
