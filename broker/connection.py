@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from broker.commands import HEAVY
@@ -37,6 +38,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._inflight = 0
         self._requests = 0
+        self._heavy: deque[Frame] | None = None  # requests that wait for their turn
+        self._drained = asyncio.Event()  # the client reads
+        self._drained.set()
         self._reading = True
 
     @property
@@ -84,11 +88,13 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client reads too slowly: neither deliver to it nor listen to it until it has caught up."""
         self.writable = False
+        self._drained.clear()
         self.regulate()
 
     def resume_writing(self) -> None:
         """It has caught up."""
         self.writable = True
+        self._drained.set()
         self.regulate()
         for consumer in self.streams.values():
             consumer.give(0)
@@ -96,6 +102,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client; its consumers' sessions run out unless they come back."""
         self._transport = None
+        self._drained.set()
         self._drop_input()
         for consumer in list(self.streams.values()):
             consumer.forget()
@@ -146,11 +153,9 @@ class Connection(asyncio.Protocol):
             elif frame.type == Type.HEARTBEAT:
                 self.send(wire.Properties(), frame.sequence)
             else:
-                self._requests += self._weight(frame)
+                self._requests += 1
                 self.regulate()
-                self.worker.start(
-                    self._request, Frame(*frame[:3], memoryview(bytes(frame[3])), memoryview(bytes(frame[4])))
-                )
+                self._begin(frame)
         except BrokerError as error:
             self.refuse(error, frame.sequence)
 
@@ -166,12 +171,26 @@ class Connection(asyncio.Protocol):
                 log.exception("a bug, while handling a frame of type %d from %s", frame.type, self.peer)
             self.refuse(error, frame.sequence)
         finally:
-            self._requests -= self._weight(frame)
+            self._requests -= 1
             self.regulate()
 
-    @staticmethod
-    def _weight(frame: Frame) -> int:
-        return _REQUESTS // 4 if frame.type in HEAVY else 1
+    def _begin(self, frame: Frame) -> None:
+        """Start on a request; of those that may read and answer a lot, one at a time."""
+        if frame.type not in HEAVY:
+            self.worker.start(self._request, frame)
+        elif self._heavy is not None:
+            self._heavy.append(frame)
+        else:
+            self._heavy = deque([frame])
+            self.worker.start(self._request_in_turn, self._heavy)
+
+    async def _request_in_turn(self, frames: deque[Frame]) -> None:
+        try:
+            while frames and self.alive:
+                await self._drained.wait()
+                await self._request(frames.popleft())
+        finally:
+            self._heavy = None
 
     def _flow(self, request: wire.Flow) -> None:
         consumer = self.streams.get(request.stream)
