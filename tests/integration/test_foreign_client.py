@@ -181,7 +181,7 @@ class TinyClient:
             assert received.type == DATA
             self.deliveries.append(received)
         if received.type == ERROR:
-            raise Refused(received.properties["code"])
+            raise Refused(received.properties["code"], received.properties["message"])
         assert received.type == OK
         return received
 
@@ -353,20 +353,22 @@ def test_what_was_sent_behind_a_failed_publish_does_not_overtake_it(
     client = connect()
     client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
     client.call(CREATE_SUBSCRIPTION, {"topic": topic, "subscription": "s"})
-    place = {"topic": topic, "partition": 0}
-    first = client.send(
-        PUBLISH, {**place, "durability": "replicated", "timeout_ms": 200}, ["", "uid-1", "1   "]
-    )
-    behind = [client.send(PUBLISH, place, ["", f"uid-{number}", "1   "]) for number in (2, 3)]
-    refused = [client.receive() for _ in range(3)]
-    assert [answer.sequence for answer in refused] == [first, *behind]
-    assert {answer.properties["code"] for answer in refused} == {"durability_not_reached"}
-    assert refused[0].properties["stored"] is True
-    with pytest.raises(Refused, match="durability_not_reached"):
-        client.call(PUBLISH, place, ["", "uid-4", "1   "])
-    again = client.call(PUBLISH, {**place, "again": True}, ["", "uid-1", "1   "])
-    assert 0 in again.properties["duplicates"]
-    client.call(PUBLISH, place, ["", "uid-2", "1   "])
+    place = {"topic": topic, "partition": 0, "durability": "replicated"}
+    sequences = [
+        client.send(PUBLISH, {**place, "timeout_ms": 200 + number}, ["", f"uid-{number}", "1   "])
+        for number in (1, 2, 3)
+    ]
+    refused = [client.receive() for _ in sequences]
+    assert [answer.sequence for answer in refused] == sequences
+    [properties] = {json.dumps(answer.properties) for answer in refused}
+    assert json.loads(properties)["code"] == "durability_not_reached"
+    assert json.loads(properties)["stored"] is True
+    with pytest.raises(Refused, match="201 ms"):
+        client.call(PUBLISH, {**place, "timeout_ms": 9}, ["", "uid-4", "1   "])
+    with pytest.raises(Refused, match="9 ms"):  # tried, and failed for itself
+        client.call(PUBLISH, {**place, "timeout_ms": 9, "again": True}, ["", "uid-1", "1   "])
+    described = client.call(DESCRIBE_SUBSCRIPTION, {"topic": topic, "subscription": "s"}).properties
+    assert described["backlog"] == 1
 
 
 def test_silence_is_broken_by_heartbeats_and_ended_by_hanging_up() -> None:
