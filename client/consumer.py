@@ -123,6 +123,7 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
+        self.keeper.close()
         self._wake()
         try:
             with anyio.move_on_after(_CLOSE, shield=True):
@@ -131,7 +132,6 @@ class Consumer:
                 await self.settler.finish()
                 await self.link.leave()
         finally:
-            self.keeper.close()
             self.held.clear()
             with anyio.CancelScope(shield=True):
                 await self.settler.close()
@@ -226,6 +226,8 @@ class Consumer:
         self.held.lease = reply.lease_ms / 1000
 
     def _received(self, frame: Frame) -> None:
+        if self._closed:
+            return  # it goes back with the rest
         data = wire.properties_of(frame, wire.Data)
         block = Block(self, frame, data, monotonic())
         if data.held:

@@ -25,6 +25,7 @@ class Keeper:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._extending = False
+        self._closed = False
 
     def wake_at(self, deadline: float) -> None:
         """A lease ends then: look at it in time."""
@@ -35,11 +36,14 @@ class Keeper:
 
     def close(self) -> None:
         """Stop."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _wake(self, due: float) -> None:
+        if self._closed:
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._due = due

@@ -51,10 +51,10 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[t
             partition = partition_of(key or uid or "", count)
         else:
             partition = sticky
-        if message.attributes is not same:
+        if message.attributes is not same and message.attributes != same:
             same = message.attributes
             abouts = {}
-        body = _bytes_of(message.data) if message.data else b""
+        body = b"" if message.data is None else _bytes_of(message.data)
         size = len(body)
         if uid and body:  # it may be a duplicate: the name of its body must not be that of the first
             about = pack_about(now, group, _texts(same), size=size, body=name)
