@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
+from weakref import WeakSet
 
 import anyio
 
@@ -55,6 +56,7 @@ class AsyncClient(Administration):
         self._bodies = Bodies(payloads, self._greeting)
         self._producer = Producer(self._cluster, self._bodies, producer_group)
         self._streams = count(1)
+        self._consumers: WeakSet[Consumer] = WeakSet()
 
     async def __aenter__(self) -> "AsyncClient":
         await self._cluster.open()
@@ -69,8 +71,10 @@ class AsyncClient(Administration):
         await self.close()
 
     async def close(self) -> None:
-        """End the connection; publishes that are not answered raise ConnectionClosed."""
+        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed."""
         try:
+            for consumer in list(self._consumers):
+                await consumer.close()
             with anyio.move_on_after(_CLOSE, shield=True):
                 await self._bodies.finish()
         finally:
@@ -164,7 +168,9 @@ class AsyncClient(Administration):
             handler,
             concurrency,
         )
-        return Consumer(self._cluster, self._bodies, next(self._streams), topic, subscription, options)
+        consumer = Consumer(self._cluster, self._bodies, next(self._streams), topic, subscription, options)
+        self._consumers.add(consumer)
+        return consumer
 
     async def _greeting(self) -> wire.InfoReply:
         return (await self._cluster.connection(self._cluster.timeout)).info

@@ -25,11 +25,12 @@ OnTime = Callable[[float, float], None]
 class Redirected(Fenced):
     """Another worker serves the partition now."""
 
-    code = Fenced.code
-
     def __init__(self, text: str, address: str) -> None:
         super().__init__(text)
         self.address = address
+
+
+Redirected.code = Fenced.code  # to users it is the same
 
 
 def error_from(said: wire.Error) -> BrokerError:
@@ -169,7 +170,7 @@ class Connection(asyncio.Protocol):
             for frame in self._reader.feed(data):
                 self._received(frame)
         except ProtocolError as error:
-            self._end(ConnectionClosed(f"what came from {self.address} breaks the protocol: {error}"))
+            self._break_off(error)
 
     # Below: how
 
@@ -190,7 +191,14 @@ class Connection(asyncio.Protocol):
             return
         take = self.streams.get(stream)
         if take is not None:
+            # In the order of the wire: whoever waits for an answer that came before goes on before.
+            self._loop.call_soon(self._push, take, frame)
+
+    def _push(self, take: Callable[[Frame], None], frame: Frame) -> None:
+        try:
             take(frame)
+        except ProtocolError as error:
+            self._break_off(error)
 
     def _answered(self, frame: Frame) -> None:
         answer = self._answers.pop(frame.sequence, None)
@@ -220,6 +228,9 @@ class Connection(asyncio.Protocol):
         if self._out and not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out.clear()
+
+    def _break_off(self, error: ProtocolError) -> None:
+        self._end(ConnectionClosed(f"what came from {self.address} breaks the protocol: {error}"))
 
     def _end(self, reason: BrokerError) -> None:
         if self._reason is None:

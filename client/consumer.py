@@ -224,12 +224,15 @@ class Consumer:
     def _opened(self, reply: wire.SubscribeReply) -> None:
         self.held.mode = reply.mode
         self.held.lease = reply.lease_ms / 1000
+        self.held.reopen()
 
     def _received(self, frame: Frame) -> None:
         if self._closed:
             return  # it goes back with the rest
         data = wire.properties_of(frame, wire.Data)
         block = Block(self, frame, data, monotonic())
+        if not len(block):
+            return  # all of what it held was settled while the worker looked
         if data.held:
             self.held.keep(block)
         elif data.settled is None:

@@ -69,10 +69,10 @@ class Courier:
             for sheet in sheets(self._held, merge(group.parts)):
                 answer = await self._exchange(partition, terms, sheet, group)
                 self._apply(terms, sheet, answer)
-        except BrokerError as problem:
+        except Exception as problem:
             error = problem
             self._undo(terms, group, problem)
-        except BaseException:
+        except asyncio.CancelledError:
             error = ConnectionClosed("the consumer was closed before the broker answered")
             self._undo(terms, group, error)
             raise
@@ -132,7 +132,7 @@ class Courier:
         self._held.restart(sheet.places, deadline)
         self._consumer.keeper.wake_at(deadline)
 
-    def _undo(self, terms: Terms, group: Group, error: BrokerError) -> None:
+    def _undo(self, terms: Terms, group: Group, error: Exception) -> None:
         """It was not done: the application may try again while the leases go on."""
         for block, start, stop in group.parts:
             for index in range(start, stop):

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from client.errors import BrokerError, InvalidArgument
 from client.message import HANDED, Message
-from client.sync_message import SyncMessage
+from client.sync_message import Bridge, SyncMessage
 from client.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -94,8 +94,9 @@ class Handlers:
             if self._is_async:
                 await self._handler(message)
             else:
+                bridge = Bridge(anyio.from_thread.run, asyncio.get_running_loop().call_soon_threadsafe)
                 await anyio.to_thread.run_sync(
-                    self._handler, SyncMessage(message, anyio.from_thread.run), limiter=self._threads
+                    self._handler, SyncMessage(message, bridge), limiter=self._threads
                 )
         except Exception:
             _log.exception("the handler failed for message %s of %r", message.id, message.topic)

@@ -18,6 +18,7 @@ class Held:
         self.blocks: dict[Block, None] = {}  # those with a message that is neither settled nor stale
         self.active = monotonic()  # when the application last took or settled something
         self.credit = credit
+        self._before: list[Block] = []  # held when the connection was lost
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
         self._rewinding: dict[
             tuple[int, str], int
@@ -67,28 +68,41 @@ class Held:
         if self._rewinding:
             self._void_rewound(block)
 
+    def reopen(self) -> None:
+        """There is a new connection: what was held on the last one may be listed again."""
+        self._before = list(self.blocks)
+
     def keep(self, block: Block) -> None:
         """A block lists what was held when the connection was lost: what we still have stays as it is."""
         known = {
-            old.entries[index]: (old, index)
-            for old in self.blocks
+            (old.token, entry): (old, index)
+            for old in self._before
             if old.partition == block.partition
-            for index in range(len(old))
-            if old.states[index] < SETTLED
+            for index, entry in enumerate(old.entries)
         }
         for index, entry in enumerate(block.entries):
-            if entry not in known:
+            old, at = known.get((block.token, entry), (block, index))
+            if old is block or old.states[at] == STALE:
                 continue
-            old, at = known[entry]
-            if old.token == block.token:
-                if self.lane(old, at):
-                    self.restart([(old, at, at + 1)], self.deadline(block, index))
-                else:
-                    self.extend_one(old, at, block.deadline)
-                self._close(block, index, SETTLED)
-            elif old.states[at] != SETTLING:
-                self._close(old, at, STALE)
+            if old.states[at] == SETTLED:
+                # Settled after the worker had looked: it has counted the message once more.
+                self.credit(1)
+            elif self.lane(old, at):
+                self.restart([(old, at, at + 1)], self.deadline(block, index))
+            else:
+                self.extend_one(old, at, block.deadline)
+            self._close(block, index, SETTLED)
+        self._forget_older(block)
         self.add(block)
+
+    def _forget_older(self, block: Block) -> None:
+        """What comes under a new token, the old one settles no more."""
+        entries = set(block.entries)
+        for old in self._before:
+            if old.partition == block.partition and old.token != block.token:
+                for index, entry in enumerate(old.entries):
+                    if entry in entries and old.states[index] <= HANDED:
+                        self._close(old, index, STALE)
 
     def _void_rewound(self, block: Block) -> None:
         ended = 0

@@ -84,7 +84,7 @@ class Outbox:
         self._recovering = False
         self._again = False  # the next frame says that it follows a failure
         self._attempt = 0
-        self._error: BrokerError = Unavailable("the broker has not answered")
+        self._error: BrokerError | None = None  # what went wrong last
 
     def add(
         self, flat: list[str], bodies: dict[int, tuple[str, bytes]], durability: str
@@ -211,7 +211,7 @@ class Outbox:
             except BrokerError as problem:
                 error = problem
             else:
-                self._attempt = 0
+                self._attempt, self._error = 0, None
                 self._started.remove(parcel)
                 parcel.succeed(reply)
                 self._schedule()
@@ -264,6 +264,12 @@ class Outbox:
                 parcel.resent = True
         self._schedule()
 
+    def _no_answer(self) -> BrokerError:
+        return Unavailable(
+            f"partition {self.partition} of {self.topic!r} has not answered in {self._cluster.timeout:g} s; "
+            "whether it was stored is not known"
+        )
+
     def _expire(self) -> None:
         """Give up what has waited for too long, with the last thing that went wrong."""
         self._expiry = None
@@ -275,5 +281,5 @@ class Outbox:
             if parcel in self._waiting:
                 self._waiting.remove(parcel)
             parcel.resent = True  # it may have arrived: its body stays
-            self._drop(parcel, self._error)
+            self._drop(parcel, self._error or self._no_answer())
         self._schedule()

@@ -9,6 +9,7 @@ with Client("keylane://localhost") as client:
                 charge(message.data())
 """
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from client.aio import AsyncClient
 from client.message import Message
 from client.payloads import PayloadStore
 from client.sync_consumer import SyncConsumer
-from client.sync_message import SyncMessage
+from client.sync_message import Bridge, SyncMessage
 from client.times import Position, Seconds
 from client.types import (
     Backoff,
@@ -68,11 +69,13 @@ class Client:
         )
         self._stack = ExitStack()
         self._portal: BlockingPortal
+        self._loop: asyncio.AbstractEventLoop
 
     def __enter__(self) -> "Client":
         options = {"use_uvloop": sys.platform != "win32"}
         with ExitStack() as stack:
             self._portal = stack.enter_context(start_blocking_portal("asyncio", options))
+            self._loop = self._portal.call(asyncio.get_running_loop)
             stack.enter_context(self._portal.wrap_async_context_manager(self._client))
             self._stack = stack.pop_all()
         return self
@@ -260,4 +263,4 @@ class Client:
             handler=handler,
             concurrency=concurrency,
         )
-        return SyncConsumer(make, self._portal, self._call)
+        return SyncConsumer(make, self._portal, Bridge(self._call, self._loop.call_soon_threadsafe))

@@ -12,7 +12,7 @@ from anyio.from_thread import BlockingPortal
 from client.consumer import Consumer
 from client.message import HANDED, Message
 from client.receipts import GIVE_BACK
-from client.sync_message import SyncMessage
+from client.sync_message import Bridge, SyncMessage
 from client.times import Seconds
 from client.types import Outcome
 
@@ -28,12 +28,11 @@ class SyncConsumer:
                 print(message.data())
     """
 
-    def __init__(
-        self, make: Callable[[], Consumer], portal: BlockingPortal, call: Callable[..., Any]
-    ) -> None:
+    def __init__(self, make: Callable[[], Consumer], portal: BlockingPortal, bridge: Bridge) -> None:
         self._make = make
         self._portal = portal
-        self._call = call
+        self._bridge = bridge
+        self._call = bridge.call
         self._consumer: Consumer
         self._open: AbstractContextManager[Consumer]
         self._pulled: deque[Message] = deque()
@@ -86,7 +85,7 @@ class SyncConsumer:
     def receive(self, timeout: Seconds | None = None) -> SyncMessage:
         """The next message; TimeoutError if none comes in time."""
         message = self._next()
-        return message or SyncMessage(self._call(self._consumer.receive, timeout), self._call)
+        return message or SyncMessage(self._call(self._consumer.receive, timeout), self._bridge)
 
     def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> Iterator[list[SyncMessage]]:
         """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
@@ -95,7 +94,7 @@ class SyncConsumer:
             batch = self._call(_next_of, batches)
             if batch is None:
                 return
-            yield [SyncMessage(message, self._call) for message in batch]
+            yield [SyncMessage(message, self._bridge) for message in batch]
 
     def ack(self, messages: Iterable[SyncMessage]) -> list[Outcome]:
         """Settle messages for good; "settled" or "stale" for each, in the order given."""
@@ -135,7 +134,7 @@ class SyncConsumer:
         while self._pulled:
             message = self._pulled.popleft()
             if message._block.states[message._index] == HANDED:
-                return SyncMessage(message, self._call)
+                return SyncMessage(message, self._bridge)
         return None
 
 

@@ -3,22 +3,27 @@
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from client.message import Message
 from client.times import Seconds
 
-Call = Callable[..., Any]  # runs a coroutine function with arguments on the event loop, and waits for it
+
+class Bridge(NamedTuple):
+    """From a thread to the event loop."""
+
+    call: Callable[..., Any]  # runs a coroutine function with arguments there, and waits for it
+    post: Callable[..., Any]  # runs a function with arguments there, and does not wait
 
 
 class SyncMessage:
     """A delivered message; `with message:` acks on exit and nacks when the block raises."""
 
-    __slots__ = ("_call", "_message")
+    __slots__ = ("_bridge", "_message")
 
-    def __init__(self, message: Message, call: Call) -> None:
+    def __init__(self, message: Message, bridge: Bridge) -> None:
         self._message = message
-        self._call = call
+        self._bridge = bridge
 
     def __repr__(self) -> str:
         return repr(self._message)
@@ -125,7 +130,8 @@ class SyncMessage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._wait(lambda: self._message.__aexit__(kind, error, traceback))
+        block, index = self._message._block, self._message._index
+        self._bridge.post(block.consumer.settler.settle_later, block, index, kind is None)
 
     def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        return self._call(work)
+        return self._bridge.call(work)

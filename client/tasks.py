@@ -5,6 +5,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from client.errors import BrokerError
+
 T = TypeVar("T")
 _log = logging.getLogger("keylane.client")
 
@@ -36,5 +38,7 @@ class Tasks:
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.debug("a background task failed", exc_info=error)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        level = logging.DEBUG if isinstance(error, BrokerError) else logging.ERROR
+        _log.log(level, "a background task failed", exc_info=error)

@@ -9,6 +9,7 @@ import pytest
 
 from client import (
     AsyncClient,
+    ConnectionClosed,
     Consumer,
     InvalidArgument,
     InvalidName,
@@ -391,3 +392,15 @@ async def test_nothing_is_left_behind(broker: RunningBroker, topic: str) -> None
             cancelled.cancel()
             await asyncio.wait({cancelled})
     assert asyncio.all_tasks() == before
+
+
+async def test_a_client_closes_consumers_that_are_still_open(broker: RunningBroker, topic: str) -> None:
+    before = asyncio.all_tasks()
+    async with AsyncClient(broker.url) as client:
+        await client.create_topic(topic)
+        consumer = await client.subscribe(topic, "s", name="forgotten").__aenter__()
+    assert asyncio.all_tasks() == before
+    with pytest.raises(ConnectionClosed, match="closed"):
+        await consumer.receive()
+    async with AsyncClient(broker.url) as client:
+        assert (await client.describe_subscription(topic, "s")).consumers == []

@@ -485,6 +485,40 @@ async def test_after_a_reconnect_nothing_that_is_still_held_is_handed_out_twice(
         await acking
 
 
+async def test_what_is_settled_while_the_worker_lists_it_is_not_handed_out_again(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(3, token=5)
+        taken = await take(consumer, 3)
+        acking = asyncio.ensure_future(consumer.ack(taken[:2]))
+        await worker.expect(wire.Ack)
+        worker.link.drop()
+        await worker.expect_subscriber()
+        (await worker.expect(wire.Ack)).ok()
+        worker.link.data(4, token=5, held=True)
+        assert await acking == ["settled", "settled"]
+        assert entries(await take(consumer, 1)) == [4]
+        assert (await worker.expect(wire.Flow)).properties.permits == 2
+
+
+async def test_an_empty_list_of_what_is_held_is_no_message(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data([], held=True)
+        worker.link.data(1)
+        assert entries(await take(consumer, 1)) == [1]
+
+
+async def test_lists_that_do_not_belong_together_end_the_connection(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.send(wire.Data(1, 0, 1, 1, "1:1"), body=wire.pack(([1, 9], ["k"], [], [])))
+        await worker.expect_subscriber()
+        worker.link.data(1)
+        assert entries(await take(consumer, 1)) == [1]
+
+
 async def test_a_pause_outlives_the_connection(worker: ScriptedWorker, shelf: Shelf) -> None:
     async with Open(worker, shelf) as consumer:
         await consumer.pause()

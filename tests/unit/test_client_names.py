@@ -1,0 +1,47 @@
+"""The public names: what API.md promises is there, and the client without await has the same words."""
+
+import inspect
+
+import pytest
+
+import client
+from client import AsyncClient, Client, Consumer, Message, Published, SyncConsumer, SyncMessage
+from client.errors import BrokerError
+
+
+def test_what_is_exported_is_there_and_every_error_is_exported() -> None:
+    assert [name for name in client.__all__ if not hasattr(client, name)] == []
+    assert client.__all__ == sorted(client.__all__)
+    errors = {error.__name__ for error in BrokerError.__subclasses__()}
+    assert errors <= set(client.__all__)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "plain"), [(AsyncClient, Client), (Consumer, SyncConsumer), (Message, SyncMessage)]
+)
+def test_the_client_without_await_has_the_same_words(awaited: type, plain: type) -> None:
+    def public(kind: type) -> dict[str, object]:
+        return {name: value for name, value in inspect.getmembers(kind) if not name.startswith("_")}
+
+    theirs, ours = public(awaited), public(plain)
+    internal = (
+        {"drift", "forget", "take"} if awaited is Consumer else {"close"} if awaited is AsyncClient else set()
+    )
+    assert set(theirs) - internal - set(ours) == set()
+    for name, method in theirs.items():
+        if name in ours and inspect.isfunction(method) and name != "subscribe":
+            assert parameters(method) == parameters(ours[name]), name
+    if awaited is AsyncClient:
+        assert list(parameters(AsyncClient.subscribe)) == list(parameters(Client.subscribe))
+
+
+def parameters(method: object) -> dict[str, object]:
+    assert callable(method)
+    return {name: item.default for name, item in inspect.signature(method).parameters.items()}
+
+
+def test_an_answer_says_what_it_is_about() -> None:
+    stored = Published(3, "uid", 1, 42)
+    assert (stored.id, stored.partition, stored.uid) == ("3:1-42", 3, "uid")
+    assert (stored.duplicate, stored.no_subscribers, stored.durability) == (False, False, "memory")
+    assert Published(3, "uid", 0, 0, no_subscribers=True).id is None
