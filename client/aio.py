@@ -99,7 +99,7 @@ class AsyncClient(Administration):
         >>> published = await client.publish("orders", b"42", key="customer-7")
         """
         message = OutgoingMessage(data, key, attributes, partition, uid, durability)
-        return (await self._producer.publish(topic, [message]))[0]
+        return await self._producer.publish_one(topic, message)
 
     async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
         """Publish messages, those of a partition in the order given; the first error when all have ended.

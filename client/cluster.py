@@ -76,7 +76,7 @@ class Cluster:
         self._on_time_drift = on_time_drift
         self._reported = 0.0
         self._connection: Connection | None = None
-        self._ready: asyncio.Future[Connection]
+        self._ready: asyncio.Future[Connection] | None = None
         self._error: BrokerError | None = None
         self._closed = False
         self._tasks = Tasks()
@@ -100,9 +100,9 @@ class Cluster:
         await self._tasks.cancel()
         if self._connection is not None:
             await self._connection.close()
-        if not self._ready.done():
+        if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ConnectionClosed("the client was closed"))
-            self._ready.exception()
+            self._ready.exception()  # retrieved: perhaps nobody waits
 
     @property
     def current(self) -> Connection | None:
@@ -118,6 +118,8 @@ class Cluster:
         """The connection, waiting for it if need be; ConnectionFailed when that takes too long."""
         if self._closed:
             raise ConnectionClosed("the client was closed")
+        if self._ready is None:
+            raise ConnectionClosed("the client is not open: use it with `async with`")
         if self._connection is None:
             await asyncio.wait({self._ready}, timeout=within)
             if not self._ready.done():
@@ -191,6 +193,7 @@ class Cluster:
             _log.warning("connected again, to %s", self._connection.address)
 
     def _use(self, connection: Connection) -> None:
+        assert self._ready is not None
         self._connection = connection
         self._ready.set_result(connection)
 

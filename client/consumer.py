@@ -257,6 +257,8 @@ class Consumer:
         """Wait until something has come or it has ended; raises what ended it."""
         if self.link.error is not None:
             raise self.link.error
+        if not self.link.opened:
+            raise InvalidArgument("the consumer is not open: use it with `async with`")
         more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(more)
         try:

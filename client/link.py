@@ -26,6 +26,7 @@ class Link:
     ) -> None:
         self.stream = request.stream
         self.timeout = cluster.timeout
+        self.opened = False
         self.paused = False
         self.error: BrokerError | None = None
         self._cluster = cluster
@@ -55,6 +56,7 @@ class Link:
                     raise
                 attempt += 1
                 await asyncio.sleep(wait)
+        self.opened = True
         self._tasks.start(self._stay())
 
     async def leave(self) -> None:

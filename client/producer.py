@@ -11,7 +11,7 @@ from client.bodies import Bodies
 from client.cluster import Cluster
 from client.errors import ConnectionClosed, TopicNotFound
 from client.outbox import Answer, Outbox
-from client.outgoing import Slice, check_texts, sort
+from client.outgoing import Slice, check_texts, sort, sort_one
 from client.tasks import Tasks
 from client.types import OutgoingMessage, Published
 from client.wire import pack_about
@@ -109,6 +109,15 @@ class Producer:
             raise
         return published
 
+    async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
+        """Publish a message."""
+        count = self._partitions.get(topic) or await self._partition_count(topic)
+        partition, durability, item = sort_one(message, count, self._group)
+        length = self._measure(item)
+        await self._room.take(1, length)
+        added = self._add(topic, {(partition, durability): item})
+        return (await self._collect(topic, added, 1, length))[0]
+
     async def close(self) -> None:
         """Give up what is not answered."""
         error = ConnectionClosed("the client was closed before the broker answered")
@@ -124,9 +133,12 @@ class Producer:
         slices = sort(messages, count, self._group)
         length = 0
         for item in slices.values():
-            check_texts(item.flat)
-            length += sum(map(len, item.flat)) + sum(len(body) for _, body in item.bodies.values())
+            length += self._measure(item)
         return slices, length
+
+    def _measure(self, item: Slice) -> int:
+        check_texts(item.flat)
+        return sum(map(len, item.flat)) + sum(len(body) for _, body in item.bodies.values())
 
     async def _partition_count(self, topic: str) -> int:
         """Ask how many partitions there are: once, for all who want to know."""

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from client.aio import AsyncClient
+from client.errors import ConnectionClosed
 from client.message import Message
 from client.payloads import PayloadStore
 from client.sync_consumer import SyncConsumer
@@ -68,15 +69,16 @@ class Client:
             timeout=timeout,
         )
         self._stack = ExitStack()
-        self._portal: BlockingPortal
+        self._portal: BlockingPortal | None = None
         self._loop: asyncio.AbstractEventLoop
 
     def __enter__(self) -> "Client":
         options = {"use_uvloop": sys.platform != "win32"}
         with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal("asyncio", options))
-            self._loop = self._portal.call(asyncio.get_running_loop)
-            stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+            portal = stack.enter_context(start_blocking_portal("asyncio", options))
+            self._loop = portal.call(asyncio.get_running_loop)
+            stack.enter_context(portal.wrap_async_context_manager(self._client))
+            self._portal = portal
             self._stack = stack.pop_all()
         return self
 
@@ -86,11 +88,17 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._portal = None
         self._stack.__exit__(kind, error, traceback)
+
+    def _open_portal(self) -> BlockingPortal:
+        if self._portal is None:
+            raise ConnectionClosed("the client is not open: use it with `with`")
+        return self._portal
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
         """Run it on the event loop and wait; Ctrl-C ends both."""
-        future = self._portal.start_task_soon(partial(work, **options), *args)
+        future = self._open_portal().start_task_soon(partial(work, **options), *args)
         try:
             return future.result()
         except BaseException:
@@ -263,4 +271,4 @@ class Client:
             handler=handler,
             concurrency=concurrency,
         )
-        return SyncConsumer(make, self._portal, Bridge(self._call, self._loop.call_soon_threadsafe))
+        return SyncConsumer(make, self._open_portal(), Bridge(self._call, self._loop.call_soon_threadsafe))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from client import AsyncClient, wire
+from client import AsyncClient, Client, wire
 from client.cluster import Seed, parse_seeds
 from client.errors import (
     ConnectionClosed,
@@ -161,6 +161,17 @@ async def test_a_clock_that_is_right_is_not_worth_a_word() -> None:
     async with ScriptedWorker() as worker, AsyncClient(worker.url, on_time_drift=drifts.append) as client:
         await client.info()
     assert drifts == []
+
+
+async def test_what_is_not_open_says_how_to_open_it() -> None:
+    client = AsyncClient()
+    with pytest.raises(ConnectionClosed, match="use it with `async with`"):
+        await client.topics()
+    with pytest.raises(InvalidArgument, match="use it with `async with`"):
+        await client.subscribe("orders", "billing").receive()
+    with pytest.raises(ConnectionClosed, match="use it with `with`"):
+        Client().topics()
+    await client.close()
 
 
 async def test_those_who_wait_when_the_client_closes_are_told() -> None:

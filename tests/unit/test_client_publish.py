@@ -346,6 +346,12 @@ async def test_what_the_broker_would_refuse_does_not_harm_the_messages_beside_it
         await client.publish("orders", key="a\0b")
     with pytest.raises(InvalidArgument, match="not Unicode"):
         await client.publish("orders", key="\ud800")
+    with pytest.raises(InvalidArgument, match="not text"):
+        await client.publish("orders", key="a", uid=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="Unicode text"):
+        await client.publish("orders", key=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="not an OutgoingMessage"):
+        await client.publish_many("orders", ["text"])  # type: ignore[list-item]
     with pytest.raises(InvalidArgument, match="topic has 0 to 0"):
         await client.publish("orders", partition=1)
     with pytest.raises(InvalidArgument, match="use bytes or str"):
