@@ -1,6 +1,7 @@
 """A worker that does what a test says, over a real socket: for lost answers, odd orders and late errors."""
 
 import asyncio
+import ssl
 from collections import defaultdict
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -87,6 +88,7 @@ class ScriptedWorker:
     def __init__(self, **info: Any) -> None:
         self.links: list[Link] = []
         self.drift_ms = 0
+        self.tls: ssl.SSLContext | None = None
         self.silent = False  # answers nothing any more
         self.refusal: wire.Error | None = None  # of INFO
         self.info: dict[str, Any] = {"version": 1, "payloads": "", "heartbeat_ms": 10_000, **info}
@@ -106,7 +108,7 @@ class ScriptedWorker:
     async def listen(self) -> None:
         """Listen, on the same port as before if there was one."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Link(self), "127.0.0.1", self.port)
+        self._server = await loop.create_server(lambda: Link(self), "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -120,7 +122,7 @@ class ScriptedWorker:
 
     @property
     def url(self) -> str:
-        return f"keylane://127.0.0.1:{self.port}"
+        return f"keylane{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     @property
     def link(self) -> Link:

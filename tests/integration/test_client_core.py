@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
+import anyio
 import pytest
 
 from client import (
@@ -404,3 +405,18 @@ async def test_a_client_closes_consumers_that_are_still_open(broker: RunningBrok
         await consumer.receive()
     async with AsyncClient(broker.url) as client:
         assert (await client.describe_subscription(topic, "s")).consumers == []
+
+
+async def test_a_cancelled_block_still_leaves_in_good_order(client: AsyncClient, topic: str) -> None:
+    await client.create_topic(topic)
+    await client.create_subscription(topic, "s", lease=3600)
+    await client.publish_many(topic, [OutgoingMessage(partition=0)] * 2)
+    with anyio.move_on_after(0.3) as scope:
+        async with client.subscribe(topic, "s") as consumer:
+            async with await consumer.receive():
+                pass
+            await consumer.receive()
+            await consumer.receive()
+    assert scope.cancelled_caught
+    info = await client.describe_subscription(topic, "s")
+    assert (info.backlog, info.leased, info.consumers) == (1, 0, [])

@@ -1,6 +1,10 @@
 """The client and its connection: greeting, heartbeats, losing it and coming back."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +187,30 @@ async def test_those_who_wait_when_the_client_closes_are_told() -> None:
             await asked
         with pytest.raises(ConnectionClosed, match="closed"):
             await client.topics()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate for this machine that nobody trusts, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes a certificate with openssl, which is not here")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    command = [*make.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_keylanes_is_tls_with_a_certificate_that_is_checked(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = ScriptedWorker()
+    worker.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    worker.tls.load_cert_chain(*certificate)
+    async with worker:
+        with pytest.raises(ConnectionFailed, match="certificate"):
+            async with AsyncClient(worker.url):
+                pass
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        async with AsyncClient(worker.url) as client:
+            assert (await client.info()).worker == "scripted"
