@@ -290,7 +290,7 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
         raise
     if not connection.alive:
         consumer.forget()
-    worker.start(_begin, worker, consumer, settings.delivery, returned)
+    worker.start(_begin, worker, consumer, settings, returned)
     return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count), b""
 
 
@@ -328,7 +328,9 @@ async def _join(worker: "Worker", consumer: Consumer) -> list[int]:
     return [number for number, was_open in zip(numbers, returned, strict=True) if was_open]
 
 
-async def _begin(worker: "Worker", consumer: Consumer, delivery: str, returned: list[int]) -> None:
+async def _begin(
+    worker: "Worker", consumer: Consumer, settings: SubscriptionSettings, returned: list[int]
+) -> None:
     """Hand a consumer what its name still holds, and then serve it."""
     try:
         for number in consumer.partitions:
@@ -341,7 +343,8 @@ async def _begin(worker: "Worker", consumer: Consumer, delivery: str, returned: 
             if worker.consumers.get(consumer.identity) is not consumer:
                 return
             _hand_back(consumer, number, held)
-            partition.dispatcher(consumer.subscription, delivery).attach(consumer)
+            dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
+            dispatcher.attach(consumer)
     except BrokerError as error:
         consumer.end(error.code, str(error))
 
@@ -428,8 +431,9 @@ async def settle(
             )
         )
         return _settled(result), b""
-    if name in partition.dispatchers:
-        partition.dispatchers[name].feed()
+    dispatcher = partition.dispatchers.get(name)
+    if dispatcher is not None and (dispatcher.ordered or not isinstance(request, wire.Ack)):
+        dispatcher.feed()
     consumer.give(sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4)  # type: ignore[arg-type]
     return _settled(result), b""
 

@@ -36,6 +36,8 @@ class Connection(asyncio.Protocol):
         self.peer = ""
         self._reader = FrameReader(worker.settings.max_frame)
         self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[bytes] = []
         self._inflight = 0
         self._requests = 0
         self._heavy: deque[Frame] | None = None  # requests that wait for their turn
@@ -60,14 +62,14 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class
         self._transport.set_write_buffer_limits(high=_BUFFERED)
         self.peer = ":".join(map(str, (transport.get_extra_info("peername") or ("?",))[:2]))
-        self.heard = asyncio.get_running_loop().time()
+        self.heard = self._loop.time()
         if refusal := self.worker.admit(self):
             self.send(wire.Error(refusal.code, str(refusal)))
             self.close()
 
     def data_received(self, data: bytes) -> None:
         """Handle each frame that is complete now."""
-        self.heard = asyncio.get_running_loop().time()
+        self.heard = self._loop.time()
         reader = self._reader
         before = reader.waiting
         try:
@@ -81,6 +83,7 @@ class Connection(asyncio.Protocol):
             self.worker.buffered += reader.waiting - before
             self.close()
             return
+        self.worker.engine.store.flush()
         self.worker.buffered += reader.waiting - before
         if self.worker.buffered > self.worker.settings.max_inflight_bytes:
             self.worker.drop_the_largest()
@@ -111,9 +114,17 @@ class Connection(asyncio.Protocol):
     # Sending
 
     def send(self, properties: wire.Properties, sequence: int = 0, body: bytes = b"") -> None:
-        """Send a frame; to a connection that has ended, nothing."""
+        """Send a frame, with the others of this turn of the event loop; nothing if it has ended."""
         if self._transport is not None:
-            self._transport.write(wire.frame(properties, sequence, self.worker.now_ms(), body))
+            if not self._unsent:
+                self._loop.call_soon(self.flush)
+            self._unsent.append(wire.frame(properties, sequence, self.worker.now_ms(), body))
+
+    def flush(self) -> None:
+        """Write what was sent, now."""
+        if self._unsent and self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def refuse(self, error: Exception, sequence: int) -> None:
         """Answer a request with an error."""
@@ -125,6 +136,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close when what was sent before has gone out; nothing more is read."""
+        self.flush()
         self._drop_input()
         if self._transport is not None:
             self._transport.close()

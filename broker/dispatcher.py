@@ -12,7 +12,7 @@ from broker.arguments import MAX_BATCH, pack_flat_receipts
 from broker.consumer import Consumer
 from broker.results import Fetched, Lease, Room, Share
 from client import wire
-from client.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound
+from client.errors import BrokerError, SubscriptionNotFound, TopicNotFound
 
 if TYPE_CHECKING:
     from broker.partition import Partition
@@ -25,9 +25,10 @@ _PATIENCE = (0.05, 1.0)  # seconds between attempts while Redis is away, shortes
 class Dispatcher:
     """One partition and one subscription; lives as long as it has consumers."""
 
-    def __init__(self, partition: "Partition", subscription: str, delivery: str) -> None:
+    def __init__(self, partition: "Partition", subscription: str, mode: str, delivery: str) -> None:
         self.partition = partition
         self.subscription = subscription
+        self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
         self.hungry = True  # there may be something to deliver
         self._cursor = 0  # the last entry that a fetch has passed
@@ -35,7 +36,8 @@ class Dispatcher:
         self._fetching = False
         self._settles = delivery == "at_most_once"
         self._due_ms = 1  # when to look for what has timed out; 0 is never
-        self._awake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pumping = False
 
     def attach(self, consumer: Consumer) -> None:
         """Serve one more consumer."""
@@ -47,12 +49,15 @@ class Dispatcher:
         """Serve it no more."""
         if self.consumers.get(consumer.name) is consumer:
             del self.consumers[consumer.name]
-            self._awake.set()
+        if not self.consumers:
+            self._set_timer(0)
+            if self.partition.dispatchers.get(self.subscription) is self:
+                del self.partition.dispatchers[self.subscription]
 
     def feed(self) -> None:
         """There may be something to deliver."""
         self.hungry = True
-        self._awake.set()
+        self.wake()
 
     def expect(self, entry: int) -> None:
         """An entry has been published; a fetch that was sent behind it may have got it."""
@@ -61,55 +66,52 @@ class Dispatcher:
             self.feed()
 
     def wake(self) -> None:
-        """Somebody has room."""
-        self._awake.set()
+        """Somebody has room, or something has fallen due."""
+        if not self._pumping:
+            self._pumping = True
+            self.partition.worker.start(self._pump)
 
-    async def run(self) -> None:
-        """Serve until the last consumer has gone."""
-        worker, pause = self.partition.worker, _PATIENCE[0]
-        while self.consumers:
-            try:
-                await self._step()
-                pause = _PATIENCE[0]
-            except (TopicNotFound, SubscriptionNotFound) as error:
-                self._end_all(error)
-            except Fenced:
-                continue  # the partition has noticed, and takes a new lease
-            except BrokerError as error:
-                log.warning("%s: %s", self, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _PATIENCE[1])
-            except Exception:
-                log.exception("%s: a bug; going on", self)
-                await asyncio.sleep(_PATIENCE[1])
-            if worker.stopping:
-                return
+    async def _pump(self) -> None:
+        """Deliver until there is nothing to deliver, or nobody to deliver to."""
+        pause = _PATIENCE[0]
+        try:
+            while self.consumers and not self.partition.worker.stopping:
+                try:
+                    if not await self._step():
+                        break
+                    pause = _PATIENCE[0]
+                except (TopicNotFound, SubscriptionNotFound) as error:
+                    for consumer in list(self.consumers.values()):
+                        consumer.end(error.code, str(error))
+                except BrokerError as error:
+                    log.warning("%s: %s", self, error)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, _PATIENCE[1])
+        finally:
+            self._pumping = False
+            self._set_timer(self._due_ms if self.consumers else 0)
 
     def __str__(self) -> str:
         return f"subscription {self.subscription!r} on {self.partition}"
 
-    async def _step(self) -> None:
-        self._awake.clear()
-        now_ms = self.partition.worker.now_ms()
-        if self._due_ms and self._due_ms <= now_ms:
+    async def _step(self) -> bool:
+        """Do what there is to do now; answers whether there was anything."""
+        due = 0 < self._due_ms <= self.partition.worker.now_ms()
+        if due:
             await self._expire()
         rooms = self._rooms() if self.hungry else []
         if rooms:
             await self._fetch(rooms)
-        else:
-            await self._sleep()
+        return due or bool(rooms)
 
-    async def _sleep(self) -> None:
-        if not self._due_ms:
-            await self._awake.wait()
-            return
-        # At least a millisecond: the clocks of Redis and of this process are not the same.
-        delay = max(self._due_ms - self.partition.worker.now_ms(), 1) / 1_000
-        timer = asyncio.get_running_loop().call_later(delay, self._awake.set)
-        try:
-            await self._awake.wait()
-        finally:
-            timer.cancel()
+    def _set_timer(self, due_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_ms:
+            # At least a millisecond: the clocks of Redis and of this process are not the same.
+            delay = max(due_ms - self.partition.worker.now_ms(), 1) / 1_000
+            self._timer = asyncio.get_running_loop().call_later(delay, self.wake)
 
     async def _expire(self) -> None:
         result = await self.partition.call(lambda engine, lease: engine.expire(lease, self.subscription))
@@ -180,6 +182,7 @@ class Dispatcher:
             settled=settled,
         )
         consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
+        consumer.connection.flush()  # before the answers of this turn: somebody waits for it
 
     def _without_lost(self, share: Share, fetched: Fetched) -> Share:
         """Leave out entries that Redis should have and has not, and settle them where that can be done."""
@@ -211,10 +214,6 @@ class Dispatcher:
                 lambda engine, lease: engine.join(lease, self.subscription, name, worker.session_ms)
             )
             self.hungry = True
-
-    def _end_all(self, error: BrokerError) -> None:
-        for consumer in list(self.consumers.values()):
-            consumer.end(error.code, str(error))
 
 
 def flat_receipts(fetched: Fetched, share: Share) -> list[str | int]:

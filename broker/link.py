@@ -97,6 +97,7 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=_error, encoding="utf-8")
         self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._unsent: list[bytes] = []  # commands of this turn of the event loop
         self._answered = 0
         self._watch: asyncio.TimerHandle | None = None
 
@@ -134,10 +135,18 @@ class Link(asyncio.Protocol):
             future.set_exception(ConnectionError("the connection is closed"))
             return future
         self._waiting.append(future)
-        self._transport.write(packed)
+        if not self._unsent:
+            self._loop.call_soon(self.flush)
+        self._unsent.append(packed)
         if self._watch is None:
             self._watch = self._loop.call_later(self.patience, self._look, self._answered)
         return future
+
+    def flush(self) -> None:
+        """Send the commands of this turn of the event loop together: a system call costs more than one."""
+        if self._unsent and self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def close(self, reason: str = "closed") -> None:
         """Close the connection; calls under way fail."""

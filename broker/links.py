@@ -65,6 +65,11 @@ class Links:
         link = self._shared.get(server.name)
         return link if link is not None and link.usable else None
 
+    def flush(self) -> None:
+        """Send what the shared connections have gathered."""
+        for link in self._shared.values():
+            link.flush()
+
     async def open(self, server: Address) -> Link:
         """Open the shared connection to a server."""
 

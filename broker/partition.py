@@ -107,20 +107,25 @@ class Partition:
             return
         queue = self._pending[pending.durability] = deque([pending])
         self.worker.start(self._publish_all, pending.durability, queue)
+        self._feed()
 
     async def _publish_all(self, durability: str, queue: deque[Pending]) -> None:
         try:
+            await self._publish_some(_gather(queue), queue)
             while queue:
+                asyncio.get_running_loop().call_soon(self._feed)
                 await self._publish_some(_gather(queue), queue)
         finally:
             del self._pending[durability]
 
+    def _feed(self) -> None:
+        """Let the dispatchers fetch; behind a publish just sent they need not wait for its answer."""
+        for dispatcher in list(self.dispatchers.values()):
+            dispatcher.feed()
+
     async def _publish_some(self, batch: list[Pending], queue: deque[Pending]) -> None:
         first = batch[0]
         flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else first.flat
-        # Fetches that are sent behind the publish find it done: the dispatchers need not wait for its answer.
-        for dispatcher in self.dispatchers.values():
-            dispatcher.feed()
         try:
             result = await self.call(
                 lambda engine, lease: engine.publish_flat(
@@ -165,20 +170,12 @@ class Partition:
 
     # Consuming
 
-    def dispatcher(self, subscription: str, delivery: str) -> Dispatcher:
-        """The dispatcher of a subscription, started if it is not there."""
+    def dispatcher(self, subscription: str, mode: str, delivery: str) -> Dispatcher:
+        """The dispatcher of a subscription, made for its first consumer."""
         dispatcher = self.dispatchers.get(subscription)
         if dispatcher is None:
-            dispatcher = self.dispatchers[subscription] = Dispatcher(self, subscription, delivery)
-            self.worker.start(self._run, dispatcher)
+            dispatcher = self.dispatchers[subscription] = Dispatcher(self, subscription, mode, delivery)
         return dispatcher
-
-    async def _run(self, dispatcher: Dispatcher) -> None:
-        try:
-            await dispatcher.run()
-        finally:
-            if self.dispatchers.get(dispatcher.subscription) is dispatcher:
-                del self.dispatchers[dispatcher.subscription]
 
 
 def _gather(queue: deque[Pending]) -> list[Pending]:

@@ -86,6 +86,10 @@ class Store:
         self._links.close()
         await _close(self.redis)
 
+    def flush(self) -> None:
+        """Send at once what would go out in the next turn of the event loop."""
+        self._links.flush()
+
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """Run one script, loading it where the server does not know it yet."""
         text, sha = self.scripts[script]

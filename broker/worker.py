@@ -15,10 +15,9 @@ from secrets import token_hex
 from typing import Annotated, Any
 
 import anyio
-from anyio.abc import TaskGroup
 from msgspec import Meta
 
-from broker import commands
+from broker import commands, eager
 from broker.arguments import MAX_BATCH, MAX_PARTITIONS, check_flat, check_int
 from broker.config import Settings
 from broker.connection import Connection
@@ -57,10 +56,8 @@ class Worker:
         self.held_back: set[Connection] = set()  # not listened to for now
         self._drift_ms = 0.0  # the clock of Redis minus ours
         self._stop = asyncio.Event()
-        self._tasks: TaskGroup | None = None
-        self._running = 0
-        self._idle = asyncio.Event()  # nothing is running
-        self._idle.set()
+        # serve() awaits them; a task group's own way to start one takes several times as long.
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # Life
 
@@ -76,7 +73,6 @@ class Worker:
         log.info("worker %s listens on %s", self.id, self.address)
         try:
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
                 for period, step in (
                     (self.settings.partition_lease / 3, self._renew_leases),
                     (self.settings.session / 3, self._renew_sessions),
@@ -92,6 +88,10 @@ class Worker:
                 tasks.cancel_scope.cancel()
         finally:
             listener.close()
+            for task in self._tasks:
+                task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
             for connection in list(self.connections):
                 connection.abort()
             await self.engine.close()
@@ -103,10 +103,8 @@ class Worker:
 
     async def _finish(self) -> None:
         """Answer what was asked; consumers keep their leases, for they will go on with the next worker."""
-        for partition in self.partitions.values():
-            for dispatcher in partition.dispatchers.values():
-                dispatcher.wake()
-        await self._idle.wait()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self._renew_sessions()
         leases = [partition.held for partition in self.partitions.values() if partition.held]
         await asyncio.gather(*(self.engine.release(lease) for lease in leases), return_exceptions=True)
@@ -115,11 +113,11 @@ class Worker:
         log.info("worker %s gave up %d partitions and stops", self.id, len(leases))
 
     def start(self, step: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Run something in the background, for as long as the worker runs."""
-        assert self._tasks is not None
-        self._running += 1
-        self._idle.clear()
-        self._tasks.start_soon(self._guard, step, arguments)
+        """Run something in the background, for as long as the worker runs; it begins at once."""
+        task = eager.start(self._guard(step, arguments))
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _guard(self, step: Callable[..., Awaitable[object]], arguments: tuple[object, ...]) -> None:
         try:
@@ -128,10 +126,6 @@ class Worker:
             log.warning("%s: %s", getattr(step, "__qualname__", step), error)
         except Exception:
             log.exception("a bug in %s; the worker goes on", getattr(step, "__qualname__", step))
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
 
     async def _repeat(self, period: float, step: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -1,0 +1,191 @@
+"""An independent record of what applications were told, and the rules that it must follow."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from client import Message, Published
+from client.types import Outcome
+
+ORDERED, SHARED = "ordered", "shared"
+MODES = {ORDERED: "key_shared", SHARED: "shared"}
+
+Name = tuple[str, int]  # of a message: its producer, and that one's count
+
+
+@dataclass
+class Lane:
+    """A key in the ordered subscription."""
+
+    entries: dict[Name, int] = field(default_factory=dict)  # of all that is known
+    unsettled: dict[int, Name] = field(default_factory=dict)  # what certainly nobody has settled
+    consumer: str = ""
+    run: set[int] = field(default_factory=set)  # what that one got, since the last rewind
+    last: int = 0  # the last one it got
+    newest: int = 0  # the largest that ever came
+
+
+@dataclass
+class Told:
+    """What the consumers of one subscription were told."""
+
+    delivered: set[Name] = field(default_factory=set)
+    settled: set[Name] = field(default_factory=set)
+    asking: Counter[Name] = field(default_factory=Counter)  # acks without an answer so far
+    doubtful: set[Name] = field(default_factory=set)  # "stale", but an earlier answer may have been lost
+    stale: set[Name] = field(default_factory=set)
+    redelivered: int = 0
+
+
+class Recorder:
+    """Notes what producers and consumers see, and collects what must not be."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.crashes = 0
+        self.answered: dict[Name, Published] = {}
+        self.told = {subscription: Told() for subscription in MODES}
+        self._keys: dict[Name, str] = {}
+        self._ids: dict[str, tuple[Name, str]] = {}  # id -> message and its uid
+        self._id_of: dict[Name, str] = {}
+        self._lanes: dict[str, Lane] = defaultdict(Lane)
+
+    # Producers
+
+    def publishing(self, name: Name, key: str) -> None:
+        """A message is about to be published."""
+        self._keys[name] = key
+
+    def published(self, name: Name, answer: Published) -> None:
+        """Its publish was answered."""
+        if answer.id is None:
+            self.problems.append(f"{name} was answered without an id")
+            return
+        self.answered[name] = answer
+        self._identify(name, answer.id, answer.uid)
+
+    def _identify(self, name: Name, id: str, uid: str) -> None:
+        """A message has one id and one uid, and no other message has either."""
+        if self._ids.setdefault(id, (name, uid)) != (name, uid):
+            self.problems.append(f"{id} is {self._ids[id]} and also {(name, uid)}")
+        if self._id_of.setdefault(name, id) != id:
+            self.problems.append(f"{name} was stored twice, as {self._id_of[name]} and as {id}")
+        key = self._keys[name]
+        if key and name not in (lane := self._lanes[key]).entries:
+            entry = lane.entries[name] = int(id.rpartition("-")[2])
+            lane.unsettled[entry] = name
+
+    # Consumers
+
+    def delivered(self, subscription: str, consumer: str, message: Message) -> Name:
+        """The application was handed a message; answers its name."""
+        name = _name_of(message)
+        told = self.told[subscription]
+        if name in told.settled:
+            self.problems.append(f"{subscription}: {name}, {message.id}, came again after its ack")
+        if self._keys[name] != (message.key or ""):
+            self.problems.append(f"{name} came with the key {message.key!r}")
+        self._identify(name, message.id, message.uid)
+        if subscription == ORDERED and message.key:
+            self._check_order(consumer, message.key, name, first=name not in told.delivered)
+        told.redelivered += name in told.delivered
+        told.delivered.add(name)
+        return name
+
+    def _check_order(self, consumer: str, key: str, name: Name, first: bool) -> None:
+        lane = self._lanes[key]
+        entry = lane.entries[name]
+        if consumer != lane.consumer:
+            lane.consumer, lane.run = consumer, set()
+        elif entry <= lane.last:
+            lane.run = {earlier for earlier in lane.run if earlier < entry}
+        for earlier in lane.unsettled:
+            if earlier < entry and earlier not in lane.run:
+                self.problems.append(f"{consumer} got entry {entry} of key {key} before {earlier} was settled")
+        if first and entry < lane.newest:
+            self.problems.append(f"entry {entry} of key {key} came first after {lane.newest} had come")
+        lane.run.add(entry)
+        lane.last = entry
+        lane.newest = max(entry, lane.newest)
+
+    def acking(self, subscription: str, names: Sequence[Name]) -> int:
+        """Acks are about to be sent; answers what to give to `acked`."""
+        told = self.told[subscription]
+        for name in names:
+            told.asking[name] += 1
+            self._reckon(subscription, name)
+        return self.crashes
+
+    def acked(self, subscription: str, name: Name, outcome: Outcome, since: int) -> None:
+        """An ack was answered."""
+        told = self.told[subscription]
+        told.asking[name] -= 1
+        if outcome == "settled":
+            told.settled.add(name)
+        else:
+            told.stale.add(name)
+            if since != self.crashes:
+                told.doubtful.add(name)
+        self._reckon(subscription, name)
+
+    def _reckon(self, subscription: str, name: Name) -> None:
+        """Keep what is certainly unsettled in the ordered subscription."""
+        key = self._keys[name]
+        if subscription != ORDERED or not key:
+            return
+        told, lane = self.told[ORDERED], self._lanes[key]
+        entry = lane.entries[name]
+        if name in told.settled or name in told.doubtful or told.asking[name]:
+            lane.unsettled.pop(entry, None)
+        else:
+            lane.unsettled[entry] = name
+
+    # At the end
+
+    def finished(self, messages: int) -> bool:
+        """Whether so many messages have been answered, delivered to everybody and settled there."""
+        return len(self.answered) >= messages and all(
+            len(told.settled) + len(told.doubtful) >= messages for told in self.told.values()
+        )
+
+    def verdict(self) -> list[str]:
+        """Everything that was not as promised; at most a few of a kind."""
+        return [*self.problems[:10], *list(self._losses())[:10], *list(self._misnumbered())[:10]]
+
+    def _losses(self) -> Iterator[str]:
+        for name in self._keys:
+            if name not in self.answered:
+                yield f"{name} was never answered"
+            for subscription, told in self.told.items():
+                if name not in told.delivered:
+                    yield f"{subscription}: {name} never came"
+
+    def _misnumbered(self) -> Iterator[str]:
+        """Ids are dense in a partition; those of a producer and key rise in the order of its calls."""
+        partitions: dict[int, set[int]] = defaultdict(set)
+        newest: dict[tuple[str, str], int] = defaultdict(int)
+        for name in sorted(self.answered):
+            answer = self.answered[name]
+            partitions[answer.partition].add(answer.entry)
+            if key := self._keys[name]:
+                flow = (name[0], key)
+                if answer.entry < newest[flow]:
+                    yield f"{name}, entry {answer.entry}, was published behind {newest[flow]} of its key"
+                newest[flow] = max(newest[flow], answer.entry)
+        for partition, entries in partitions.items():
+            if holes := set(range(1, max(entries) + 1)) - entries:
+                yield f"partition {partition} has {len(holes)} entries of nobody, such as {min(holes)}"
+
+    def undeletable(self) -> set[str]:
+        """The uids of messages whose bodies nobody may have been told to delete.
+
+        That is said in the answer to the last ack. Only where an answer was lost, so that the repeated ack
+        was answered "stale", a body stays for its lifetime.
+        """
+        names = {name for told in self.told.values() for name in told.stale}
+        return {self.answered[name].uid for name in names if name in self.answered}
+
+
+def _name_of(message: Message) -> Name:
+    producer, _, number = message.attributes["name"].partition(" ")
+    return producer, int(number)

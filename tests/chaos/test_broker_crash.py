@@ -1,0 +1,278 @@
+"""kill -9 of the worker, of the server, and of both, under load: the applications need no help."""
+
+import asyncio
+import logging
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+import lua
+import pytest
+
+from broker.checker import check_topic
+from broker.engine import Engine
+from broker.server import Server
+from client import AsyncClient, Consumer, OutgoingMessage, StaleReceipt
+from client.connection import Connection
+from client.outbox import Outbox, Parcel
+from tests.chaos.recorder import MODES, ORDERED, SHARED, Name, Recorder
+from tests.running import RunningBroker
+
+pytestmark = pytest.mark.slow
+
+PARTITIONS = 4
+KEYS = 60
+PRODUCERS = 4
+CONSUMERS = 3  # of each subscription
+UNANSWERED = 4  # calls that a producer has under way
+BODY = b"x" * 100
+
+
+class Load:
+    """Applications at work: they know the client's API, and nothing of what happens to the broker."""
+
+    def __init__(self, broker: RunningBroker, topic: str, messages: int, seed: int) -> None:
+        self.broker = broker
+        self.topic = topic
+        self.messages = messages
+        self.seed = seed
+        self.record = Recorder()
+        self.idle = asyncio.Event()  # everything was answered, delivered and settled
+        self._moved = asyncio.Event()
+
+    # Producers
+
+    async def produce(self, client: AsyncClient, producer: str, count: int) -> None:
+        """Publish in calls of all sizes, some of which overlap."""
+        chance = random.Random(f"{self.seed} {producer}")
+        room = asyncio.Semaphore(UNANSWERED)
+        async with asyncio.TaskGroup() as calls:
+            start = 0
+            while start < count:
+                await room.acquire()
+                stop = min(count, start + chance.choice((1, 1, 10, 50, 200)))
+                names = [(producer, number) for number in range(start, stop)]
+                keys = [chance.choice(("", *map(str, range(KEYS)))) for _ in names]
+                calls.create_task(self._publish(client, names, keys, room))
+                await asyncio.sleep(0)  # the call begins before the next: that is their order
+                start = stop
+
+    async def _publish(
+        self, client: AsyncClient, names: list[Name], keys: list[str], room: asyncio.Semaphore
+    ) -> None:
+        messages = []
+        for name, key in zip(names, keys, strict=True):
+            self.record.publishing(name, key)
+            body = BODY if name[1] % 4 == 0 else None
+            messages.append(OutgoingMessage(body, key or None, {"name": f"{name[0]} {name[1]}"}))
+        try:
+            answers = await client.publish_many(self.topic, messages)
+        finally:
+            room.release()
+        for name, answer in zip(names, answers, strict=True):
+            self.record.published(name, answer)
+        self._moved.set()
+
+    # Consumers
+
+    async def consume_in_batches(self, consumer: Consumer, subscription: str) -> None:
+        """Take what is there, now and then give something back, ack the rest together."""
+        chance = random.Random(f"{self.seed} {consumer.name}")
+        async for batch in consumer.batches(max_messages=chance.randint(50, 500)):
+            messages = list(batch)
+            names = [self.record.delivered(subscription, consumer.name, message) for message in messages]
+            if chance.random() < 0.05:
+                at = chance.randrange(len(messages))
+                await consumer.nack([messages[at]], delay=0)
+                del messages[at], names[at]
+            since = self.record.acking(subscription, names)
+            outcomes = await consumer.ack(messages)
+            for name, outcome in zip(names, outcomes, strict=True):
+                self.record.acked(subscription, name, outcome, since)
+            self._moved.set()
+
+    async def consume_one_by_one(self, consumer: Consumer, subscription: str) -> None:
+        """Ack each message by itself and wait for the answer, with a few under way."""
+        room = asyncio.Semaphore(50)
+        async with asyncio.TaskGroup() as acks:
+            async for message in consumer:
+                await room.acquire()
+                name = self.record.delivered(subscription, consumer.name, message)
+                since = self.record.acking(subscription, [name])
+                acks.create_task(self._ack(message.ack, subscription, name, since, room))
+
+    async def _ack(
+        self,
+        ack: Callable[[], object],
+        subscription: str,
+        name: Name,
+        since: int,
+        room: asyncio.Semaphore,
+    ) -> None:
+        try:
+            await ack()  # type: ignore[misc]
+            self.record.acked(subscription, name, "settled", since)
+        except StaleReceipt:
+            self.record.acked(subscription, name, "stale", since)
+        finally:
+            room.release()
+        self._moved.set()
+
+    # All together
+
+    async def run(self, chaos: Callable[["Load"], object]) -> None:
+        """Publish everything and consume everything, come what may."""
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(AsyncClient(self.broker.url)) for _ in range(4)]
+            await clients[0].create_topic(self.topic, partitions=PARTITIONS)
+            consumers = []
+            for subscription, mode in MODES.items():
+                for number in range(CONSUMERS):
+                    opened = clients[2 + number % 2].subscribe(
+                        self.topic, subscription, mode=mode, name=f"{subscription}-{number}"  # type: ignore[arg-type]
+                    )
+                    consumers.append((await stack.enter_async_context(opened), subscription, number))
+            async with asyncio.TaskGroup() as tasks:
+                working = [
+                    tasks.create_task(
+                        (self.consume_one_by_one if number == 0 else self.consume_in_batches)(consumer, name)
+                    )
+                    for consumer, name, number in consumers
+                ]
+                each = self.messages // PRODUCERS
+                for number in range(PRODUCERS):
+                    working.append(tasks.create_task(self.produce(clients[number % 2], f"p{number}", each)))
+                working.append(tasks.create_task(chaos(self)))  # type: ignore[arg-type]
+                await self._until_done(clients[0])
+                for task in working:
+                    task.cancel()
+
+    async def _until_done(self, client: AsyncClient) -> None:
+        while not self.record.finished(self.messages) and not self.record.problems:
+            await self._progress()
+        while not self.record.problems:
+            described = [await client.describe_subscription(self.topic, name) for name in MODES]
+            if not any(item.backlog for item in described):
+                return
+            await self._progress()
+
+    async def _progress(self) -> None:
+        """Wait until something has been answered, or for a second."""
+        self._moved.clear()
+        with anyio.move_on_after(1):
+            await self._moved.wait()
+
+    async def after(self, share: float) -> None:
+        """Wait until so much of everything has been published and delivered."""
+        record, wanted = self.record, share * self.messages * (1 + len(MODES))
+        while len(record.answered) + sum(len(told.delivered) for told in record.told.values()) < wanted:
+            await self._progress()
+
+
+# What happens to the broker
+
+
+class Chaos:
+    """Kills the worker or the server at given shares of the work, and starts it again."""
+
+    def __init__(self, *kills: tuple[float, str]) -> None:
+        self.kills = sorted(kills)
+
+    async def __call__(self, load: Load) -> None:
+        """Run it beside the load."""
+        for share, what in self.kills:
+            await load.after(share)
+            load.record.crashes += 1
+            if what == "worker":
+                load.broker.kill_worker()
+                await anyio.to_thread.run_sync(load.broker.start_worker)
+            else:
+                assert isinstance(load.broker.server, Server)
+                load.broker.server.kill()
+                await anyio.to_thread.run_sync(load.broker.server.start)
+
+
+async def run(broker: RunningBroker, topic: str, messages: int, seed: int, chaos: Chaos) -> list[str]:
+    """Run a load through chaos; everything that was not as promised."""
+    load = Load(broker, topic, messages, seed)
+    record = load.record
+    with anyio.move_on_after(55) as limit:
+        await load.run(chaos)
+    with anyio.fail_after(20):
+        engine = Engine.connect(broker.redis_url)
+        try:
+            left = await bodies_left(engine, topic)
+            problems = record.verdict() + await check_topic(engine, topic)
+        finally:
+            await engine.close()
+    if limit.cancelled_caught:
+        problems.append("it did not come to an end")
+    if beyond := left - record.undeletable():
+        problems.append(f"{len(beyond)} bodies were not deleted, such as {min(beyond)}")
+    if "a bug" in (log := broker.log()):
+        problems.append(log[max(0, log.index("a bug") - 500) :][:3_000])
+    for name, told in record.told.items():
+        print(f"{name}: {told.redelivered} came again, {len(told.stale)} acks were stale")
+    print(f"{len(left)} bodies left of {len(record.undeletable())} that may be")
+    return problems
+
+
+async def bodies_left(engine: Engine, topic: str) -> set[str]:
+    """The names of the bodies in Redis."""
+    keys = await engine.store.command("KEYS", f"kl:bodies:{topic}:*")
+    return {name for key in keys for name in await engine.store.command("HKEYS", key)}
+
+
+MESSAGES = 50_000
+
+
+@pytest.fixture(autouse=True)
+def _no_errors_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """The client, and asyncio under it, log no error."""
+    yield
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[RunningBroker]:
+    """A broker on a server that has on disk what it has answered: so its death loses nothing.
+
+    With `everysec` the server may answer before it writes, while an earlier fsync is under way.
+    """
+    with Server(data_dir=tmp_path / "data", appendfsync="always") as server, RunningBroker(server) as broker:
+        yield broker
+
+
+def fresh_seed() -> int:
+    """A seed that is printed, to repeat what has gone wrong."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    return seed
+
+
+async def test_kills_of_the_worker_lose_nothing_repeat_nothing_settled_and_keep_order(topic: str) -> None:
+    with RunningBroker() as broker:
+        chaos = Chaos(*((share, "worker") for share in (0.1, 0.25, 0.4, 0.6, 0.8)))
+        assert await run(broker, topic, MESSAGES, fresh_seed(), chaos) == []
+
+
+async def test_kills_of_the_server_lose_nothing_repeat_nothing_settled_and_keep_order(
+    durable: RunningBroker, topic: str
+) -> None:
+    chaos = Chaos(*((share, "server") for share in (0.15, 0.35, 0.55, 0.8)))
+    assert await run(durable, topic, MESSAGES, fresh_seed(), chaos) == []
+
+
+async def test_kills_of_both_lose_nothing_repeat_nothing_settled_and_keep_order(
+    durable: RunningBroker, topic: str
+) -> None:
+    seed = fresh_seed()
+    chance = random.Random(seed)
+    chaos = Chaos(*((chance.uniform(0.02, 0.95), chance.choice(("worker", "server"))) for _ in range(7)))
+    print(chaos.kills)
+    assert await run(durable, topic, MESSAGES, seed, chaos) == []
