@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from client import Message, Published
-from client.types import Outcome
+from client.types import Mode, Outcome
 
 ORDERED, SHARED = "ordered", "shared"
-MODES = {ORDERED: "key_shared", SHARED: "shared"}
+MODES: dict[str, Mode] = {ORDERED: "key_shared", SHARED: "shared"}
 
 Name = tuple[str, int]  # of a message: its producer, and that one's count
 
@@ -101,7 +101,9 @@ class Recorder:
             lane.run = {earlier for earlier in lane.run if earlier < entry}
         for earlier in lane.unsettled:
             if earlier < entry and earlier not in lane.run:
-                self.problems.append(f"{consumer} got entry {entry} of key {key} before {earlier} was settled")
+                self.problems.append(
+                    f"{consumer} got entry {entry} of key {key} before {earlier} was settled"
+                )
         if first and entry < lane.newest:
             self.problems.append(f"entry {entry} of key {key} came first after {lane.newest} had come")
         lane.run.add(entry)
