@@ -103,7 +103,8 @@ class Connection(asyncio.Protocol):
         """Exchange INFO frames: the beginning of every connection, and later a question."""
         sent, began = time.time(), time.monotonic()
         who = f"keylane-python, process {os.getpid()} on {socket.gethostname()}"
-        answer = await self.request(wire.Info(token=token or "", client=who))
+        versions = (wire.OLDEST_VERSION, wire.VERSION)
+        answer = await self.request(wire.Info(versions=versions, token=token or "", client=who))
         info = wire.properties_of(answer, wire.InfoReply)
         if not wire.OLDEST_VERSION <= info.version <= wire.VERSION:
             raise errors.IncompatibleVersion(

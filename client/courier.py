@@ -136,8 +136,12 @@ class Courier:
         """It was not done: the application may try again while the leases go on."""
         for block, start, stop in group.parts:
             for index in range(start, stop):
-                if block.states[index] == SETTLING:
+                if block.states[index] != SETTLING:
+                    continue
+                if terms.charged:
                     block.states[index] = HANDED
+                else:  # the application has never had it
+                    self._held.end(block, index)
         if group.later:
             count = sum(stop - start for _, start, stop in group.parts)
             _log.warning("%d messages were not settled: %s", count, error)

@@ -20,9 +20,7 @@ class Held:
         self.credit = credit
         self._before: list[Block] = []  # held when the connection was lost
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
-        self._rewinding: dict[
-            tuple[int, str], int
-        ] = {}  # lane whose nack is under way -> the entry it is for
+        self._rewinding: dict[tuple[int, str], int] = {}  # lanes being nacked -> from which entry on
 
     def lane(self, block: Block, index: int) -> str:
         """As in receipts: "" where there is no order, "=" for a whole partition, "=" and the key."""

@@ -75,6 +75,7 @@ class Link:
         await self._tasks.cancel()
         if self.current is not None:
             self.current.streams.pop(self.stream, None)
+            self.current.closed.remove_done_callback(self._lost)
 
     async def connection(self, within: float) -> Connection:
         """The connection on which it is subscribed, waiting for it if need be."""
@@ -115,7 +116,7 @@ class Link:
         self._broken = asyncio.get_running_loop().create_future()
         self._on_open(reply)
         self._ready.set_result(connection)
-        connection.closed.add_done_callback(lambda closed: self._break(connection, closed.result()))
+        connection.closed.add_done_callback(self._lost)
         if self.paused:
             connection.send(wire.Flow(self.stream, paused=True))
         early, self._early = self._early, []
@@ -130,9 +131,14 @@ class Link:
         else:
             self._break(connection, error_from(wire.properties_of(frame, wire.Error)))
 
+    def _lost(self, closed: asyncio.Future[BrokerError]) -> None:
+        if self.current is not None and self.current.closed is closed:
+            self._break(self.current, closed.result())
+
     def _break(self, connection: Connection, error: BrokerError) -> None:
         if connection is self.current:
             connection.streams.pop(self.stream, None)
+            connection.closed.remove_done_callback(self._lost)
             self.current = None
             self._ready = asyncio.get_running_loop().create_future()
             self._broken.set_result(error)

@@ -38,10 +38,9 @@ class _State(Enum):
 class Parcel:
     """The messages of one PUBLISH frame and who waits for them."""
 
-    __slots__ = ("bodies", "calls", "created", "durability", "flat", "resent", "size", "state")
+    __slots__ = ("bodies", "calls", "created", "flat", "resent", "size", "state")
 
-    def __init__(self, durability: str, created: float) -> None:
-        self.durability = durability
+    def __init__(self, created: float) -> None:
         self.created = created
         self.flat: list[str] = []  # key, uid, about, …
         self.bodies: dict[int, tuple[str, bytes]] = {}  # place in the frame -> name, body
@@ -67,11 +66,14 @@ class Parcel:
 
 
 class Outbox:
-    """The way of one producer into one partition."""
+    """The way of one producer into one partition, at one durability: order holds within it."""
 
-    def __init__(self, topic: str, partition: int, cluster: Cluster, bodies: Bodies, tasks: Tasks) -> None:
+    def __init__(
+        self, topic: str, partition: int, durability: str, cluster: Cluster, bodies: Bodies, tasks: Tasks
+    ) -> None:
         self.topic = topic
         self.partition = partition
+        self.durability = durability
         self._cluster = cluster
         self._bodies = bodies
         self._tasks = tasks
@@ -86,15 +88,13 @@ class Outbox:
         self._attempt = 0
         self._error: BrokerError | None = None  # what went wrong last
 
-    def add(
-        self, flat: list[str], bodies: dict[int, tuple[str, bytes]], durability: str
-    ) -> list[asyncio.Future[Answer]]:
+    def add(self, flat: list[str], bodies: dict[int, tuple[str, bytes]]) -> list[asyncio.Future[Answer]]:
         """Queue messages (key, uid, about, …) and their bodies (by place); a future for each frame."""
         answers = []
         size = len(flat) // 3
         start = 0
         while start < size:
-            parcel = self._open_parcel(durability)
+            parcel = self._open_parcel()
             count = min(size - start, MAX_BATCH - parcel.size)
             answer: asyncio.Future[Answer] = self._loop.create_future()
             parcel.calls.append((answer, parcel.size, count))
@@ -116,13 +116,13 @@ class Outbox:
         for parcel in (*self._started, *self._waiting):
             parcel.fail(error)
 
-    def _open_parcel(self, durability: str) -> Parcel:
+    def _open_parcel(self) -> Parcel:
         now = self._loop.time()
         if self._waiting:
             last = self._waiting[-1]
-            if last.durability == durability and last.size < MAX_BATCH and now - last.created < _GATHER:
+            if last.size < MAX_BATCH and now - last.created < _GATHER:
                 return last
-        parcel = Parcel(durability, now)
+        parcel = Parcel(now)
         self._waiting.append(parcel)
         if self._expiry is None:
             self._expiry = self._loop.call_at(now + self._cluster.timeout, self._expire)
@@ -170,7 +170,7 @@ class Outbox:
     def _send(self, parcel: Parcel, connection: Connection) -> None:
         parcel.state = _State.SENT
         answer = connection.request(
-            wire.Publish(self.topic, self.partition, parcel.durability, again=self._again),
+            wire.Publish(self.topic, self.partition, self.durability, again=self._again),
             wire.pack(parcel.flat),
         )
         self._again = False

@@ -78,7 +78,7 @@ class Producer:
         pack_about(0, self._group)  # raises InvalidName for a group that cannot be
         self._partitions: dict[str, int] = {}
         self._lookups: dict[str, asyncio.Task[int]] = {}
-        self._outboxes: dict[tuple[str, int], Outbox] = {}
+        self._outboxes: dict[tuple[str, int, str], Outbox] = {}
         self._room = _Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
         self._tasks = Tasks()
 
@@ -159,11 +159,11 @@ class Producer:
     def _add(self, topic: str, slices: dict[tuple[int, str], Slice]) -> list[_Added]:
         added = []
         for (partition, durability), item in slices.items():
-            outbox = self._outboxes.get((topic, partition))
+            outbox = self._outboxes.get((topic, partition, durability))
             if outbox is None:
-                outbox = Outbox(topic, partition, self._cluster, self._bodies, self._tasks)
-                self._outboxes[topic, partition] = outbox
-            answers = outbox.add(item.flat, item.bodies, durability)
+                outbox = Outbox(topic, partition, durability, self._cluster, self._bodies, self._tasks)
+                self._outboxes[topic, partition, durability] = outbox
+            answers = outbox.add(item.flat, item.bodies)
             added.append(_Added(partition, durability, item.places, answers))
         return added
 

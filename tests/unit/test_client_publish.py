@@ -178,8 +178,12 @@ async def test_durability_that_is_not_reached_is_told_at_once(
     safe = asyncio.create_task(client.publish("orders", uid="safe", partition=0, durability="replicated"))
     first = await worker.expect(wire.Publish)
     assert first.properties.durability == "replicated"
-    fast = asyncio.create_task(client.publish_many("orders", [OutgoingMessage(partition=0)] * 1_000))
+    more = [OutgoingMessage(partition=0, durability="replicated")] * 1_000
+    behind = asyncio.create_task(client.publish_many("orders", more))
     second = await worker.expect(wire.Publish)
+    fast = asyncio.create_task(client.publish("orders", partition=0))
+    accept(await worker.expect(wire.Publish), 2)
+    assert (await fast).entry == 2, "another durability does not wait for it"
     first.error("durability_not_reached", "no replica", stored=True)
     second.error("durability_not_reached", "no replica")
     with pytest.raises(DurabilityNotReached, match="no replica") as caught:
@@ -188,7 +192,7 @@ async def test_durability_that_is_not_reached_is_told_at_once(
     again = await worker.expect(wire.Publish)
     assert again.properties.again
     accept(again, 3)
-    assert len(await fast) == 1_000
+    assert len(await behind) == 1_000
 
 
 async def test_a_redirect_is_tried_again(worker: ScriptedWorker, client: AsyncClient) -> None:
