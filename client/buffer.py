@@ -3,8 +3,9 @@
 from collections import deque
 from time import monotonic
 
+from client.block import BUFFERED, HANDED, Block
 from client.held import Held, Part
-from client.message import BUFFERED, HANDED, Block, Message
+from client.message import Message
 
 _HANDED = bytes((HANDED,))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import anyio
 
 from client import wire
+from client.block import Block
 from client.bodies import Bodies
 from client.buffer import Buffer
 from client.cluster import Cluster
@@ -23,7 +24,7 @@ from client.handlers import Handler, Handlers
 from client.held import Held
 from client.keeper import Keeper
 from client.link import Link
-from client.message import Batch, Block, Message
+from client.message import Batch, Message
 from client.receipts import ACK, GIVE_BACK
 from client.settling import Settler, extend_terms, nack_terms
 from client.times import Seconds, milliseconds, position_text, seconds

@@ -7,10 +7,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from client import wire
+from client.block import HANDED, SETTLING, STALE, Block
 from client.cluster import backoff
 from client.errors import BrokerError, ConnectionClosed
 from client.held import Part
-from client.message import HANDED, SETTLING, STALE, Block
 from client.receipts import Sheet, Terms, forgotten_bodies, merge, sheets, stale_messages
 from client.wire import Frame, Type
 

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+from client.block import HANDED, SETTLED, Block
 from client.bodies import Bodies
 from client.errors import PayloadMissing
 from client.held import Part
-from client.message import HANDED, SETTLED, Block
 from client.tasks import Tasks
 
 _AHEAD = 100  # messages
@@ -23,7 +23,7 @@ class Downloads:
 
     async def one(self, block: Block, index: int) -> bytes:
         """The body of a message."""
-        if not block.body_of(index)[0]:
+        if not block.body_name(index):
             return b""
         fetch = block.fetches.get(index)
         if fetch is None:
@@ -39,7 +39,7 @@ class Downloads:
             (block, index, name)
             for block, start, stop in parts
             for index in range(start, stop)
-            if index not in block.bodies and (name := block.body_of(index)[0])
+            if index not in block.bodies and (name := block.body_name(index))
         ]
         found = await self._bodies.get(self._topic, [name for _, _, name in wanted]) if wanted else []
         for (block, index, _), body in zip(wanted, found, strict=True):
@@ -57,7 +57,7 @@ class Downloads:
 
     async def _fetch(self, block: Block, indexes: list[int]) -> dict[int, bytes | None]:
         try:
-            bodies = await self._bodies.get(self._topic, [block.body_of(index)[0] for index in indexes])
+            bodies = await self._bodies.get(self._topic, [block.body_name(index) for index in indexes])
         finally:
             for index in indexes:
                 block.fetches.pop(index, None)
@@ -84,14 +84,13 @@ def _keep(block: Block, index: int, body: bytes) -> None:
 def _ahead(block: Block, index: int) -> list[int]:
     """The message's index and those of the next ones with bodies, as far as it is worth it."""
     wanted = [index]
-    room = _AHEAD_BYTES - block.body_of(index)[1]
+    room = _AHEAD_BYTES - block.body_size(index)
     for following in range(index + 1, min(index + _AHEAD, len(block))):
         if block.states[following] > HANDED or following in block.bodies or following in block.fetches:
             continue
-        name, size = block.body_of(following)
-        room -= size
+        room -= block.body_size(following)
         if room < 0:
             break
-        if name:
+        if block.body_name(following):
             wanted.append(following)
     return wanted

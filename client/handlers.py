@@ -11,8 +11,9 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from client.block import HANDED
 from client.errors import BrokerError, InvalidArgument
-from client.message import HANDED, Message
+from client.message import Message
 from client.sync_message import Bridge, SyncMessage
 from client.tasks import Tasks
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
+from client.block import BUFFERED, HANDED, SETTLED, SETTLING, STALE, Block
 from client.errors import StaleReceipt
-from client.message import BUFFERED, HANDED, SETTLED, SETTLING, STALE, Block
 
 Part = tuple[Block, int, int]  # block, first index, index behind the last
 

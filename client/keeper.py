@@ -4,8 +4,8 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from client.block import HANDED, Block
 from client.held import Part
-from client.message import HANDED, Block
 from client.receipts import Terms
 from client.wire import Type
 

@@ -1,132 +1,14 @@
-"""Messages as they are consumed: blocks as they came, one message, and batches."""
+"""Messages as they are consumed, one by one and in batches."""
 
 import asyncio
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
-from client import wire
-from client.errors import ProtocolError
+from client.block import Block
 from client.times import Seconds, moment
-
-if TYPE_CHECKING:
-    from client.consumer import Consumer
-
-# What became of a message of a block.
-BUFFERED, HANDED, SETTLING, SETTLED, STALE = range(5)
-
-_BODY = tuple[list[int], list[str], list[int], list[str | int]]
-
-
-class Block:
-    """The messages of one DATA frame; each is an index, and hardly anything is made per message."""
-
-    __slots__ = (
-        "abouts",
-        "bodies",
-        "consumer",
-        "deadline",
-        "deadlines",
-        "entries",
-        "fetches",
-        "gone",
-        "handed",
-        "lane_deadlines",
-        "ledgers",
-        "names",
-        "noted",
-        "open",
-        "partition",
-        "retries",
-        "soonest",
-        "states",
-        "texts",
-        "token",
-    )
-
-    def __init__(self, consumer: "Consumer", frame: wire.Frame, data: wire.Data, now: float) -> None:
-        ranges: list[int]
-        self.texts: list[str]  # key, uid, about, …
-        self.retries: dict[int, int]
-        ranges, self.texts, retries, lanes = wire.unpack(frame.body, _BODY)
-        self.consumer = consumer
-        self.partition = data.partition
-        self.token = data.token
-        self.ledgers = data.ledgers
-        self.entries: Sequence[int]  # of each index
-        if len(ranges) == 2:
-            self.entries = range(ranges[0], ranges[1] + 1)
-        else:
-            self.entries = [
-                entry for at in range(0, len(ranges), 2) for entry in range(ranges[at], ranges[at + 1] + 1)
-            ]
-        size = len(self.entries)
-        if len(self.texts) != size * 3 or len(retries) % 2 or len(lanes) % 2:
-            raise ProtocolError("a DATA frame whose lists do not belong together")
-        self.retries = dict(zip(retries[::2], retries[1::2], strict=True)) if retries else {}
-        self.states = bytearray(size)
-        self.open = size  # those neither settled nor stale
-        shift = now - frame.timestamp_ms / 1000  # from the cluster's clock to ours, which never jumps
-        self.deadline = data.deadline_ms / 1000 + shift
-        self.deadlines: dict[int, float] = {}  # of messages without a lane that were extended by themselves
-        self.lane_deadlines = {
-            str(lane): float(at) / 1000 + shift for lane, at in zip(lanes[::2], lanes[1::2], strict=True)
-        }
-        self.soonest = min([self.deadline, *self.lane_deadlines.values()])  # before it no lease ends
-        self.gone = data.settled  # at most once: ranges of entries that nobody needs any more
-        if self.gone is not None:
-            self.deadline = self.soonest = float("inf")
-        self.handed: list[tuple[int, float]] = []  # index, when it and those after it went to the application
-        self.noted = 0.0  # the last of these times
-        self.names: list[str] | None = None
-        self.abouts: dict[int, wire.About] = {}
-        self.bodies: dict[int, bytes] = {}
-        self.fetches: dict[int, asyncio.Task[dict[int, bytes | None]]] = {}
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def about(self, index: int) -> wire.About:
-        """What the producer said about a message."""
-        about = self.abouts.get(index)
-        if about is None:
-            text, uid = self.texts[index * 3 + 2], self.texts[index * 3 + 1]
-            try:
-                about = wire.unpack_about(text, uid)
-            except ValueError as error:
-                raise ProtocolError(f"message {self.id(index)} is described by {text!r:.80}") from error
-            self.abouts[index] = about
-        return about
-
-    def body_of(self, index: int) -> tuple[str, int]:
-        """The name and size of a message's body; "" if it has none."""
-        where = self.texts[index * 3 + 2].split(" ", 4)[3]
-        if not where:
-            return "", 0
-        size, _, name = where.partition(":")
-        return name or self.texts[index * 3 + 1], int(size)
-
-    def body_names(self) -> list[str]:
-        """The name of each body, "" where there is none; empty if there is none at all."""
-        if self.names is None:
-            wheres = [about.split(" ", 4)[3] for about in self.texts[2::3]]
-            named = any(wheres)
-            self.names = [self.body_of(index)[0] for index in range(len(self))] if named else []
-        return self.names
-
-    def id(self, index: int) -> str:
-        """`<partition>:<ledger>-<entry>`."""
-        entry = self.entries[index]
-        starts = [item.partition(":") for item in self.ledgers.split()]
-        at = bisect_right(starts, entry, key=lambda item: int(item[2]))
-        return f"{self.partition}:{starts[max(at - 1, 0)][0]}-{entry}"
-
-    def handed_at(self, index: int) -> float:
-        """About when a message went to the application."""
-        return self.handed[bisect_right(self.handed, index, key=lambda item: item[0]) - 1][1]
 
 
 class Message:
@@ -191,7 +73,7 @@ class Message:
     @property
     def size(self) -> int:
         """The bytes of its body."""
-        return self._block.body_of(self._index)[1]
+        return self._block.body_size(self._index)
 
     @property
     def produced_at(self) -> datetime:

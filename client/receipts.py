@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from client import wire
+from client.block import Block
 from client.errors import ProtocolError
 from client.held import Held, Part
-from client.message import Block
 from client.wire import MAX_BATCH, Properties, Type
 
 _MAX_MESSAGES = 10_000  # that the receipts of one frame may stand for

@@ -7,10 +7,11 @@ from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from client.block import HANDED, SETTLED, SETTLING, STALE, Block
 from client.courier import Courier, Group, Ticket
 from client.errors import ConnectionClosed, InvalidArgument, StaleReceipt
 from client.held import Part
-from client.message import HANDED, SETTLED, SETTLING, STALE, Batch, Block, Message
+from client.message import Batch, Message
 from client.receipts import ACK, NACK, Terms, bodies_in
 from client.tasks import Tasks
 from client.times import Seconds, instant_ms, milliseconds

@@ -9,8 +9,9 @@ from typing import Any
 
 from anyio.from_thread import BlockingPortal
 
+from client.block import HANDED
 from client.consumer import Consumer
-from client.message import HANDED, Message
+from client.message import Message
 from client.receipts import GIVE_BACK
 from client.sync_message import Bridge, SyncMessage
 from client.times import Seconds
