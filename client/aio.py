@@ -21,9 +21,10 @@ from client import wire
 from client.administration import Administration
 from client.bodies import Bodies
 from client.cluster import Cluster
-from client.consumer import Consumer, Options
+from client.consumer import Consumer
 from client.handlers import Handler
 from client.message import Message
+from client.options import Options
 from client.payloads import PayloadStore
 from client.producer import Producer
 from client.times import Position, Seconds, seconds

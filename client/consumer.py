@@ -1,15 +1,10 @@
 """A consumer: takes what the worker pushes, hands it out, and comes back after a lost connection."""
 
 import asyncio
-import re
-import secrets
-import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
-from os import getpid
 from time import monotonic
 from types import TracebackType
-from typing import NamedTuple
 
 import anyio
 
@@ -20,36 +15,20 @@ from client.buffer import Buffer
 from client.cluster import Cluster
 from client.downloads import Downloads
 from client.errors import BrokerError, ConnectionClosed, InvalidArgument
-from client.handlers import Handler, Handlers
+from client.handlers import Handlers
 from client.held import Held
 from client.keeper import Keeper
 from client.link import Link
 from client.message import Batch, Message
+from client.options import PATIENCE, Options, fresh_name
 from client.receipts import ACK, GIVE_BACK
 from client.settling import Settler, extend_terms, nack_terms
-from client.times import Seconds, milliseconds, position_text, seconds
+from client.times import Seconds, seconds
 from client.types import Outcome
 from client.wire import Frame
 
-MAX_PERMITS = 10_000
 _CLOSE = 5.0  # seconds for the last answers when it closes
-_PATIENCE = 3600.0  # seconds that an idle application keeps its leases
 _ALL = 1 << 60
-
-
-class Options(NamedTuple):
-    """How to consume; see AsyncClient.subscribe."""
-
-    mode: str | None
-    start: str | datetime
-    name: str | None
-    permits: int
-    lease: Seconds | None
-    auto_extend: bool | Seconds
-    on_stale: Callable[[Message], None] | None
-    partitions: Sequence[int] | None
-    handler: Handler | None
-    concurrency: int
 
 
 class Consumer:
@@ -64,31 +43,19 @@ class Consumer:
     def __init__(
         self, cluster: Cluster, bodies: Bodies, stream: int, topic: str, subscription: str, options: Options
     ) -> None:
-        if type(options.permits) is not int or not 1 <= options.permits <= MAX_PERMITS:
-            raise InvalidArgument(f"permits is {options.permits!r}: use 1 to {MAX_PERMITS}")
         self.topic = topic
         self.subscription = subscription
-        self.name = options.name or _fresh_name()
+        self.name = options.name or fresh_name()
         self._cluster = cluster
         self._bodies = bodies
-        request = wire.Subscribe(
-            stream,
-            topic,
-            subscription,
-            self.name,
-            options.mode,
-            position_text("start", options.start),
-            milliseconds("lease", options.lease),
-            options.permits,
-            None if options.partitions is None else list(options.partitions),
-        )
-        patience = _patience(options.auto_extend)
+        request = options.request(stream, topic, subscription, self.name)
+        patience = options.patience()
         self.link = Link(cluster, request, self._opened, self._received, self._ended)
         self.held = Held(self.link.credit)
         self.settler = Settler(self, options.on_stale)
         self.downloads = Downloads(topic, bodies)
         self.keeper = Keeper(self, patience)
-        self._buffer = Buffer(self.held, (patience or _PATIENCE) / 10)
+        self._buffer = Buffer(self.held, (patience or PATIENCE) / 10)
         self._handlers = Handlers(self, options.handler, options.concurrency) if options.handler else None
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
@@ -124,15 +91,17 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
-        self.keeper.close()
         self._wake()
         try:
-            with anyio.move_on_after(_CLOSE, shield=True):
-                if self._handlers is not None:
+            if self._handlers is not None:
+                with anyio.CancelScope(shield=True):
                     await self._handlers.close()
+            self.keeper.close()
+            with anyio.move_on_after(_CLOSE, shield=True):
                 await self.settler.finish()
                 await self.link.leave()
         finally:
+            self.keeper.close()
             self.held.clear()
             with anyio.CancelScope(shield=True):
                 await self.settler.close()
@@ -289,14 +258,3 @@ class Batches:
 
     async def __anext__(self) -> Batch:
         return await self._consumer.take(self._max_messages, self._max_wait)
-
-
-def _fresh_name() -> str:
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:100] or "host"
-    return f"{host}-{getpid()}-{secrets.token_hex(4)}"
-
-
-def _patience(auto_extend: bool | Seconds) -> float:
-    if isinstance(auto_extend, bool):
-        return _PATIENCE if auto_extend else 0.0
-    return seconds("auto_extend", auto_extend)

@@ -30,11 +30,11 @@ class Tasks:
             await asyncio.wait(self._running)
 
     async def cancel(self) -> None:
-        """End all and wait until they have ended."""
-        while self._running:
-            for task in self._running:
+        """End all and wait until they have ended; but for the caller, if it is one of them."""
+        while others := self._running - {asyncio.current_task()}:
+            for task in others:
                 task.cancel()
-            await asyncio.wait(self._running)
+            await asyncio.wait(others)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

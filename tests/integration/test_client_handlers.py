@@ -155,6 +155,43 @@ async def test_closing_cancels_handlers_and_their_messages_go_back(client: Async
         await message.ack()
 
 
+async def test_closing_waits_for_handlers_in_threads_and_settles_their_messages(
+    client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic)
+    await client.create_subscription(topic, "s", lease=3600)
+    await client.publish(topic, b"1")
+    began, go_on = threading.Event(), threading.Event()
+
+    def handle(message: SyncMessage) -> None:
+        began.set()
+        assert go_on.wait(PATIENCE)
+
+    consumer = client.subscribe(topic, "s", handler=handle)
+    async with consumer:
+        assert await asyncio.to_thread(began.wait, PATIENCE)
+        closing = asyncio.ensure_future(consumer.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        go_on.set()
+        await closing
+    assert (await client.describe_subscription(topic, "s")).backlog == 0
+
+
+async def test_a_handler_may_close_its_consumer(client: AsyncClient, topic: str) -> None:
+    await client.create_topic(topic)
+    await client.create_subscription(topic, "s")
+    await client.publish(topic, b"stop")
+
+    async def handle(message: Message) -> None:
+        await message.ack()
+        await consumer.close()
+
+    async with client.subscribe(topic, "s", handler=handle) as consumer:
+        await asyncio.wait_for(consumer.wait(), PATIENCE)
+    assert (await client.describe_subscription(topic, "s")).backlog == 0
+
+
 async def test_whoever_waits_for_a_callback_consumer_hears_why_it_ended(
     client: AsyncClient, topic: str
 ) -> None:
