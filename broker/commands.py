@@ -12,10 +12,9 @@ from broker import inspection
 from broker.arguments import MAX_BATCH, MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
 from broker.consumer import FRAME, Consumer
 from broker.keys import check_name
-from broker.results import Backoff, Delivery, Message, SettleResult, SubscriptionSettings, TopicSettings
+from broker.results import Backoff, Delivery, SettleResult, SubscriptionSettings, TopicSettings
 from client import wire
 from client.errors import (
-    BrokerError,
     IncompatibleVersion,
     InvalidArgument,
     ProtocolError,
@@ -50,7 +49,7 @@ async def carry_out(worker: "Worker", connection: "Connection", frame: wire.Fram
 async def info(worker: "Worker", connection: "Connection", request: wire.Info, _: memoryview) -> Reply:
     oldest, newest = request.versions
     if newest < wire.OLDEST_VERSION or oldest > wire.VERSION or oldest > newest:
-        connection.worker.start(_close_later, connection)
+        asyncio.get_running_loop().call_soon(connection.close)  # once this has been said
         raise IncompatibleVersion(
             f"the client speaks versions {oldest} to {newest} of the protocol, the broker "
             f"{wire.OLDEST_VERSION} to {wire.VERSION}: update the older one"
@@ -72,10 +71,6 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
         ),
         b"",
     )
-
-
-async def _close_later(connection: "Connection") -> None:
-    connection.close()
 
 
 # Topics
@@ -284,13 +279,12 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
         before.end("subscription_busy", f"another connection took over as consumer {consumer.name!r}")
     worker.consumers[consumer.identity] = connection.streams[consumer.stream] = consumer
     try:
-        returned = await _join(worker, consumer)
+        held = await _join(worker, consumer, settings)
     except BaseException:
         consumer.forget()
         raise
-    if not connection.alive:
-        consumer.forget()
-    worker.start(_begin, worker, consumer, settings, returned)
+    # Once this has been answered: what the client asks then is younger than what is held.
+    asyncio.get_running_loop().call_soon(_begin, worker, consumer, settings, held)
     return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count), b""
 
 
@@ -311,68 +305,50 @@ async def _settings_of(worker: "Worker", request: wire.Subscribe) -> Subscriptio
     return await engine.describe_subscription(request.topic, request.subscription)
 
 
-async def _join(worker: "Worker", consumer: Consumer) -> list[int]:
-    """Open the consumer's session on each partition; answers those where one of its name was open.
+async def _join(
+    worker: "Worker", consumer: Consumer, settings: SubscriptionSettings
+) -> dict[int, list[Delivery]]:
+    """Open the consumer's session on each partition; answers what its name holds there.
 
     The first partition decides who is alone on an exclusive subscription.
     """
 
-    async def join(number: int) -> bool:
-        return await worker.partition(consumer.topic, number).call(
+    async def join(number: int) -> list[Delivery]:
+        partition = worker.partition(consumer.topic, number)
+        was_open = await partition.call(
             lambda engine, lease: engine.join(lease, consumer.subscription, consumer.name, worker.session_ms)
         )
+        if not was_open:
+            return []
+        held = await partition.call(
+            lambda engine, lease: engine.held(lease, consumer.subscription, consumer.name)
+        )
+        if held and settings.delivery == "at_most_once":
+            # Leased and never sent, or it would be settled: to be fetched once more.
+            await partition.call(
+                lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
+            )
+            return await join(number)
+        return held
 
-    numbers = consumer.partitions
-    returned = [await join(numbers[0])]
-    returned += await asyncio.gather(*(join(number) for number in numbers[1:]))
-    return [number for number, was_open in zip(numbers, returned, strict=True) if was_open]
+    first, *others = consumer.partitions
+    held = [await join(first), *await asyncio.gather(*(join(number) for number in others))]
+    return dict(zip(consumer.partitions, held, strict=True))
 
 
-async def _begin(
-    worker: "Worker", consumer: Consumer, settings: SubscriptionSettings, returned: list[int]
+def _begin(
+    worker: "Worker", consumer: Consumer, settings: SubscriptionSettings, held: dict[int, list[Delivery]]
 ) -> None:
     """Hand a consumer what its name still holds, and then serve it."""
-    try:
-        for number in consumer.partitions:
-            partition = worker.partition(consumer.topic, number)
-            held: list[Delivery] = []
-            if number in returned:
-                held = await partition.call(
-                    lambda engine, lease: engine.held(lease, consumer.subscription, consumer.name)
-                )
-            if worker.consumers.get(consumer.identity) is not consumer:
-                return
-            _hand_back(consumer, number, held)
-            dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
-            dispatcher.attach(consumer)
-    except BrokerError as error:
-        consumer.end(error.code, str(error))
-
-
-def _hand_back(consumer: Consumer, number: int, held: list[Delivery]) -> None:
-    """Send what a consumer holds already, a frame for each token and deadline."""
-    frames: dict[tuple[int, int], list[Message]] = {}
-    for delivery in sorted(held, key=lambda delivery: delivery.receipt.first):
-        frames.setdefault((delivery.receipt.token, delivery.deadline_ms), []).extend(delivery.messages)
-    for (token, deadline_ms), messages in frames.items():
-        ledgers: dict[str, int] = {}
-        for message in messages:
-            ledgers.setdefault(message.id.partition("-")[0], message.entry)
-        data = wire.Data(
-            consumer.stream,
-            number,
-            token,
-            deadline_ms,
-            " ".join(f"{ledger}:{first}" for ledger, first in ledgers.items()),
-            held=True,
-        )
-        ranges = [message.entry for message in messages for _ in range(2)]
-        flat = [text for message in messages for text in (message.key, message.uid, message.about)]
-        retries = [
-            part for message in messages if message.retries for part in (message.entry, message.retries)
-        ]
-        consumer.credit -= len(messages)
-        consumer.deliver(data, ranges, flat, retries, [])
+    if not consumer.connection.alive:
+        consumer.forget()
+    for number in consumer.partitions:
+        if worker.consumers.get(consumer.identity) is not consumer:
+            return  # it has ended, or another has taken over
+        partition = worker.partition(consumer.topic, number)
+        dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
+        dispatcher.hand_back(consumer, held[number])
+        dispatcher.attach(consumer)
 
 
 async def unsubscribe(

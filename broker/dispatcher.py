@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.arguments import MAX_BATCH, pack_flat_receipts
 from broker.consumer import Consumer
-from broker.results import Fetched, Lease, Room, Share
+from broker.results import Delivery, Fetched, Lease, Message, Room, Share
 from client import wire
 from client.errors import BrokerError, SubscriptionNotFound, TopicNotFound
 
@@ -34,6 +34,9 @@ class Dispatcher:
         self._cursor = 0  # the last entry that a fetch has passed
         self._expected = 0  # the last entry that was published
         self._fetching = False
+        self._token = 0  # of the last fetch that was answered
+        self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
+        self._lost_since = 0  # the token before that fetch
         self._settles = delivery == "at_most_once"
         self._due_ms = 1  # when to look for what has timed out; 0 is never
         self._timer: asyncio.TimerHandle | None = None
@@ -95,14 +98,62 @@ class Dispatcher:
         return f"subscription {self.subscription!r} on {self.partition}"
 
     async def _step(self) -> bool:
-        """Do what there is to do now; answers whether there was anything."""
-        due = 0 < self._due_ms <= self.partition.worker.now_ms()
-        if due:
+        """Do what there is to do now; answers whether there may be more."""
+        if 0 < self._due_ms <= self.partition.worker.now_ms():
             await self._expire()
+        if self._lost:
+            await self._recover()
         rooms = self._rooms() if self.hungry else []
         if rooms:
             await self._fetch(rooms)
-        return due or bool(rooms)
+        return bool(rooms)
+
+    async def _recover(self) -> None:
+        """Hand over what was leased by a fetch whose answer was lost, before anything that comes after it."""
+        for name, consumer in list(self._lost.items()):
+            held = await self.partition.call(
+                lambda engine, lease, name=name: engine.held(lease, self.subscription, name)  # type: ignore[misc]
+            )
+            # Tokens only grow: what is newer was never sent.
+            lost = [delivery for delivery in held if delivery.receipt.token > self._lost_since]
+            if lost and self._settles:
+                receipts = [delivery.receipt for delivery in lost[:MAX_BATCH]]
+                await self.partition.call(
+                    lambda engine, lease, receipts=receipts: engine.nack(  # type: ignore[misc]
+                        lease, self.subscription, receipts, charged=False
+                    )
+                )
+            elif self.consumers.get(name) is consumer:  # one that came back has been given it already
+                self.hand_back(consumer, lost)
+            del self._lost[name]
+
+    def hand_back(self, consumer: Consumer, held: list[Delivery]) -> None:
+        """Send what a consumer holds already, a frame for each token and deadline."""
+        frames: dict[tuple[int, int], list[Message]] = {}
+        for delivery in sorted(held, key=lambda delivery: delivery.receipt.first):
+            frames.setdefault((delivery.receipt.token, delivery.deadline_ms), []).extend(delivery.messages)
+        for (token, deadline_ms), messages in frames.items():
+            if not messages:
+                continue
+            ledgers: dict[str, int] = {}
+            for message in messages:
+                ledgers.setdefault(message.id.partition("-")[0], message.entry)
+            data = wire.Data(
+                consumer.stream,
+                self.partition.number,
+                token,
+                deadline_ms,
+                " ".join(f"{ledger}:{first}" for ledger, first in ledgers.items()),
+                held=True,
+            )
+            ranges = [message.entry for message in messages for _ in range(2)]
+            flat = [text for message in messages for text in (message.key, message.uid, message.about)]
+            retries = [
+                part for message in messages if message.retries for part in (message.entry, message.retries)
+            ]
+            self._token = max(self._token, token)
+            consumer.credit -= len(messages)
+            consumer.deliver(data, ranges, flat, retries, [])
 
     def _set_timer(self, due_ms: int) -> None:
         if self._timer is not None:
@@ -137,6 +188,9 @@ class Dispatcher:
             fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms))
         except BaseException:
             self.hungry = True
+            if not self._lost:
+                self._lost_since = self._token
+            self._lost.update(takers)
             for name, consumer in takers.items():
                 consumer.give(spare[name])
             raise
@@ -145,6 +199,8 @@ class Dispatcher:
         for share in fetched.shares:
             spare[share.consumer] -= len(share.flat) // 3
             self._send(takers[share.consumer], share, fetched, settled)
+        if fetched.shares:
+            self._token = max(self._token, fetched.token)
         self._due_ms = fetched.next_due_ms
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected

@@ -5,22 +5,34 @@ much for a message that is in a hurry. Python 3.12 has this built in.
 """
 
 import asyncio
+from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
 from typing import Any
 
 
-def start(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
-    """Run a coroutine up to its first wait; the task that does the rest, or None if there is none."""
+def start(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Run a coroutine up to its first wait, as a part of the task that then does the rest."""
+    loop, here = asyncio.get_running_loop(), asyncio.current_task()
+    begun: list[Any] = []  # what it waits for, unless it is through
+    task = loop.create_task(_rest(work, begun))
+    if here is not None:
+        _leave_task(loop, here)
+    _enter_task(loop, task)
     try:
-        awaited = work.send(None)
+        begun.append(work.send(None))
     except StopIteration:
-        return None
-    return asyncio.create_task(_rest(work, awaited))
+        pass
+    finally:
+        _leave_task(loop, task)
+        if here is not None:
+            _enter_task(loop, here)
+    return task
 
 
-async def _rest(work: Coroutine[Any, Any, None], awaited: Any) -> None:
-    await _go_on(work, awaited)
+async def _rest(work: Coroutine[Any, Any, None], begun: list[Any]) -> None:
+    if begun:
+        await _go_on(work, begun.pop())
 
 
 @coroutine

@@ -115,9 +115,8 @@ class Worker:
     def start(self, step: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Run something in the background, for as long as the worker runs; it begins at once."""
         task = eager.start(self._guard(step, arguments))
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _guard(self, step: Callable[..., Awaitable[object]], arguments: tuple[object, ...]) -> None:
         try:

@@ -150,7 +150,8 @@ async def healthy(broker: RunningBroker, topic: str, stop: asyncio.Event) -> int
         assert reply.type == Type.OK, peer.codes()
         if not rounds:
             request = wire.Subscribe(1, topic, "s", "healthy", start="earliest", mode="key_shared")
-            assert (await peer.call(request)).type == Type.OK
+            reply = await peer.call(request)
+            assert reply.type == Type.OK, peer.codes()
         found: list[str] = []
         while len(found) < len(batch) // 3:
             await peer.pushed_some()
