@@ -203,7 +203,7 @@ class Consumer:
         block = Block(self, frame, data, monotonic())
         if not len(block):
             return  # all of what it held was settled while the worker looked
-        if data.held:
+        if data.settled is None and data.held:
             self.held.keep(block)
         elif data.settled is None:
             self.held.add(block)

@@ -71,12 +71,11 @@ class Held:
         self._before = list(self.blocks)
 
     def keep(self, block: Block) -> None:
-        """A block lists what was held when the connection was lost: what we still have stays as it is."""
+        """A block lists what is held, perhaps delivered before: what we have stays as it is."""
+        both = dict.fromkeys((*self._before, *self.blocks))
+        earlier = [old for old in both if old.partition == block.partition]
         known = {
-            (old.token, entry): (old, index)
-            for old in self._before
-            if old.partition == block.partition
-            for index, entry in enumerate(old.entries)
+            (old.token, entry): (old, index) for old in earlier for index, entry in enumerate(old.entries)
         }
         for index, entry in enumerate(block.entries):
             old, at = known.get((block.token, entry), (block, index))
@@ -90,14 +89,14 @@ class Held:
             else:
                 self.extend_one(old, at, block.deadline)
             self._close(block, index, SETTLED)
-        self._forget_older(block)
+        self._forget_older(block, earlier)
         self.add(block)
 
-    def _forget_older(self, block: Block) -> None:
+    def _forget_older(self, block: Block, earlier: list[Block]) -> None:
         """What comes under a new token, the old one settles no more."""
         entries = set(block.entries)
-        for old in self._before:
-            if old.partition == block.partition and old.token != block.token:
+        for old in earlier:
+            if old.token < block.token:
                 for index, entry in enumerate(old.entries):
                     if entry in entries and old.states[index] <= HANDED:
                         self._close(old, index, STALE)

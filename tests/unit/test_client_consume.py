@@ -502,6 +502,20 @@ async def test_what_is_settled_while_the_worker_lists_it_is_not_handed_out_again
         assert (await worker.expect(wire.Flow)).properties.permits == 2
 
 
+async def test_what_is_listed_without_a_reconnect_is_handed_out_once(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(2, token=5)
+        worker.link.data(3, token=5, held=True)
+        assert entries(await take(consumer, 3)) == [1, 2, 3]
+        worker.link.data([(4, ""), (5, "")], token=6, held=True, settled=[4, 5], lease=0)
+        four, five = await take(consumer, 2)
+        await four.ack()
+        assert await consumer.ack([five]) == ["settled"]
+        assert worker.seen(wire.Ack) == 0
+
+
 async def test_an_empty_list_of_what_is_held_is_no_message(worker: ScriptedWorker, shelf: Shelf) -> None:
     async with Open(worker, shelf) as consumer:
         worker.link.data([], held=True)
