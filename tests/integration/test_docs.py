@@ -1,5 +1,6 @@
 """What the documentation tells people to type does what it says."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -11,28 +12,58 @@ import pytest
 from broker.engine import Engine
 from broker.results import Outgoing, Room, SubscriptionSettings, TopicSettings
 from client.wire import pack_about
+from tests.running import RunningBroker
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_python_example_of_the_readme_runs() -> None:
-    """As a program of its own, from its imports to its last line."""
-    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1-1 customer-7 order-4711\n", "")
+def _lines(page: str, start: str) -> list[str]:
+    """The indented lines of a page that begin with a word."""
+    text = (ROOT / page).read_text("utf-8")
+    return [line.strip() for line in text.splitlines() if line.startswith("    " + start)]
 
 
-def test_the_demo_takes_its_tour_and_exits() -> None:
-    """The command behind `make demo`."""
-    command = [str(Path(sys.executable).parent / "keylane"), "demo", "--once"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "the keyspace checker finds 0 problems" in done.stdout
+def test_the_python_examples_of_the_readme_run() -> None:
+    """As programs of their own, one after the other, on a broker with nothing in it."""
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    shown = []
+    with RunningBroker() as broker:
+        for example in examples:
+            assert "keylane://127.0.0.1:9999" in example
+            program = example.replace("keylane://127.0.0.1:9999", broker.url)
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+            assert (done.returncode, done.stderr) == (0, "")
+            shown.append(done.stdout)
+    assert shown == [
+        "customer-7 {'region': 'eu'} b'42 apples'\n",
+        "0:1-2 fsync\n0 b'7 pears'\n",
+    ]
 
 
-def _redis_cli_lines() -> list[str]:
-    page = (ROOT / "docs" / "keyspace.md").read_text("utf-8")
-    return [line.strip() for line in page.splitlines() if line.startswith("    redis-cli ")]
+COMMANDS = {
+    "README.md": [line for line in _lines("README.md", "keylane ") if not line.startswith("keylane serve")],
+    "docs/operations.md": _lines("docs/operations.md", "keylane "),
+}
+
+
+def test_the_commands_of_readme_and_operations_page_work() -> None:
+    """In the order in which they are shown; the broker is one of our own instead of `keylane serve`."""
+    bin = Path(sys.executable).parent
+    with RunningBroker() as broker:
+        environment = {**os.environ, "KEYLANE_SERVER": broker.url, "PATH": f"{bin}:{os.environ['PATH']}"}
+        for page, lines in COMMANDS.items():
+            assert len(lines) >= 6, page
+            for line in lines:
+                done = subprocess.run(
+                    shlex.split(line, comments=True),
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                )
+                assert done.returncode == 0, (page, line, done.stderr)
+                if line.startswith("keylane subscribe"):
+                    assert "42 apples" in done.stdout
 
 
 def _words(line: str) -> list[str]:
@@ -58,7 +89,7 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
     last = [delivery.receipt for delivery in fetched.deliveries][-1]
     await engine.nack(lease, "billing", [last._replace(first=last.last)], delay_ms=60_000)
     mark = "1" if await engine.store.command("EXISTS", "kl:{orders:3}:marks:1") else "0"
-    lines = _redis_cli_lines()
+    lines = _lines("docs/keyspace.md", "redis-cli ")
     assert len(lines) >= 15
     for line in lines:
         words = _words(line.replace("marks:0", f"marks:{mark}"))
@@ -68,7 +99,9 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
     await engine.close()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/keyspace.md", "docs/benchmarks.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CHANGELOG.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     """Relative links only; the outside is not ours to keep."""
     text = (ROOT / page).read_text("utf-8")
