@@ -17,8 +17,6 @@ from loadtest.report import Figure
 
 ROUNDS = 7
 
-Measure = Callable[[str, Order], tuple[float, list[float]]]
-
 
 class Stage:
     """Warm processes of both kinds on one server, that take turns."""
@@ -82,7 +80,7 @@ def latency(stage: Stage, topic: Callable[[str], None], rate: float = 500, secon
     _, _, ours, hand = stage.rounds(topic, order)
     figures = []
     for percent, bar in ((50, 2.0), (99, 3.0)):
-        values = [statistics.quantiles(latencies, n=100)[percent - 1] * 1_000 for latencies in (ours, hand)]
+        our_ms, hand_ms = (statistics.quantiles(part, n=100)[percent - 1] * 1_000 for part in (ours, hand))
         title = f"latency p{percent} at {rate:g} messages/s"
-        figures.append(Figure(title, *values, bar, "ms", at_most=True))
+        figures.append(Figure(title, our_ms, hand_ms, bar, "ms", at_most=True))
     return figures

@@ -30,7 +30,7 @@ class Order(NamedTuple):
 
     name: str  # of the topic or stream
     subscription: str
-    count: int
+    messages: int
     body: bytes = b""
     rate: float = 0.0  # messages a second, 0: as fast as possible
     mode: str = "shared"
@@ -104,11 +104,11 @@ async def _produce(pipe: Connection, url: str) -> None:
 
 
 async def _publish_all(client: AsyncClient, order: Order) -> None:
-    batches = iter(range(0, order.count, OUR_BATCH))
+    batches = iter(range(0, order.messages, OUR_BATCH))
 
     async def publish() -> None:
         for first in batches:
-            last = min(first + OUR_BATCH, order.count)
+            last = min(first + OUR_BATCH, order.messages)
             await client.publish_many(
                 order.name,
                 [
@@ -125,7 +125,7 @@ async def _publish_all(client: AsyncClient, order: Order) -> None:
 async def _publish_at(client: AsyncClient, order: Order) -> None:
     async with anyio.create_task_group() as tasks:
         due = time.monotonic()
-        for number in range(order.count):
+        for number in range(order.messages):
             await anyio.sleep(max(due - time.monotonic(), 0))
             due += 1 / order.rate
             sent = {"sent": repr(time.monotonic())}
@@ -149,7 +149,7 @@ async def _consume(pipe: Connection, url: str) -> None:
                 order.name, order.subscription, mode=order.mode, permits=PERMITS
             ) as consumer:
                 pipe.send("listening")
-                began, left, latencies = time.monotonic(), order.count, list[float]()
+                began, left, latencies = time.monotonic(), order.messages, list[float]()
                 async for batch in consumer.batches(max_messages=1_000, max_wait=0):
                     if order.rate:
                         now = time.monotonic()
@@ -174,7 +174,7 @@ def produce_by_hand(pipe: Connection, url: str) -> None:
     while order := pipe.recv():
         began = due = time.monotonic()
         step = 1 if order.rate else BATCH
-        for first in range(0, order.count, step):
+        for first in range(0, order.messages, step):
             if order.rate:
                 time.sleep(max(due - time.monotonic(), 0))
                 due += 1 / order.rate
@@ -198,7 +198,7 @@ def consume_by_hand(pipe: Connection, url: str) -> None:
         group, alone = order.subscription, order.alone
         redis.xgroup_create(order.name, group, "0", mkstream=True)
         pipe.send("listening")
-        began, left, latencies = time.monotonic(), order.count, list[float]()
+        began, left, latencies = time.monotonic(), order.messages, list[float]()
         while left > 0:
             [[_, entries]] = redis.xreadgroup(group, "c", {order.name: ">"}, count=BATCH, block=60_000)
             if order.rate:
