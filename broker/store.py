@@ -108,6 +108,8 @@ class Store:
         self, level: str, timeout_ms: int, script: str, keys: Sequence[str], *arguments: Argument
     ) -> list[Any]:
         """Run a script and wait until its writes are as safe as asked: fsync, replicated, replicated:N."""
+        if level == "memory":
+            return await self.run(script, keys, *arguments)
         text, sha = self.scripts[script]
         with named_errors():
             wait = await self._wait_for(level, timeout_ms, keys[0])
@@ -257,7 +259,7 @@ class Store:
         """The command that waits for a level, None where there is nothing to wait for."""
         if needed := replicas(level):
             return ("WAIT", needed, timeout_ms)
-        if level == "memory" or await self._fsync(key) == "always":
+        if await self._fsync(key) == "always":
             return None
         return ("WAITAOF", 1, 0, timeout_ms)
 

@@ -109,7 +109,8 @@ class Held:
             if nacked is None:
                 continue
             if entry <= nacked:
-                del self._rewinding[block.partition, lane]  # this is what the nack brought back
+                if block.states[index] == BUFFERED:  # else it is listed because the nack is still on its way
+                    del self._rewinding[block.partition, lane]  # this is what the nack brought back
             elif block.states[index] == BUFFERED:
                 self._close(block, index, STALE)
                 ended += 1
