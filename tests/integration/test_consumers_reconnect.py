@@ -1,0 +1,210 @@
+"""Consumers that lose their connection, come back, are replaced, or get stuck."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import pytest
+
+from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionBusy, wire
+from client.types import Mode
+from tests.running import RunningBroker
+
+SOON = 10.0  # seconds in which anything that is to happen has happened
+A_WHILE = 0.2  # seconds in which something that must not happen would have
+MODES: list[Mode] = ["shared", "key_shared", "exclusive", "failover"]
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[RunningBroker]:
+    """A broker whose worker may be killed, by one test after the other."""
+    with RunningBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+async def client(mortal: RunningBroker) -> AsyncIterator[AsyncClient]:
+    """A client of that broker."""
+    async with AsyncClient(mortal.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(mortal: RunningBroker) -> AsyncIterator[AsyncClient]:
+    """Another client, with a connection of its own."""
+    async with AsyncClient(mortal.url) as client:
+        yield client
+
+
+def cut(client: AsyncClient) -> None:
+    """Take the client's connection away underneath it."""
+    assert client._cluster.current is not None
+    client._cluster.current._transport.abort()
+
+
+async def publish(client: AsyncClient, topic: str, letters: str, key: str = "k") -> None:
+    """Publish a message for each letter."""
+    await client.publish_many(topic, [OutgoingMessage(key=key, attributes={"is": at}) for at in letters])
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    """The next messages."""
+    return [await consumer.receive(SOON) for _ in range(count)]
+
+
+async def gets_nothing(consumer: Consumer) -> bool:
+    """Whether nothing comes for a while."""
+    try:
+        await consumer.receive(A_WHILE)
+    except TimeoutError:
+        return True
+    return False
+
+
+def told(messages: list[Message]) -> list[tuple[str, int]]:
+    """What messages are, and how often they were delivered in vain."""
+    return [(message.attributes["is"], message.retry_count) for message in messages]
+
+
+def uncharged(letters: str) -> list[tuple[str, int]]:
+    """The same for messages that nobody was charged for."""
+    return [(letter, 0) for letter in letters]
+
+
+@pytest.mark.parametrize("how", ["cut", "killed worker", "stopped worker"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_consumer_that_comes_back_has_its_leases_and_nothing_twice(
+    mortal: RunningBroker, client: AsyncClient, other: AsyncClient, topic: str, mode: Mode, how: str
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    async with client.subscribe(topic, "s", mode=mode) as consumer:
+        await publish(other, topic, "abcde")
+        messages = await take(consumer, 2)
+        if how == "cut":
+            cut(client)
+        else:
+            mortal.kill_worker() if how == "killed worker" else mortal.stop_worker()
+            mortal.start_worker()
+        await publish(other, topic, "fg")
+        messages += await take(consumer, 5)
+        assert told(messages) == uncharged("abcdefg")
+        assert await gets_nothing(consumer)
+        assert await consumer.ack(messages) == ["settled"] * 7
+        assert (await other.describe_subscription(topic, "s")).backlog == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_process_that_starts_again_under_its_name_gets_what_it_held_first(
+    mortal: RunningBroker, client: AsyncClient, topic: str, mode: Mode
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    async with (
+        AsyncClient(mortal.url) as crashed,
+        crashed.subscribe(topic, "s", mode=mode, name="me", permits=4) as consumer,
+    ):
+        await publish(client, topic, "abcdef")
+        held = await take(consumer, 3)
+        await held[0].ack()
+        await take(consumer, 2)
+        await crashed._cluster.close()
+        async with client.subscribe(topic, "s", mode=mode, name="me") as again:
+            messages = await take(again, 5)
+            assert told(messages) == uncharged("bcdef")
+            assert await again.ack(messages) == ["settled"] * 5
+
+
+async def test_a_take_over_by_the_same_name_ends_the_older_consumer(
+    client: AsyncClient, other: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=2)
+    async with client.subscribe(topic, "s", name="me") as older:
+        await publish(client, topic, "abc")
+        held = await take(older, 2)
+        async with other.subscribe(topic, "s", name="me") as newer:
+            with pytest.raises(SubscriptionBusy):
+                await take(older, 2)
+            messages = await take(newer, 3)
+            assert told(messages) == uncharged("abc")
+            assert await older.ack(held) == ["stale", "stale"]
+            assert await newer.ack(messages) == ["settled"] * 3
+
+
+async def test_what_was_acked_while_the_connection_went_is_not_handed_out_again(
+    mortal: RunningBroker, client: AsyncClient, other: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=2)
+    await client.create_subscription(topic, "keeper")  # or an entry would leave the log with its ack
+    async with client.subscribe(topic, "s", mode="key_shared", permits=3_000) as consumer:
+        await other.publish_many(topic, [OutgoingMessage(key=str(number)) for number in range(3_000)])
+        messages = await take(consumer, 3_000)
+        mortal.kill_worker()
+        acking = asyncio.create_task(consumer.ack(messages))
+        await anyio.to_thread.run_sync(mortal.start_worker)
+        assert await acking == ["settled"] * 3_000
+        assert await gets_nothing(consumer)
+        assert (await other.describe_subscription(topic, "s")).backlog == 0
+
+
+async def test_a_nack_that_the_connection_took_along_rewinds_the_lane_when_it_is_back(
+    mortal: RunningBroker, client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    async with client.subscribe(topic, "s", mode="key_shared") as consumer:
+        await publish(client, topic, "abcd")
+        messages = await take(consumer, 3)
+        mortal.kill_worker()
+        nacking = asyncio.create_task(messages[0].nack(delay=0))
+        await anyio.to_thread.run_sync(mortal.start_worker)
+        again = await take(consumer, 4)
+        await nacking
+        assert told(again) == [("a", 1), *uncharged("bcd")]
+        assert await consumer.ack(messages) == ["stale"] * 3
+        assert await consumer.ack(again) == ["settled"] * 4
+
+
+async def test_a_consumer_that_never_settles_does_not_slow_the_others(
+    client: AsyncClient, other: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=2)
+    stuck = asyncio.Event()
+
+    async def handler(message: Message) -> None:
+        await stuck.wait()
+
+    async with (
+        client.subscribe(topic, "s", permits=20, handler=handler),
+        other.subscribe(topic, "s", permits=20) as consumer,
+    ):
+        await other.publish_many(topic, [OutgoingMessage(key=str(number)) for number in range(1_000)])
+        for message in await take(consumer, 20):
+            await message.ack()
+        for _ in range(960):
+            await (await consumer.receive(SOON)).ack()
+        assert await gets_nothing(consumer)
+        assert (await other.describe_subscription(topic, "s")).leased == 20
+
+
+async def test_a_consumer_that_does_not_read_does_not_slow_the_others(
+    mortal: RunningBroker, client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "same")
+    await client.create_subscription(topic, "another")
+    with socket.create_connection(("127.0.0.1", mortal.settings.port)) as deaf:
+        for stream, subscription in enumerate(("same", "another"), 1):
+            request = wire.Subscribe(stream, topic, subscription, "deaf", lease_ms=500, permits=100)
+            deaf.sendall(wire.frame(wire.Info(), 1) + wire.frame(request, 2))
+        reader, answers = wire.FrameReader(), 0
+        while answers < 4:
+            answers += len(list(reader.feed(deaf.recv(10_000))))
+        async with client.subscribe(topic, "same") as consumer:
+            about = {"much": "x" * 30_000}
+            await client.publish_many(
+                topic, [OutgoingMessage(key=str(n), attributes=about) for n in range(400)]
+            )
+            seen: set[str] = set()
+            while len(seen) < 400:
+                message = await consumer.receive(SOON)
+                seen.add(message.id)
+                await message.ack()
