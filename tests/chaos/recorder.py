@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from client import Message, Published
 from client.types import Mode, Outcome
@@ -43,6 +44,10 @@ class Recorder:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.crashes = 0
+        self._began = monotonic()
+        self._journal: dict[Name, list[str]] = defaultdict(
+            list
+        )  # what happened to each, to explain a problem
         self.answered: dict[Name, Published] = {}
         self.told = {subscription: Told() for subscription in MODES}
         self._keys: dict[Name, str] = {}
@@ -62,6 +67,7 @@ class Recorder:
             self.problems.append(f"{name} was answered without an id")
             return
         self.answered[name] = answer
+        self._note(name, f"answered as {answer.id}, duplicate {answer.duplicate}")
         self._identify(name, answer.id, answer.uid)
 
     def _identify(self, name: Name, id: str, uid: str) -> None:
@@ -81,8 +87,9 @@ class Recorder:
         """The application was handed a message; answers its name."""
         name = _name_of(message)
         told = self.told[subscription]
+        self._note(name, f"{consumer} got {message.id}, token {message.token}, {message.retry_count} retries")
         if name in told.settled:
-            self.problems.append(f"{subscription}: {name}, {message.id}, came again after its ack")
+            self._complain(f"{subscription}: {name}, {message.id}, came again after its ack", name)
         if self._keys[name] != (message.key or ""):
             self.problems.append(f"{name} came with the key {message.key!r}")
         self._identify(name, message.id, message.uid)
@@ -101,19 +108,26 @@ class Recorder:
             lane.run = {earlier for earlier in lane.run if earlier < entry}
         for earlier in lane.unsettled:
             if earlier < entry and earlier not in lane.run:
-                self.problems.append(
-                    f"{consumer} got entry {entry} of key {key} before {earlier} was settled"
-                )
+                text = f"{consumer} got {entry} of key {key} before {earlier} was settled"
+                self._complain(text, name, lane.unsettled[earlier])
         if first and entry < lane.newest:
-            self.problems.append(f"entry {entry} of key {key} came first after {lane.newest} had come")
+            self._complain(f"{entry} of key {key} came first after {lane.newest} had come", name)
         lane.run.add(entry)
         lane.last = entry
         lane.newest = max(entry, lane.newest)
+
+    def nacking(self, subscription: str, name: Name) -> None:
+        """A nack is about to be sent: nobody holds the message, nor the later ones of its lane."""
+        self._note(name, f"{subscription} is to nack it")
+        if subscription == ORDERED and (key := self._keys[name]):
+            lane = self._lanes[key]
+            lane.run = {entry for entry in lane.run if entry < lane.entries[name]}
 
     def acking(self, subscription: str, names: Sequence[Name]) -> int:
         """Acks are about to be sent; answers what to give to `acked`."""
         told = self.told[subscription]
         for name in names:
+            self._note(name, f"{subscription} is to ack it")
             told.asking[name] += 1
             self._reckon(subscription, name)
         return self.crashes
@@ -121,6 +135,7 @@ class Recorder:
     def acked(self, subscription: str, name: Name, outcome: Outcome, since: int) -> None:
         """An ack was answered."""
         told = self.told[subscription]
+        self._note(name, f"{subscription} had its ack answered: {outcome}")
         told.asking[name] -= 1
         if outcome == "settled":
             told.settled.add(name)
@@ -141,6 +156,15 @@ class Recorder:
             lane.unsettled.pop(entry, None)
         else:
             lane.unsettled[entry] = name
+
+    # Explaining
+
+    def _note(self, name: Name, what: str) -> None:
+        self._journal[name].append(f"{monotonic() - self._began:.3f} {what}, after {self.crashes} crashes")
+
+    def _complain(self, text: str, *names: Name) -> None:
+        stories = ["\n    ".join([f"  {name}:", *self._journal[name]]) for name in names]
+        self.problems.append("\n".join([text, *stories]))
 
     # At the end
 
