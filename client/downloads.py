@@ -1,13 +1,12 @@
 """Downloading bodies: those that will be wanted next come along with the one that is wanted now."""
 
-import asyncio
 from collections.abc import Sequence
 
 from client.block import HANDED, SETTLED, Block
 from client.bodies import Bodies
 from client.errors import PayloadMissing
 from client.held import Part
-from client.tasks import Tasks
+from client.tasks import Tasks, shared
 
 _AHEAD = 100  # messages
 _AHEAD_BYTES = 4 * 1024 * 1024
@@ -29,8 +28,7 @@ class Downloads:
         if fetch is None:
             fetch = self._tasks.start(self._fetch(block, wanted := _ahead(block, index)))
             block.fetches.update(dict.fromkeys(wanted, fetch))
-        # Others may wait for the same download: one who is cancelled does not end it.
-        found = await asyncio.shield(fetch)
+        found = await shared(fetch, "the consumer was closed while the body came")
         return self._checked(block, index, found.get(index))
 
     async def all(self, parts: Sequence[Part]) -> list[bytes]:

@@ -14,6 +14,7 @@ from client.tasks import Tasks
 from client.wire import MAX_BATCH, Frame
 
 _IN_FLIGHT = 8  # frames of a partition that wait for an answer
+_TEXT = 1_000_000  # characters in a frame, of up to four bytes each: far from what is too much for a worker
 _GATHER = 1.0  # seconds in which publishes share a frame: they share its time limit as well
 
 
@@ -38,7 +39,7 @@ class _State(Enum):
 class Parcel:
     """The messages of one PUBLISH frame and who waits for them."""
 
-    __slots__ = ("bodies", "calls", "created", "flat", "resent", "size", "state")
+    __slots__ = ("bodies", "calls", "created", "flat", "resent", "size", "state", "text")
 
     def __init__(self, created: float) -> None:
         self.created = created
@@ -46,6 +47,7 @@ class Parcel:
         self.bodies: dict[int, tuple[str, bytes]] = {}  # place in the frame -> name, body
         self.calls: list[tuple[asyncio.Future[Answer], int, int]] = []
         self.size = 0  # messages
+        self.text = 0  # characters
         self.state = _State.FILLING
         self.resent = False
 
@@ -88,20 +90,30 @@ class Outbox:
         self._attempt = 0
         self._error: BrokerError | None = None  # what went wrong last
 
-    def add(self, flat: list[str], bodies: dict[int, tuple[str, bytes]]) -> list[asyncio.Future[Answer]]:
-        """Queue messages (key, uid, about, …) and their bodies (by place); a future for each frame."""
+    def add(
+        self, flat: list[str], bodies: dict[int, tuple[str, bytes]], text: int
+    ) -> list[asyncio.Future[Answer]]:
+        """Queue messages (key, uid, about, …: `text` characters) and bodies; a future for each frame."""
         answers = []
         size = len(flat) // 3
         start = 0
         while start < size:
             parcel = self._open_parcel()
             count = min(size - start, MAX_BATCH - parcel.size)
+            if parcel.text + text > _TEXT:
+                count = _fitting(flat, start, count, _TEXT - parcel.text)
             answer: asyncio.Future[Answer] = self._loop.create_future()
             parcel.calls.append((answer, parcel.size, count))
             for place, body in bodies.items():
                 if start <= place < start + count:
                     parcel.bodies[place - start + parcel.size] = body
-            parcel.flat += flat if count == size else flat[start * 3 : (start + count) * 3]
+            if count == size:
+                parcel.flat += flat
+                parcel.text += text
+            else:
+                some = flat[start * 3 : (start + count) * 3]
+                parcel.flat += some
+                parcel.text += sum(map(len, some))
             parcel.size += count
             start += count
             answers.append(answer)
@@ -120,7 +132,7 @@ class Outbox:
         now = self._loop.time()
         if self._waiting:
             last = self._waiting[-1]
-            if last.size < MAX_BATCH and now - last.created < _GATHER:
+            if last.size < MAX_BATCH and last.text < _TEXT and now - last.created < _GATHER:
                 return last
         parcel = Parcel(now)
         self._waiting.append(parcel)
@@ -238,7 +250,8 @@ class Outbox:
         if parcel in self._started:
             self._started.remove(parcel)
         parcel.fail(error)
-        if not parcel.resent:
+        stored = isinstance(error, DurabilityNotReached) and error.stored
+        if not parcel.resent and not stored:
             self._bodies.forget(self.topic, [name for name, _ in parcel.bodies.values()])
 
     def _recover_when_quiet(self) -> None:
@@ -283,3 +296,13 @@ class Outbox:
             parcel.resent = True  # it may have arrived: its body stays
             self._drop(parcel, self._error or self._no_answer())
         self._schedule()
+
+
+def _fitting(flat: list[str], start: int, count: int, room: int) -> int:
+    """How many of the messages it takes to use up the room, at most `count`."""
+    for taken in range(1, count):
+        at = (start + taken - 1) * 3
+        room -= sum(map(len, flat[at : at + 3]))
+        if room <= 0:
+            return taken
+    return count

@@ -17,12 +17,13 @@ MAX_ABOUT = 65_536
 class Slice:
     """Messages of one call for one partition and durability, and their places in the call."""
 
-    __slots__ = ("bodies", "flat", "places")
+    __slots__ = ("bodies", "flat", "places", "text")
 
     def __init__(self) -> None:
         self.flat: list[str] = []
         self.bodies: dict[int, tuple[str, bytes]] = {}
         self.places: list[int] = []
+        self.text = 0  # characters, when they have been counted
 
 
 def sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[tuple[int, str], Slice]:

@@ -12,7 +12,7 @@ from client.cluster import Cluster
 from client.errors import ConnectionClosed, TopicNotFound
 from client.outbox import Answer, Outbox
 from client.outgoing import Slice, check_texts, sort, sort_one
-from client.tasks import Tasks
+from client.tasks import Tasks, shared
 from client.types import OutgoingMessage, Published
 from client.wire import pack_about
 
@@ -51,6 +51,13 @@ class _Room:
         self._length += length
         self._next()
 
+    def close(self, error: Exception) -> None:
+        """Let nobody in any more."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(error)
+
     def _next(self) -> None:
         while self._waiting and self._messages > 0 and self._length > 0:
             turn = self._waiting.popleft()
@@ -81,6 +88,8 @@ class Producer:
         self._outboxes: dict[tuple[str, int, str], Outbox] = {}
         self._room = _Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
         self._tasks = Tasks()
+        self._collecting = Tasks()
+        self._closed: ConnectionClosed | None = None
 
     async def publish(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
         """Publish messages, those of a partition in the order given; the first error when all have ended."""
@@ -94,7 +103,7 @@ class Producer:
                 collecting = self._collect(topic, self._add(topic, slices), len(some), length)
                 if len(some) < _SLICE and not running:
                     return await collecting
-                running.append(self._tasks.start(collecting))
+                running.append(self._collecting.start(collecting))
                 if len(running) > _QUEUED_MESSAGES // _SLICE:
                     published += await running.popleft()
             while running:
@@ -120,9 +129,12 @@ class Producer:
 
     async def close(self) -> None:
         """Give up what is not answered."""
+        self._closed = ConnectionClosed("the client was closed")
+        self._room.close(self._closed)
         error = ConnectionClosed("the client was closed before the broker answered")
         for outbox in self._outboxes.values():
             outbox.close(error)
+        await self._collecting.finish()  # by now everything has an answer
         await self._tasks.cancel()
 
     async def _prepare(
@@ -138,14 +150,15 @@ class Producer:
 
     def _measure(self, item: Slice) -> int:
         check_texts(item.flat)
-        return sum(map(len, item.flat)) + sum(len(body) for _, body in item.bodies.values())
+        item.text = sum(map(len, item.flat))
+        return item.text + sum(len(body) for _, body in item.bodies.values())
 
     async def _partition_count(self, topic: str) -> int:
         """Ask how many partitions there are: once, for all who want to know."""
         lookup = self._lookups.get(topic)
         if lookup is None:
             lookup = self._lookups[topic] = self._tasks.start(self._look_up(topic))
-        return await asyncio.shield(lookup)
+        return await shared(lookup, "the client was closed")
 
     async def _look_up(self, topic: str) -> int:
         try:
@@ -157,13 +170,15 @@ class Producer:
             del self._lookups[topic]
 
     def _add(self, topic: str, slices: dict[tuple[int, str], Slice]) -> list[_Added]:
+        if self._closed is not None:
+            raise self._closed
         added = []
         for (partition, durability), item in slices.items():
             outbox = self._outboxes.get((topic, partition, durability))
             if outbox is None:
                 outbox = Outbox(topic, partition, durability, self._cluster, self._bodies, self._tasks)
                 self._outboxes[topic, partition, durability] = outbox
-            answers = outbox.add(item.flat, item.bodies)
+            answers = outbox.add(item.flat, item.bodies, item.text)
             added.append(_Added(partition, durability, item.places, answers))
         return added
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from client.errors import BrokerError
+from client.errors import BrokerError, ConnectionClosed
 
 T = TypeVar("T")
 _log = logging.getLogger("keylane.client")
@@ -42,3 +42,17 @@ class Tasks:
             return
         level = logging.DEBUG if isinstance(error, BrokerError) else logging.ERROR
         _log.log(level, "a background task failed", exc_info=error)
+
+
+async def shared(task: asyncio.Task[T], ended: str) -> T:
+    """Wait for a task together with others: who is cancelled does not end it.
+
+    If its owner does, that is ConnectionClosed: to be cancelled is not what happened to who waits.
+    """
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        waiter = asyncio.current_task()
+        if task.cancelled() and waiter is not None and not waiter.cancelling():
+            raise ConnectionClosed(ended) from None
+        raise

@@ -18,7 +18,7 @@ from client.errors import (
     Unavailable,
 )
 from client.wire import unpack_about
-from tests.scripted_worker import Request, ScriptedWorker
+from tests.scripted_worker import PATIENCE, Request, ScriptedWorker
 
 
 class Shelf(PayloadStore):
@@ -430,3 +430,58 @@ async def test_when_too_much_waits_publishing_waits(worker: ScriptedWorker, clie
             requests.append(await worker.expect(wire.Publish))
         await client_is_quiet(worker)
     assert [answer.entry for answer in await published] == list(range(2, 150_002))
+
+
+async def test_a_body_stays_when_its_message_is_stored_but_not_as_safely_as_asked(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    for stored in (False, True):
+        published = asyncio.create_task(client.publish("orders", b"body", durability="replicated"))
+        request = await worker.expect(wire.Publish)
+        request.error("durability_not_reached", "no replica", stored=stored)
+        with pytest.raises(DurabilityNotReached):
+            await published
+    await client.close()
+    assert list(shelf.bodies.values()) == [b"body"]
+
+
+async def test_messages_with_much_to_say_go_in_frames_that_the_worker_takes(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    much = {"note": "é" * 30_000}
+    messages = [OutgoingMessage(uid=f"u{n}", partition=0, attributes=much) for n in range(300)]
+    published = asyncio.create_task(client.publish_many("orders", messages))
+    alone = [asyncio.create_task(client.publish("orders", uid=f"v{n}", partition=0)) for n in range(3)]
+    seen: list[str] = []
+    while len(seen) < 303:
+        request = await worker.expect(wire.Publish)
+        accept(request, len(seen) + 2)
+        seen += uids(request)
+    assert seen == [f"u{n}" for n in range(300)] + ["v0", "v1", "v2"]
+    assert [answer.entry for answer in await published] == list(range(2, 302))
+    assert [(await task).entry for task in alone] == [302, 303, 304]
+
+
+async def test_publishing_with_a_closed_client_is_refused_at_once(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    await client.close()
+    with pytest.raises(ConnectionClosed, match="the client was closed"):
+        await client.publish("orders")
+    with pytest.raises(ConnectionClosed, match="the client was closed"):
+        await client.publish_many("orders", [OutgoingMessage()])
+
+
+async def test_everybody_who_publishes_when_the_client_closes_is_told(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    body = b"x" * 1_000_000
+    asking = asyncio.create_task(client.publish("unknown"))
+    many = asyncio.create_task(client.publish_many("orders", [OutgoingMessage(partition=0)] * 20_000))
+    waiting = [asyncio.create_task(client.publish("orders", body, partition=0)) for _ in range(100)]
+    await worker.expect(wire.DescribeTopic)
+    await worker.expect(wire.Publish)
+    await client.close()
+    for task in (asking, many, *waiting):
+        with pytest.raises(ConnectionClosed, match="closed"):
+            await asyncio.wait_for(task, PATIENCE)
