@@ -76,7 +76,7 @@ class Block:
         if self.gone is not None:
             self.deadline = self.soonest = float("inf")
         self.handed: list[tuple[int, float]] = []  # index, when it and those after it went to the application
-        self.noted = 0.0  # the last of these times
+        self.noted = float("-inf")  # the last of these times
         self.names: list[str] | None = None
         self.abouts: dict[int, wire.About] = {}
         self.bodies: dict[int, bytes] = {}

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from client import wire
@@ -16,6 +16,7 @@ from client.wire import Frame, Properties
 _ATTEMPT = 2.0  # seconds to open a connection
 _ROUNDS = 3  # through all seeds before the first connection is given up
 _PAUSE = 0.3  # seconds between these
+T = TypeVar("T")
 _log = logging.getLogger("keylane.client")
 
 
@@ -83,6 +84,8 @@ class Cluster:
 
     async def open(self) -> None:
         """Connect; ConnectionFailed if no seed answers."""
+        if self._closed or self._connection is not None:
+            raise InvalidArgument("this client was opened before: make another")
         self._ready = asyncio.get_running_loop().create_future()
         for attempt in range(_ROUNDS):
             try:
@@ -128,6 +131,13 @@ class Cluster:
 
     async def request(self, properties: Properties, body: bytes = b"", *, repeatable: bool = True) -> Frame:
         """Ask; what can be repeated is, after retriable errors, until the time is up."""
+        return await self._insist(lambda connection: connection.request(properties, body), repeatable)
+
+    async def info(self) -> wire.InfoReply:
+        """Ask a worker about the cluster."""
+        return await self._insist(lambda connection: connection.greet(self._token), True)
+
+    async def _insist(self, ask: Callable[[Connection], Awaitable[T]], repeatable: bool) -> T:
         loop = asyncio.get_running_loop()
         end = loop.time() + self.timeout
         attempt = 0
@@ -135,7 +145,7 @@ class Cluster:
             connection = await self.connection(max(0.0, end - loop.time()))
             try:
                 async with asyncio.timeout_at(end):
-                    return await connection.request(properties, body)
+                    return await ask(connection)
             except TimeoutError:
                 raise ConnectionFailed(
                     f"the worker at {connection.address} did not answer within {self.timeout:g} s; "
@@ -147,11 +157,6 @@ class Cluster:
                     raise
             attempt += 1
             await asyncio.sleep(wait)
-
-    async def info(self) -> wire.InfoReply:
-        """Ask a worker about the cluster."""
-        connection = await self.connection(self.timeout)
-        return await connection.greet(self._token)
 
     @property
     def _where(self) -> str:
@@ -204,4 +209,7 @@ class Cluster:
         elif abs(drift - self._reported) > 1:
             self._reported = drift
             if self._on_time_drift is not None:
-                self._on_time_drift(drift)
+                try:
+                    self._on_time_drift(drift)
+                except Exception:  # it must not cost us the connection
+                    _log.exception("on_time_drift failed for %.1f s", drift)

@@ -57,6 +57,7 @@ class Consumer:
         self.keeper = Keeper(self, patience)
         self._buffer = Buffer(self.held, (patience or PATIENCE) / 10)
         self._handlers = Handlers(self, options.handler, options.concurrency) if options.handler else None
+        self._permits = options.permits
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
 
@@ -142,7 +143,10 @@ class Consumer:
 
     def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> "Batches":
         """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
-        return Batches(self, max_messages, seconds("max_wait", max_wait))
+        if type(max_messages) is not int or max_messages < 1:
+            raise InvalidArgument(f"max_messages is {max_messages!r}: use a whole number from 1")
+        # More than the permits never come together.
+        return Batches(self, min(max_messages, self._permits), seconds("max_wait", max_wait))
 
     async def take(self, limit: int, wait: float = 0.0) -> Batch:
         """At least one message, and what else is there or comes within so many seconds."""

@@ -109,12 +109,14 @@ class Courier:
         reply = wire.properties_of(answer, wire.SettleReply)
         held, now = self._held, monotonic()
         stale = list(stale_messages(sheet, reply))
-        for block, index in stale:
-            held.stale(block, index)
         if terms.kind == Type.EXTEND:
-            self._link.credit(len(stale))
+            for block, index in stale:
+                if block.states[index] <= HANDED:  # what is being settled, or is, has an answer of its own
+                    held.end(block, index)
             self._extended(sheet, now + (reply.deadline_ms - answer.timestamp_ms) / 1000)
             return
+        for block, index in stale:
+            held.stale(block, index)
         self._consumer.forget(forgotten_bodies(sheet, reply))
         for block, start, stop in sheet.parts:
             if not stale:
@@ -133,15 +135,17 @@ class Courier:
         self._consumer.keeper.wake_at(deadline)
 
     def _undo(self, terms: Terms, group: Group, error: Exception) -> None:
-        """It was not done: the application may try again while the leases go on."""
+        """It was not done: who waits may try again while the leases go on, the rest is let go."""
+        if terms.kind == Type.EXTEND:
+            return
         for block, start, stop in group.parts:
             for index in range(start, stop):
                 if block.states[index] != SETTLING:
                     continue
-                if terms.charged:
+                if terms.charged and not group.later:
                     block.states[index] = HANDED
-                else:  # the application has never had it
+                else:  # the application has never had it, or is done with it: it is to come again
                     self._held.end(block, index)
         if group.later:
             count = sum(stop - start for _, start, stop in group.parts)
-            _log.warning("%d messages were not settled: %s", count, error)
+            _log.warning("%d messages were not settled and will come again: %s", count, error)

@@ -96,10 +96,15 @@ class Handlers:
                 await self._handler(message)
             else:
                 bridge = Bridge(anyio.from_thread.run, asyncio.get_running_loop().call_soon_threadsafe)
-                await anyio.to_thread.run_sync(
+                result = await anyio.to_thread.run_sync(
                     self._handler, SyncMessage(message, bridge), limiter=self._threads
                 )
-        except Exception:
+                if inspect.iscoroutine(result):
+                    result.close()
+                    raise InvalidArgument("the handler returns a coroutine: make it an `async def` function")
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and self._closing:
+                raise
             _log.exception("the handler failed for message %s of %r", message.id, message.topic)
             self._consumer.settler.settle_later(block, index, well=False)
         else:

@@ -163,7 +163,7 @@ class Held:
 
     def extend_range(self, block: Block, start: int, stop: int, deadline: float) -> None:
         """Messages without a lane have a new deadline."""
-        if block.open == stop - start:
+        if block.open == stop - start and max(block.states[start:stop]) < SETTLED:
             block.deadline = block.soonest = deadline
             block.deadlines.clear()
         else:

@@ -25,6 +25,7 @@ class Keeper:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._extending = False
+        self._missed = False  # something was due while an extension was under way
         self._closed = False
 
     def wake_at(self, deadline: float) -> None:
@@ -53,6 +54,7 @@ class Keeper:
     def _sweep(self) -> None:
         """End what has ended, extend what is due, and find the next instant to look."""
         self._timer = None
+        self._missed = self._extending
         held, now = self._consumer.held, monotonic()
         extends = bool(self._patience) and not self._extending and held.active + self._patience > now
         horizon = now + held.lease * (0.5 + _SLACK) if extends else now
@@ -93,3 +95,5 @@ class Keeper:
         self._extending = False
         if answer.cancelled() or answer.exception() is not None:
             self._wake(monotonic() + self._consumer.held.lease * _RETRY)
+        elif self._missed:
+            self._wake(monotonic())

@@ -106,11 +106,13 @@ class Link:
     async def _subscribe(self, connection: Connection) -> None:
         self._early.clear()
         connection.streams[self.stream] = partial(self._pushed, connection)
+        asked = connection.request(self._request)
         try:
-            answer = await connection.request(self._request)
-            reply = wire.properties_of(answer, wire.SubscribeReply)
-        except BaseException:
+            reply = wire.properties_of(await asyncio.shield(asked), wire.SubscribeReply)
+        except BaseException as error:
             connection.streams.pop(self.stream, None)
+            if isinstance(error, asyncio.CancelledError):  # the worker lets it in all the same
+                asked.add_done_callback(lambda _: connection.request(wire.Unsubscribe(self.stream)))
             raise
         self.current = connection
         self._broken = asyncio.get_running_loop().create_future()

@@ -142,7 +142,9 @@ class Settler:
                 return False
         self._held.active = now
         group = self._groups.get((block.partition, ACK, True))
-        if not well or group is None or block.gone is not None:
+        if self._closed:
+            self._tell_stale(block, index)  # it goes back with all that the consumer holds
+        elif not well or group is None or block.gone is not None:
             self._submit(ACK if well else NACK, [(block, index, index + 1)], None)
         else:  # mostly: one more of many, often next to the last
             block.states[index] = SETTLING

@@ -214,3 +214,28 @@ async def test_keylanes_is_tls_with_a_certificate_that_is_checked(
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
         async with AsyncClient(worker.url) as client:
             assert (await client.info()).worker == "scripted"
+
+
+async def test_a_drift_callback_that_raises_does_not_cost_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def complain(drift: float) -> None:
+        raise RuntimeError("what time is it?")
+
+    async with ScriptedWorker() as worker:
+        worker.drift_ms = 5_000
+        async with AsyncClient(worker.url, on_time_drift=complain) as client:
+            worker.drift_ms = 9_000
+            worker.link.drop()
+            await asyncio.wait_for(client.info(), PATIENCE)
+    assert "on_time_drift failed" in caplog.text
+
+
+async def test_a_client_that_was_closed_is_not_opened_again() -> None:
+    async with ScriptedWorker() as worker:
+        client = AsyncClient(worker.url)
+        async with client:
+            with pytest.raises(InvalidArgument, match="make another"):
+                await client.__aenter__()
+        with pytest.raises(InvalidArgument, match="make another"):
+            await client.__aenter__()

@@ -1,7 +1,7 @@
 """Consuming from a worker whose every frame the test decides."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -658,3 +658,119 @@ async def test_bodies_that_nobody_is_owed_any_more_are_deleted(worker: ScriptedW
         (await worker.expect(wire.Ack)).ok(wire.SettleReply(forgotten=[1, 2, 4, 4]))
         await acking
     assert shelf.bodies == {("orders", "uid-3"): b"x"}
+
+
+# What is easily lost or stuck
+
+
+async def test_leases_are_extended_however_long_the_application_may_take(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, lease=0.4, auto_extend=timedelta(days=10_000)) as consumer:
+        worker.link.data(1, lease=0.4)
+        await take(consumer, 1)
+        request = await worker.expect(wire.Extend)
+        request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 60_000))
+
+
+async def test_what_falls_due_while_an_extension_is_under_way_is_extended_next(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, lease=8.0):
+        worker.link.data([(1, "")], token=1, lease=3.0)
+        first = await worker.expect(wire.Extend)
+        worker.link.data([(2, "")], token=2, lease=3.0)
+        for _ in range(10):  # its time to be extended comes, and goes
+            await client_is_quiet(worker)
+        first.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 60_000))
+        second = await worker.expect(wire.Extend)
+        assert second.body == ["", 2, 2, 2]
+        second.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 60_000))
+
+
+async def test_an_extension_that_an_ack_overtakes_does_not_make_it_stale(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(2)
+        first, second = await take(consumer, 2)
+        done = asyncio.gather(first.ack(), second.extend(60), second.ack())
+        acked, extended = await worker.expect(wire.Ack), await worker.expect(wire.Extend)
+        assert acked.body == ["", 1, 1, 2]
+        acked.ok()
+        extended.ok(wire.SettleReply(stale=[0, 2, 2], deadline_ms=wire_time(worker) + 60_000))
+        await done
+        await client_is_quiet(worker)
+        assert worker.seen(wire.Flow) == 0, "its permit came back with the ack"
+
+
+async def test_what_could_not_be_settled_in_the_background_is_let_go(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    stale: list[Message] = []
+    async with Open(worker, shelf, lease=0.4, on_stale=stale.append) as consumer:
+        worker.link.data(1, lease=60)
+        (message,) = await take(consumer, 1)
+        async with message:
+            pass
+        (await worker.expect(wire.Ack)).error("broker_error")
+        assert (await worker.expect(wire.Flow)).properties.permits == 1
+        assert stale == [message]
+
+
+async def test_leaving_a_block_while_the_consumer_closes_tells_on_stale(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    stale: list[Message] = []
+    async with Open(worker, shelf, on_stale=stale.append) as consumer:
+        worker.link.data(2)
+        first, second = await take(consumer, 2)
+        async with first:
+            pass
+        async with second:
+            closing = asyncio.ensure_future(consumer.close())
+            request = await worker.expect(wire.Ack)
+        assert stale == [second]
+        request.ok()
+        await worker.expect_leaving()
+        await closing
+
+
+async def test_who_waits_for_a_body_when_the_consumer_closes_is_told(worker: ScriptedWorker) -> None:
+    class Stuck(Shelf):
+        async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async with Open(worker, Stuck()) as consumer:
+        worker.link.data(1, about="1 1  1 ")
+        (message,) = await take(consumer, 1)
+        reading = asyncio.ensure_future(message.data())
+        closing = asyncio.ensure_future(consumer.close())
+        await worker.expect_leaving()
+        await closing
+        with pytest.raises(ConnectionClosed, match="consumer was closed"):
+            await reading
+
+
+async def test_a_batch_has_at_least_one_message_and_waits_for_no_more_than_there_are_permits(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, permits=3) as consumer:
+        with pytest.raises(InvalidArgument, match="max_messages"):
+            consumer.batches(max_messages=0)
+        worker.link.data(3)
+        batch = await asyncio.wait_for(anext(consumer.batches(max_messages=100, max_wait=3600)), PATIENCE)
+        assert len(batch) == 3
+
+
+async def test_a_consumer_that_is_cancelled_while_it_opens_leaves(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        opening = asyncio.ensure_future(client.subscribe("orders", "billing").__aenter__())
+        request = await worker.expect(wire.Subscribe)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert worker.seen(wire.Unsubscribe) == 0
+        request.ok(wire.SubscribeReply("shared", "at_least_once", 30_000, 1))
+        await worker.expect_leaving()
