@@ -17,14 +17,25 @@ class Buffer:
         self._held = held
         self._period = period  # seconds: how exactly to know when messages were handed out
         self._blocks: deque[Block] = deque()
+        self._aside: deque[Block] | None = None  # while nothing is to be handed out
         self._at = 0  # index of the next message in the first block
 
     def __len__(self) -> int:
-        return sum(map(len, self._blocks)) - self._at
+        return sum(map(len, self._blocks)) - self._at if self._blocks else 0
 
     def add(self, block: Block) -> None:
         """Put a block behind the others."""
-        self._blocks.append(block)
+        (self._blocks if self._aside is None else self._aside).append(block)
+
+    def hold(self) -> None:
+        """Hand nothing out for now."""
+        if self._aside is None:
+            self._aside, self._blocks = self._blocks, deque()
+
+    def release(self) -> None:
+        """Go on handing out."""
+        if self._aside is not None:
+            self._blocks, self._aside = self._aside, None
 
     def pop(self) -> Message | None:
         """The next message."""

@@ -58,6 +58,7 @@ class Consumer:
         self._buffer = Buffer(self.held, (patience or PATIENCE) / 10)
         self._handlers = Handlers(self, options.handler, options.concurrency) if options.handler else None
         self._permits = options.permits
+        self._at_most_once = False
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
 
@@ -187,15 +188,21 @@ class Consumer:
     async def pause(self) -> None:
         """Stop deliveries at once; what is not yet with the application goes back uncharged."""
         self.link.pause(True)
+        if self._at_most_once:  # it cannot go back: it waits for resume
+            self._buffer.hold()
+            return
         await self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
 
     async def resume(self) -> None:
         """Go on after a pause."""
         self.link.pause(False)
+        self._buffer.release()
+        self._wake()
 
     # What comes
 
     def _opened(self, reply: wire.SubscribeReply) -> None:
+        self._at_most_once = reply.delivery == "at_most_once"
         self.held.mode = reply.mode
         self.held.lease = reply.lease_ms / 1000
         self.held.reopen()
@@ -232,7 +239,7 @@ class Consumer:
         if self.link.error is not None:
             raise self.link.error
         if not self.link.opened:
-            raise InvalidArgument("the consumer is not open: use it with `async with`")
+            raise InvalidArgument("the consumer is not open: use it in a `with` block of its own")
         more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(more)
         try:

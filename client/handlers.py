@@ -5,6 +5,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Handler = Callable[[Message], Awaitable[Any]] | Callable[[SyncMessage], Any]
 Lane = tuple[int, str]
 
+# Whose handler this is, in its thread and in what is called from there.
+_handling: ContextVar[asyncio.Task[Any] | None] = ContextVar("handling", default=None)
 _log = logging.getLogger("keylane.client")
 
 
@@ -58,7 +61,7 @@ class Handlers:
         if self._is_async:
             await self._running.cancel()
         else:
-            await self._running.finish()
+            await self._running.finish(but=_handling.get())  # which waits for us, if it closes its consumer
 
     async def _dispatch(self) -> None:
         try:
@@ -95,6 +98,7 @@ class Handlers:
             if self._is_async:
                 await self._handler(message)
             else:
+                _handling.set(asyncio.current_task())
                 bridge = Bridge(anyio.from_thread.run, asyncio.get_running_loop().call_soon_threadsafe)
                 result = await anyio.to_thread.run_sync(
                     self._handler, SyncMessage(message, bridge), limiter=self._threads
@@ -102,10 +106,16 @@ class Handlers:
                 if inspect.iscoroutine(result):
                     result.close()
                     raise InvalidArgument("the handler returns a coroutine: make it an `async def` function")
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and self._closing:
+        except BaseException as error:
+            if not self._is_failure(error):
                 raise
             _log.exception("the handler failed for message %s of %r", message.id, message.topic)
             self._consumer.settler.settle_later(block, index, well=False)
         else:
             self._consumer.settler.settle_later(block, index, well=True)
+
+    def _is_failure(self, error: BaseException) -> bool:
+        """Whether it is about the message, and not about us or the whole program."""
+        if isinstance(error, asyncio.CancelledError):
+            return not self._closing
+        return isinstance(error, Exception) or (isinstance(error, SystemExit) and not self._is_async)

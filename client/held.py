@@ -54,7 +54,7 @@ class Held:
         elif state == SETTLED:
             why = "it has been settled already"
         else:
-            why = "its lease has ended, or an earlier message of its lane was nacked"
+            why = "its lease has ended, an earlier message of its lane was nacked, or its consumer was closed"
         raise StaleReceipt(f"message {block.id(index)}: {why}")
 
     # Taking in

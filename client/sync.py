@@ -10,6 +10,7 @@ with Client("keylane://localhost") as client:
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -69,6 +70,7 @@ class Client:
             timeout=timeout,
         )
         self._stack = ExitStack()
+        self._process = 0
         self._portal: BlockingPortal | None = None
         self._loop: asyncio.AbstractEventLoop
 
@@ -79,6 +81,7 @@ class Client:
             self._loop = portal.call(asyncio.get_running_loop)
             stack.enter_context(portal.wrap_async_context_manager(self._client))
             self._portal = portal
+            self._process = os.getpid()
             self._stack = stack.pop_all()
         return self
 
@@ -91,10 +94,26 @@ class Client:
         self._portal = None
         self._stack.__exit__(kind, error, traceback)
 
+    def close(self) -> None:
+        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed."""
+        self.__exit__(None, None, None)
+
     def _open_portal(self) -> BlockingPortal:
         if self._portal is None:
-            raise ConnectionClosed("the client is not open: use it with `with`")
+            state = "was closed" if self._process else "is not open: use it with `with`"
+            raise ConnectionClosed(f"the client {state}")
+        if self._process != os.getpid():
+            raise ConnectionClosed(
+                f"the client was opened by process {self._process}, of which this one is a fork: make another"
+            )
         return self._portal
+
+    def _post(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run it on the event loop and do not wait."""
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop has ended, and all that was held has gone back
+            function(*args)
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
         """Run it on the event loop and wait; Ctrl-C ends both."""
@@ -271,4 +290,5 @@ class Client:
             handler=handler,
             concurrency=concurrency,
         )
-        return SyncConsumer(make, self._open_portal(), Bridge(self._call, self._loop.call_soon_threadsafe))
+        portal = self._open_portal()
+        return SyncConsumer(portal.call(make), portal, Bridge(self._call, self._post))

@@ -1,8 +1,7 @@
 """A consumer for code that does not await."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -29,18 +28,14 @@ class SyncConsumer:
                 print(message.data())
     """
 
-    def __init__(self, make: Callable[[], Consumer], portal: BlockingPortal, bridge: Bridge) -> None:
-        self._make = make
-        self._portal = portal
+    def __init__(self, consumer: Consumer, portal: BlockingPortal, bridge: Bridge) -> None:
+        self._consumer = consumer
         self._bridge = bridge
         self._call = bridge.call
-        self._consumer: Consumer
-        self._open: AbstractContextManager[Consumer]
+        self._open = portal.wrap_async_context_manager(consumer)
         self._pulled: deque[Message] = deque()
 
     def __enter__(self) -> "SyncConsumer":
-        self._consumer = self._portal.call(self._make)
-        self._open = self._portal.wrap_async_context_manager(self._consumer)
         self._open.__enter__()
         return self
 
@@ -132,11 +127,13 @@ class SyncConsumer:
 
     def _next(self) -> SyncMessage | None:
         """The next of the messages at hand whose lease goes on."""
-        while self._pulled:
-            message = self._pulled.popleft()
+        while True:
+            try:
+                message = self._pulled.popleft()  # other threads may take from it as well
+            except IndexError:
+                return None
             if message._block.states[message._index] == HANDED:
                 return SyncMessage(message, self._bridge)
-        return None
 
 
 async def _take(consumer: Consumer) -> Iterable[Message] | None:

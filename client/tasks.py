@@ -24,10 +24,10 @@ class Tasks:
         task.add_done_callback(self._finished)
         return task
 
-    async def finish(self) -> None:
-        """Wait until all have ended by themselves."""
-        while self._running:
-            await asyncio.wait(self._running)
+    async def finish(self, but: asyncio.Task[Any] | None = None) -> None:
+        """Wait until all, or all but one, have ended by themselves."""
+        while others := self._running - {but}:
+            await asyncio.wait(others)
 
     async def cancel(self) -> None:
         """End all and wait until they have ended; but for the caller, if it is one of them."""

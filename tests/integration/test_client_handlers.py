@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from client import (
     AsyncClient,
     BrokerError,
     Client,
+    ConnectionClosed,
     ConnectionFailed,
     InvalidArgument,
     Message,
@@ -192,6 +194,38 @@ async def test_a_handler_may_close_its_consumer(client: AsyncClient, topic: str)
     assert (await client.describe_subscription(topic, "s")).backlog == 0
 
 
+async def test_a_handler_that_does_not_end_well_gets_its_message_again(
+    client: AsyncClient, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "keylane.client")
+    await client.create_topic(topic)
+    await client.create_subscription(topic, "s", mode="key_shared")
+    await client.publish(topic, b"x", key="k")
+    again = asyncio.Event()
+
+    async def cancelled(message: Message) -> None:
+        if message.retry_count:
+            again.set()
+        raise asyncio.CancelledError
+
+    def exits(message: SyncMessage) -> None:
+        loop.call_soon_threadsafe(again.set)
+        sys.exit("enough")
+
+    def not_awaited(message: SyncMessage) -> Any:
+        if message.retry_count > before:
+            loop.call_soon_threadsafe(again.set)
+        return cancelled(message)  # type: ignore[arg-type]
+
+    loop = asyncio.get_running_loop()
+    for handler in (cancelled, exits, not_awaited):
+        before = (await client.peek(topic, "s"))[0].retry_count
+        again.clear()
+        async with client.subscribe(topic, "s", mode="key_shared", handler=handler):
+            await asyncio.wait_for(again.wait(), PATIENCE)
+        assert (await client.describe_subscription(topic, "s")).backlog == 1
+
+
 async def test_whoever_waits_for_a_callback_consumer_hears_why_it_ended(
     client: AsyncClient, topic: str
 ) -> None:
@@ -350,3 +384,90 @@ def test_control_c_ends_a_loop_that_waits(broker: RunningBroker, sync_client: Cl
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_handler_without_await_may_close_its_consumer(sync_client: Client, topic: str) -> None:
+    sync_client.create_topic(topic)
+    sync_client.create_subscription(topic, "s")
+    sync_client.publish(topic, b"stop")
+
+    def handle(message: SyncMessage) -> None:
+        message.ack()
+        consumer.close()
+
+    with sync_client.subscribe(topic, "s", handler=handle) as consumer:
+        consumer.wait()
+    assert sync_client.describe_subscription(topic, "s").backlog == 0
+
+
+def test_what_is_not_open_or_was_closed_says_so(broker: RunningBroker, topic: str) -> None:
+    stale: list[Message] = []
+    client = Client(broker.url)
+    with pytest.raises(ConnectionClosed, match="not open"):
+        client.topics()
+    with client:
+        client.create_topic(topic)
+        client.create_subscription(topic, "s")
+        client.publish(topic, b"x")
+        with pytest.raises(InvalidArgument, match="permits"):
+            client.subscribe(topic, "s", permits=0)
+        with pytest.raises(InvalidArgument, match="the consumer is not open"):
+            next(iter(client.subscribe(topic, "s")))
+        with client.subscribe(topic, "s", on_stale=stale.append) as consumer:
+            message = consumer.receive(PATIENCE)
+        client.close()
+        with pytest.raises(ConnectionClosed, match="was closed"):
+            client.topics()
+        with pytest.raises(ConnectionClosed, match="was closed"):
+            message.ack()
+        with message:
+            pass
+        assert [item.id for item in stale] == [message.id]
+
+
+def test_a_fork_of_a_client_says_so_instead_of_waiting_for_ever(broker: RunningBroker) -> None:
+    script = (
+        "import os, sys\nfrom client import Client, ConnectionClosed\n"
+        "with Client(sys.argv[1]) as client:\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        try: client.topics()\n"
+        "        except ConnectionClosed as error: print(error, flush=True)\n"
+        "        os._exit(0)  # as multiprocessing does\n"
+        "    os.waitpid(child, 0)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script, broker.url],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert "make another" in done.stdout
+
+
+def test_threads_share_a_consumer(sync_client: Client, topic: str) -> None:
+    sync_client.create_topic(topic)
+    sync_client.create_subscription(topic, "s")
+    sync_client.publish_many(topic, [OutgoingMessage() for _ in range(1_000)])
+    seen: list[str] = []
+
+    def work() -> None:
+        for message in consumer:
+            with message:
+                seen.append(message.id)
+                if len(seen) == 1_000:
+                    done.set()
+
+    done = threading.Event()
+    with sync_client.subscribe(topic, "s") as consumer:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        assert done.wait(PATIENCE)
+        consumer.close()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert len(set(seen)) == 1_000

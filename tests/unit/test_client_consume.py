@@ -774,3 +774,17 @@ async def test_a_consumer_that_is_cancelled_while_it_opens_leaves(worker: Script
         assert worker.seen(wire.Unsubscribe) == 0
         request.ok(wire.SubscribeReply("shared", "at_least_once", 30_000, 1))
         await worker.expect_leaving()
+
+
+async def test_a_pause_keeps_what_cannot_go_back_until_it_ends(worker: ScriptedWorker, shelf: Shelf) -> None:
+    async with Open(worker, shelf, delivery="at_most_once") as consumer:
+        worker.link.data(3, settled=[], lease=0)
+        assert entries(await take(consumer, 1)) == [1]
+        await consumer.pause()
+        worker.link.data([(4, "")], token=2, settled=[], lease=0)
+        await client_is_quiet(worker)
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=0)
+        waiting = asyncio.ensure_future(consumer.receive(timeout=PATIENCE))
+        await consumer.resume()
+        assert entries([await waiting, *await take(consumer, 2)]) == [2, 3, 4]
