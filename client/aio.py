@@ -22,6 +22,7 @@ from client.administration import Administration
 from client.bodies import Bodies
 from client.cluster import Cluster
 from client.consumer import Consumer
+from client.errors import InvalidArgument
 from client.handlers import Handler
 from client.message import Message
 from client.options import Options
@@ -120,6 +121,8 @@ class AsyncClient(Administration):
         durability: str | None = None,
     ) -> dict[str, Published]:
         """Publish the same message to several topics; raises the first error when all have ended."""
+        if isinstance(topics, str):
+            raise InvalidArgument(f"topics is {topics!r}: use a list of names, or publish")
         names = list(dict.fromkeys(topics))
         found = await asyncio.gather(
             *(

@@ -239,7 +239,9 @@ class Consumer:
         if self.link.error is not None:
             raise self.link.error
         if not self.link.opened:
-            raise InvalidArgument("the consumer is not open: use it in a `with` block of its own")
+            raise InvalidArgument(
+                "the consumer is not open: use it with `async with` (without await: `with`)"
+            )
         more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(more)
         try:

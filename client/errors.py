@@ -142,7 +142,7 @@ class DurabilityNotReached(BrokerError):
 
     retriable = True
 
-    def __init__(self, text: str, *, stored: bool) -> None:
+    def __init__(self, text: str, *, stored: bool = False) -> None:
         super().__init__(text)
         self.stored = stored
 

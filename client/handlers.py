@@ -37,6 +37,8 @@ class Handlers:
     """
 
     def __init__(self, consumer: "Consumer", handler: Handler, concurrency: int) -> None:
+        if not callable(handler):
+            raise InvalidArgument(f"handler is {handler!r:.80}: use a function that takes a message")
         if type(concurrency) is not int or concurrency < 1:
             raise InvalidArgument(f"concurrency is {concurrency!r}: use a whole number from 1")
         self._consumer = consumer

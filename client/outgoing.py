@@ -32,13 +32,13 @@ def sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[tu
         return _sort(messages, count, group)
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
-    except AttributeError as error:
-        raise InvalidArgument(f"not an OutgoingMessage whose key and uid are text: {error}") from error
+    except AttributeError:
+        raise _unusable(messages) from None
 
 
 def sort_one(message: OutgoingMessage, count: int, group: str) -> tuple[int, str, Slice]:
     """What sort does, for the one message of a call: its partition, its durability, and itself."""
-    if message.partition is not None or message.data or message.attributes:
+    if message.partition is not None or message.data is not None or message.attributes:
         (((partition, durability), item),) = sort([message], count, group).items()
         return partition, durability, item
     key, uid = message.key or "", message.uid
@@ -47,12 +47,25 @@ def sort_one(message: OutgoingMessage, count: int, group: str) -> tuple[int, str
     try:
         where = key or message.uid
         partition = partition_of(where, count) if where else random.randrange(count)
-    except (AttributeError, UnicodeEncodeError) as error:
-        raise InvalidArgument(f"a message whose key or uid is not Unicode text: {error}") from error
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
+    except AttributeError:
+        raise _unusable([message]) from None
     item = Slice()
     item.flat = [key, uid, pack_about(now_ms(), group)]
     item.places.append(0)
     return partition, message.durability or "memory", item
+
+
+def _unusable(messages: Sequence[OutgoingMessage]) -> InvalidArgument:
+    """Why messages cannot be published that are not what they should be."""
+    for message in messages:
+        if not isinstance(message, OutgoingMessage):
+            return InvalidArgument(f"a message is {message!r:.80}: use OutgoingMessage(data, key=…)")
+        for what, value in (("key", message.key), ("uid", message.uid)):
+            if not isinstance(value, str | None):
+                return InvalidArgument(f"{what} is {value!r:.80}: use text")
+    return InvalidArgument("a message has a part of the wrong type")
 
 
 def _sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[tuple[int, str], Slice]:
@@ -106,6 +119,8 @@ def _bytes_of(data: Body) -> bytes:
 def _texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
     if not attributes:
         return None
+    if not isinstance(attributes, Mapping):
+        raise InvalidArgument(f"attributes is {attributes!r:.80}: use a dict from text to text")
     found = dict(attributes)
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, str):

@@ -1,7 +1,9 @@
 """Publishing against a worker that loses answers and says no."""
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -352,7 +354,7 @@ async def test_what_the_broker_would_refuse_does_not_harm_the_messages_beside_it
         await client.publish("orders", key="\ud800")
     with pytest.raises(InvalidArgument, match="not text"):
         await client.publish("orders", key="a", uid=5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="Unicode text"):
+    with pytest.raises(InvalidArgument, match="key is 5"):
         await client.publish("orders", key=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="not an OutgoingMessage"):
         await client.publish_many("orders", ["text"])  # type: ignore[list-item]
@@ -485,3 +487,33 @@ async def test_everybody_who_publishes_when_the_client_closes_is_told(
     for task in (asking, many, *waiting):
         with pytest.raises(ConnectionClosed, match="closed"):
             await asyncio.wait_for(task, PATIENCE)
+
+
+async def test_data_that_is_no_body_is_refused_even_if_it_is_empty(client: AsyncClient) -> None:
+    empty: list[Any] = [0, {}, [], False]
+    for data in empty:
+        with pytest.raises(InvalidArgument, match="use bytes or str"):
+            await client.publish("orders", data)
+
+
+async def test_what_is_not_of_the_right_type_is_named(client: AsyncClient) -> None:
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("key is 7", {"key": 7}),
+        ("key is 7", {"key": 7, "data": b"x"}),
+        ("uid is b'u'", {"uid": b"u"}),
+        ("attributes is ", {"attributes": ["a"]}),
+    ]
+    for words, options in wrong:
+        with pytest.raises(InvalidArgument, match=words):
+            await client.publish("orders", **options)
+    with pytest.raises(InvalidArgument, match="a message is b'x'"):
+        await client.publish_many("orders", [b"x"])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgument, match="topics is 'orders'"):
+        await client.fan_out("orders", b"x")
+    with pytest.raises(InvalidArgument, match="handler is 5"):
+        client.subscribe("orders", "s", handler=5)  # type: ignore[arg-type]
+
+
+def test_errors_travel_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(DurabilityNotReached("no replica", stored=True)))
+    assert (str(error), error.stored) == ("no replica", True)
