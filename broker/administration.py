@@ -150,7 +150,7 @@ class Administration:
     async def describe_topic(self, topic: str) -> TopicSettings:
         """A topic's settings."""
         check_name("topic", topic)
-        stored = await self.store.command("HGETALL", topic_key(topic))
+        stored = await self.store.fields(topic_key(topic))
         if stored.get("state") != "ready":
             raise TopicNotFound(f"no topic {topic!r}{near(topic, await self.topics())}")
         return topic_settings(stored)
@@ -215,10 +215,10 @@ class Administration:
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionSettings:
         """A subscription's settings."""
         check_name("topic", topic)
-        stored = await self.store.command("HGETALL", subscription_keys(topic, 0, name).sub)
+        stored = await self.store.fields(subscription_keys(topic, 0, name).sub)
         if not stored:
             await self.describe_topic(topic)
-            others = await self.store.command("HKEYS", partition_keys(topic, 0).subs)
+            [others] = await self.store.read_all([("HKEYS", partition_keys(topic, 0).subs)])
             raise SubscriptionNotFound(f"no subscription {name!r} on {topic!r}{near(name, others)}")
         return subscription_settings(stored)
 

@@ -12,13 +12,16 @@ from broker import inspection
 from broker.arguments import MAX_BATCH, MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
 from broker.consumer import FRAME, Consumer
 from broker.keys import check_name
+from broker.partition import Partition
 from broker.results import Backoff, Delivery, SettleResult, SubscriptionSettings, TopicSettings
 from client import wire
 from client.errors import (
+    ConnectionClosed,
     IncompatibleVersion,
     InvalidArgument,
     ProtocolError,
     SubscriptionNotFound,
+    TopicNotFound,
 )
 from client.wire import Type
 
@@ -90,15 +93,11 @@ async def create_topic(worker: "Worker", _: "Connection", request: wire.CreateTo
 async def delete_topic(worker: "Worker", _: "Connection", request: wire.DeleteTopic, __: memoryview) -> Reply:
     await worker.engine.delete_topic(request.topic)
     for partition in _partitions_of(worker, request.topic):
-        partition.held = None  # gone with the topic
-        for dispatcher in partition.dispatchers.values():
-            dispatcher.feed()  # finds that the topic is no more, and tells its consumers
-        if not partition.dispatchers:
-            worker.partitions.pop((partition.topic, partition.number), None)
+        partition.close(TopicNotFound(f"topic {request.topic!r} was deleted"))
     return _DONE
 
 
-def _partitions_of(worker: "Worker", topic: str) -> list[Any]:
+def _partitions_of(worker: "Worker", topic: str) -> list[Partition]:
     return [partition for partition in list(worker.partitions.values()) if partition.topic == topic]
 
 
@@ -166,7 +165,10 @@ async def delete_subscription(
 ) -> Reply:
     await worker.engine.describe_subscription(request.topic, request.subscription)
     await worker.engine.delete_subscription(request.topic, request.subscription)
-    _feed(worker, request.topic, request.subscription)
+    deleted = SubscriptionNotFound(f"subscription {request.subscription!r} of {request.topic!r} was deleted")
+    for partition in _partitions_of(worker, request.topic):
+        if dispatcher := partition.dispatchers.get(request.subscription):
+            dispatcher.end_all(deleted)
     return _DONE
 
 
@@ -273,6 +275,8 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     lease_ms = settings.lease_ms if request.lease_ms is None else request.lease_ms
     check_int("lease_ms", lease_ms, 1, MAX_MS)
 
+    if not connection.alive:
+        raise ConnectionClosed("the connection ended before the consumer was open")
     consumer = Consumer(connection, request, lease_ms, numbers)
     before = worker.consumers.get(consumer.identity)
     if before is not None:
@@ -285,7 +289,8 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
         raise
     # Once this has been answered: what the client asks then is younger than what is held.
     asyncio.get_running_loop().call_soon(_begin, worker, consumer, settings, held)
-    return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count), b""
+    messages = sum(len(delivery.messages) for deliveries in held.values() for delivery in deliveries)
+    return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count, messages), b""
 
 
 async def _settings_of(worker: "Worker", request: wire.Subscribe) -> SubscriptionSettings:
@@ -387,6 +392,7 @@ async def settle(
     receipts: list[str | int] = wire.unpack(body, _RECEIPTS)
     packed = pack_flat_receipts(receipts)
     name = consumer.subscription
+    dispatcher = partition.dispatchers.get(name)
     if isinstance(request, wire.Ack):
         result = await partition.call(lambda engine, lease: engine.ack(lease, name, packed))
     elif isinstance(request, wire.Nack):
@@ -400,14 +406,18 @@ async def settle(
                 charged=request.charged,
             )
         )
+        if dispatcher is not None:
+            # What was leased before goes out before: behind the answer it would pass for a new lease.
+            await dispatcher.fetched()
     else:
         result = await partition.call(
             lambda engine, lease: engine.extend(
                 lease, name, packed, lease_ms=request.lease_ms, until_ms=request.until_ms
             )
         )
+        if dispatcher is not None:
+            dispatcher.due(result.deadline_ms)
         return _settled(result), b""
-    dispatcher = partition.dispatchers.get(name)
     if dispatcher is not None and (dispatcher.ordered or not isinstance(request, wire.Ack)):
         dispatcher.feed()
     consumer.give(sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4)  # type: ignore[arg-type]

@@ -55,6 +55,14 @@ class Connection(asyncio.Protocol):
         """Bytes of a frame whose end has not come yet."""
         return self._reader.waiting
 
+    def silent_since(self, instant: float) -> bool:
+        """Whether nothing has come since then, though the worker listened or the client did not read."""
+        return self.heard < instant and (self._reading or not self.writable)
+
+    def stop_waiting(self) -> None:
+        """Let requests go on that wait until the client reads."""
+        self._drained.set()
+
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -198,7 +206,7 @@ class Connection(asyncio.Protocol):
 
     async def _request_in_turn(self, frames: deque[Frame]) -> None:
         try:
-            while frames and self.alive:
+            while frames and self.alive and not self.worker.stopping:
                 await self._drained.wait()
                 await self._request(frames.popleft())
         finally:
@@ -259,6 +267,7 @@ class Connection(asyncio.Protocol):
             assert self._transport is not None
             self._reading = wanted
             if wanted:
+                self.heard = self._loop.time()
                 self._transport.resume_reading()
                 self.worker.held_back.discard(self)
             else:

@@ -61,15 +61,15 @@ class Consumer:
     def give(self, permits: int) -> None:
         """Add permits, and let the partitions that wait for them know, another one first each time."""
         self.credit = min(self.permits, self.credit + permits)
-        if self.credit <= 0 or self.paused:
+        if self.credit <= 0 or self.paused or not self.connection.writable:
             return
-        for partition in list(self.dispatchers):
-            dispatcher = self.dispatchers[partition]
-            if dispatcher.hungry:
+        for partition, dispatcher in list(self.dispatchers.items()):
+            if dispatcher.hungry or self.name in dispatcher.starved:
                 del self.dispatchers[partition]
                 self.dispatchers[partition] = dispatcher
-                dispatcher.wake()
-                if len(self.dispatchers) > 1 and self.credit < _SHARE:
+                dispatcher.starved.discard(self.name)
+                dispatcher.feed()
+                if self.credit < _SHARE and len(self.dispatchers) > 1:
                     return
 
     def deliver(

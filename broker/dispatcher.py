@@ -1,7 +1,7 @@
 """Hands the messages of one partition to the consumers of one subscription, as soon as there is work.
 
-It sleeps until something happens (a publish, a settle, permits) or until the instant that the last script
-named as the next at which something falls due: no polling, no sweep.
+It acts when something happens (a publish, a settle, permits) and at the instant that the last script named
+as the next at which something falls due: no polling, no sweep.
 """
 
 import asyncio
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from broker.arguments import MAX_BATCH, pack_flat_receipts
 from broker.consumer import Consumer
-from broker.results import Delivery, Fetched, Lease, Message, Room, Share
+from broker.handover import flat_receipts, held_frames, without_lost
+from broker.results import Delivery, Fetched, Lease, Room, Share
 from client import wire
-from client.errors import BrokerError, SubscriptionNotFound, TopicNotFound
+from client.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
 
 if TYPE_CHECKING:
     from broker.partition import Partition
@@ -31,16 +32,23 @@ class Dispatcher:
         self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
         self.hungry = True  # there may be something to deliver
+        self.starved: set[str] = set()  # consumers that had no room left after the last fetch
+        self._settles = delivery == "at_most_once"
         self._cursor = 0  # the last entry that a fetch has passed
         self._expected = 0  # the last entry that was published
-        self._fetching = False
         self._token = 0  # of the last fetch that was answered
         self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
         self._lost_since = 0  # the token before that fetch
-        self._settles = delivery == "at_most_once"
         self._due_ms = 1  # when to look for what has timed out; 0 is never
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
+        self._quiet = asyncio.Event()  # no fetch is under way
+        self._quiet.set()
+
+    def __str__(self) -> str:
+        return f"subscription {self.subscription!r} on {self.partition}"
+
+    # Who is served
 
     def attach(self, consumer: Consumer) -> None:
         """Serve one more consumer."""
@@ -57,6 +65,20 @@ class Dispatcher:
             if self.partition.dispatchers.get(self.subscription) is self:
                 del self.partition.dispatchers[self.subscription]
 
+    def end_all(self, error: BrokerError) -> None:
+        """Tell every consumer that there is nothing more to come, and why."""
+        for consumer in list(self.consumers.values()):
+            consumer.end(error.code, str(error))
+
+    def hand_back(self, consumer: Consumer, held: list[Delivery]) -> None:
+        """Send what a consumer holds already."""
+        for data, ranges, texts, retries in held_frames(held, consumer.stream, self.partition.number):
+            self._token = max(self._token, data.token)
+            consumer.credit -= len(texts) // 3
+            consumer.deliver(data, ranges, texts, retries, [])
+
+    # What happens
+
     def feed(self) -> None:
         """There may be something to deliver."""
         self.hungry = True
@@ -64,15 +86,28 @@ class Dispatcher:
 
     def expect(self, entry: int) -> None:
         """An entry has been published; a fetch that was sent behind it may have got it."""
-        self._expected = entry
-        if not self._fetching and self._cursor < entry:
+        self._expected = max(self._expected, entry)
+        if self._quiet.is_set() and self._cursor < entry:
             self.feed()
+
+    def due(self, due_ms: int) -> None:
+        """Something falls due then, perhaps before all else."""
+        if not 0 < self._due_ms <= due_ms:
+            self._due_ms = due_ms
+            if not self._pumping:
+                self._set_timer(due_ms)
+
+    async def fetched(self) -> None:
+        """Wait until what a fetch under way leases has been sent."""
+        await self._quiet.wait()
 
     def wake(self) -> None:
         """Somebody has room, or something has fallen due."""
-        if not self._pumping:
+        if not self._pumping and not self.partition.worker.stopping:
             self._pumping = True
             self.partition.worker.start(self._pump)
+
+    # Delivering
 
     async def _pump(self) -> None:
         """Deliver until there is nothing to deliver, or nobody to deliver to."""
@@ -83,19 +118,19 @@ class Dispatcher:
                     if not await self._step():
                         break
                     pause = _PATIENCE[0]
+                    continue
                 except (TopicNotFound, SubscriptionNotFound) as error:
-                    for consumer in list(self.consumers.values()):
-                        consumer.end(error.code, str(error))
+                    self.end_all(error)
+                    break
                 except BrokerError as error:
                     log.warning("%s: %s", self, error)
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, _PATIENCE[1])
+                except Exception:
+                    log.exception("%s: a bug; trying again", self)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _PATIENCE[1])
         finally:
             self._pumping = False
             self._set_timer(self._due_ms if self.consumers else 0)
-
-    def __str__(self) -> str:
-        return f"subscription {self.subscription!r} on {self.partition}"
 
     async def _step(self) -> bool:
         """Do what there is to do now; answers whether there may be more."""
@@ -107,6 +142,27 @@ class Dispatcher:
         if rooms:
             await self._fetch(rooms)
         return bool(rooms)
+
+    def _set_timer(self, due_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_ms and not self.partition.worker.stopping:
+            # At least a millisecond: the clocks of Redis and of this process are not the same.
+            delay = max(due_ms - self.partition.worker.now_ms(), 1) / 1_000
+            self._timer = asyncio.get_running_loop().call_later(delay, self.wake)
+
+    async def _expire(self) -> None:
+        result = await self.partition.call(lambda engine, lease: engine.expire(lease, self.subscription))
+        self._due_ms = result.next_due_ms
+        self.hungry = True
+        self._part_with(result.expired_consumers)
+
+    def _part_with(self, names: list[str]) -> None:
+        """Let go of consumers without a session: what they held is with others, and they must know."""
+        for name in names:
+            if name in self.consumers:
+                self.consumers[name].end("unavailable", "its session ended while Redis was away")
 
     async def _recover(self) -> None:
         """Hand over what was leased by a fetch whose answer was lost, before anything that comes after it."""
@@ -127,51 +183,6 @@ class Dispatcher:
                 self.hand_back(consumer, lost)
             del self._lost[name]
 
-    def hand_back(self, consumer: Consumer, held: list[Delivery]) -> None:
-        """Send what a consumer holds already, a frame for each token and deadline."""
-        frames: dict[tuple[int, int], list[Message]] = {}
-        for delivery in sorted(held, key=lambda delivery: delivery.receipt.first):
-            frames.setdefault((delivery.receipt.token, delivery.deadline_ms), []).extend(delivery.messages)
-        for (token, deadline_ms), messages in frames.items():
-            if not messages:
-                continue
-            ledgers: dict[str, int] = {}
-            for message in messages:
-                ledgers.setdefault(message.id.partition("-")[0], message.entry)
-            data = wire.Data(
-                consumer.stream,
-                self.partition.number,
-                token,
-                deadline_ms,
-                " ".join(f"{ledger}:{first}" for ledger, first in ledgers.items()),
-                held=True,
-            )
-            ranges = [message.entry for message in messages for _ in range(2)]
-            flat = [text for message in messages for text in (message.key, message.uid, message.about)]
-            retries = [
-                part for message in messages if message.retries for part in (message.entry, message.retries)
-            ]
-            self._token = max(self._token, token)
-            consumer.credit -= len(messages)
-            consumer.deliver(data, ranges, flat, retries, [])
-
-    def _set_timer(self, due_ms: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due_ms:
-            # At least a millisecond: the clocks of Redis and of this process are not the same.
-            delay = max(due_ms - self.partition.worker.now_ms(), 1) / 1_000
-            self._timer = asyncio.get_running_loop().call_later(delay, self.wake)
-
-    async def _expire(self) -> None:
-        result = await self.partition.call(lambda engine, lease: engine.expire(lease, self.subscription))
-        self._due_ms = result.next_due_ms
-        self.hungry = True
-        for name in result.expired_consumers:
-            if name in self.consumers:  # it is here: Redis was away for longer than its session
-                await self._join(name)
-
     def _rooms(self) -> list[Room]:
         rooms = []
         for consumer in self.consumers.values():
@@ -182,8 +193,9 @@ class Dispatcher:
     async def _fetch(self, rooms: list[Room]) -> None:
         spare = {room.consumer: room.permits for room in rooms}
         takers = {name: self.consumers[name] for name in spare}
+        expected = self._expected
         self.hungry = False
-        self._fetching = True
+        self._quiet.clear()
         try:
             fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms))
         except BaseException:
@@ -195,40 +207,48 @@ class Dispatcher:
                 consumer.give(spare[name])
             raise
         finally:
-            self._fetching = False
+            self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
         for share in fetched.shares:
+            if "" in share.flat[1::3]:
+                share = self._without_lost(share, fetched)
             spare[share.consumer] -= len(share.flat) // 3
             self._send(takers[share.consumer], share, fetched, settled)
         if fetched.shares:
             self._token = max(self._token, fetched.token)
         self._due_ms = fetched.next_due_ms
         self._cursor = fetched.cursor
-        behind = fetched.cursor < self._expected
-        if behind or fetched.more or fetched.unknown_consumers or not any(spare.values()):
+        # What was published while the fetch was under way it may not have seen.
+        behind = fetched.cursor < self._expected and self._expected > expected
+        if behind or fetched.more or (settled is not None and fetched.shares):
             self.hungry = True
+        self._part_with(fetched.unknown_consumers)
+        self.starved = {name for name in self.consumers if not spare.get(name)}
         for name, consumer in takers.items():
             consumer.give(spare[name])
-        for name in fetched.unknown_consumers:
-            await self._join(name)
 
     async def _lease(self, lease: Lease, rooms: list[Room]) -> tuple[Fetched, list[int] | None]:
         """Fetch; at most once is settled before anybody sees it."""
         engine = self.partition.worker.engine
         fetched = await engine.fetch_flat(lease, self.subscription, rooms)
-        if not self._settles or not fetched.shares:
+        if not self._settles:
             return fetched, None
         forgotten: list[int] = []
         for share in fetched.shares:
             receipts = flat_receipts(fetched, share)
             for start in range(0, len(receipts), MAX_BATCH * 4):
                 packed = pack_flat_receipts(receipts[start : start + MAX_BATCH * 4])
-                result = await engine.ack(lease, self.subscription, packed)
+                try:
+                    result = await engine.ack(lease, self.subscription, packed)
+                except Fenced as error:
+                    # Not to be fetched once more at once: what is leased now comes first.
+                    self.partition.lose(lease)
+                    raise Unavailable(str(error)) from error
                 forgotten += [number for bounds in result.forgotten for number in bounds]
         return fetched, forgotten
 
     def _send(self, consumer: Consumer, share: Share, fetched: Fetched, settled: list[int] | None) -> None:
-        if "" in share.flat[1::3]:
-            share = self._without_lost(share, fetched)
+        if not share.flat:
+            return
         data = wire.Data(
             consumer.stream,
             self.partition.number,
@@ -242,12 +262,7 @@ class Dispatcher:
 
     def _without_lost(self, share: Share, fetched: Fetched) -> Share:
         """Leave out entries that Redis should have and has not, and settle them where that can be done."""
-        entries = [
-            entry
-            for first, last in zip(share.ranges[::2], share.ranges[1::2], strict=True)
-            for entry in range(first, last + 1)
-        ]
-        lost = [entry for entry, uid in zip(entries, share.flat[1::3], strict=True) if not uid]
+        share, lost = without_lost(share)
         log.error("%s: entries %s are not in the log; somebody deleted them there", self, lost[:20])
         if fetched.mode != "key_shared":  # there the key, and so the lane, went with the entry
             lane = "" if fetched.mode == "shared" else "="
@@ -256,31 +271,4 @@ class Dispatcher:
             self.partition.worker.start(
                 self.partition.call, lambda engine, lease: engine.ack(lease, self.subscription, packed)
             )
-        kept = [at for at, uid in enumerate(share.flat[1::3]) if uid]
-        return Share(
-            share.consumer,
-            [number for at in kept for number in (entries[at], entries[at])],
-            [text for at in kept for text in share.flat[at * 3 : at * 3 + 3]],
-        )
-
-    async def _join(self, name: str) -> None:
-        if name in self.consumers:
-            worker = self.partition.worker
-            await self.partition.call(
-                lambda engine, lease: engine.join(lease, self.subscription, name, worker.session_ms)
-            )
-            self.hungry = True
-
-
-def flat_receipts(fetched: Fetched, share: Share) -> list[str | int]:
-    """The receipts of a share: lane, token, first and last of each, flat."""
-    ranges = zip(share.ranges[::2], share.ranges[1::2], strict=True)
-    if fetched.mode != "key_shared":
-        lane = "" if fetched.mode == "shared" else "="
-        return [part for first, last in ranges for part in (lane, fetched.token, first, last)]
-    entries = (entry for first, last in ranges for entry in range(first, last + 1))
-    return [
-        part
-        for entry, key in zip(entries, share.flat[::3], strict=True)
-        for part in ("=" + key if key else "", fetched.token, entry, entry)
-    ]
+        return share

@@ -74,6 +74,10 @@ class Engine(Administration):
         """Close all connections."""
         await self.store.close()
 
+    def forget(self, topic: str, partition: int) -> None:
+        """Let go of what is remembered of a partition that is no more."""
+        self._tails.forget(topic, partition)
+
     # Partition leases
 
     async def acquire(
@@ -211,7 +215,9 @@ class Engine(Administration):
             retries += charged
             if done:
                 break
-        ranges = [(row[2], row[3]) for row in rows(found, 5)]
+        # A scan may name a lane twice while others leave.
+        held = list({row[:3]: row for row in rows(found, 5)}.values())
+        ranges = [(row[2], row[3]) for row in held]
         messages = self._as_messages(ledgers, ranges, await self._read(lease, ledgers, ranges), retries)
         return [
             Delivery(
@@ -220,7 +226,7 @@ class Engine(Administration):
                 deadline,
                 [messages[entry] for entry in range(first, last + 1) if entry in messages],
             )
-            for lane, token, first, last, deadline in rows(found, 5)
+            for lane, token, first, last, deadline in held
         ]
 
     # Delivery

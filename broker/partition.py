@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from broker.arguments import MAX_BATCH
 from broker.dispatcher import Dispatcher
 from broker.engine import Engine
+from broker.links import Attempts
 from broker.results import Lease, PublishResult
 from client import wire
 from client.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound
@@ -44,7 +45,7 @@ class Partition:
         self.number = number
         self.held: Lease | None = None
         self.dispatchers: dict[str, Dispatcher] = {}
-        self._lock = asyncio.Lock()
+        self._taking = Attempts()
         self._pending: dict[str, deque[Pending]] = {}  # by durability: what is to be safer takes longer
 
     def __str__(self) -> str:
@@ -56,23 +57,26 @@ class Partition:
         """The lease, taken if need be; waits for one that another worker is about to lose."""
         if self.held is not None:
             return self.held
-        async with self._lock:
-            attempts = round((self.worker.lease_ms / 1_000 + 1) / _RETRY)
-            while self.held is None:
-                self.held = await self._acquire()
-                attempts -= 1
-                if self.held is None:
-                    if not attempts or self.worker.stopping:
-                        raise Fenced(f"another worker serves {self}")
-                    await asyncio.sleep(_RETRY)
-            return self.held
+        lease: Lease = await self._taking.join("lease", self._take)
+        return lease
+
+    async def _take(self) -> Lease:
+        worker = self.worker
+        attempts = round((worker.lease_ms / 1_000 + 1) / _RETRY)
+        while attempts and not worker.stopping:
+            self.held = await self._acquire()
+            if self.held is not None:
+                return self.held
+            attempts -= 1
+            await asyncio.sleep(_RETRY)
+        raise Fenced(f"another worker serves {self}")
 
     async def _acquire(self) -> Lease | None:
         worker = self.worker
         try:
             lease = await worker.engine.acquire(self.topic, self.number, worker.id, worker.lease_ms)
-        except TopicNotFound:
-            worker.partitions.pop((self.topic, self.number), None)
+        except TopicNotFound as error:
+            self.close(error)
             count = (await worker.engine.describe_topic(self.topic)).partitions  # or the error that says more
             raise InvalidArgument(
                 f"topic {self.topic!r} has no partition {self.number}: it has 0 to {count - 1}"
@@ -80,6 +84,14 @@ class Partition:
         if lease is not None and lease.sweep:
             worker.start(worker.engine.reclaim, self.topic, self.number)
         return lease
+
+    def close(self, error: BrokerError) -> None:
+        """Serve it no more, since it is gone."""
+        for dispatcher in list(self.dispatchers.values()):
+            dispatcher.end_all(error)
+        if self.worker.partitions.get((self.topic, self.number)) is self:
+            del self.worker.partitions[self.topic, self.number]
+        self.worker.engine.forget(self.topic, self.number)
 
     def lose(self, lease: Lease) -> None:
         """Know that a lease is no more; the next call takes another."""
@@ -138,6 +150,7 @@ class Partition:
             for pending in batch:
                 pending.connection.publish_failed(pending, self, error)
             self._fail_behind({pending.connection for pending in batch}, queue, error)
+            self._feed()  # it may have been stored all the same
             return
         self._answer(batch, result)
         for dispatcher in self.dispatchers.values():

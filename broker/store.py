@@ -139,6 +139,11 @@ class Store:
         with named_errors():
             return await _together(*(self._execute(command[1], *command) for command in commands))
 
+    async def fields(self, key: str) -> dict[str, str]:
+        """All fields of a hash."""
+        [found] = await self.read_all([("HGETALL", key)])
+        return found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+
     async def atomically(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
         """Run plain commands on the keys of one partition as one transaction."""
         with named_errors():

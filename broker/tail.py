@@ -83,7 +83,15 @@ class TailCache:
 
     def begin(self, lease: Lease) -> None:
         """Start anew for a lease just taken."""
+        self.forget(lease.topic, lease.partition)
         self._tails[lease.topic, lease.partition] = (lease, Tail())
+
+    def forget(self, topic: str, partition: int) -> None:
+        """Let go of a partition that is no more."""
+        _, tail = self._tails.pop((topic, partition), (None, None))
+        if tail is not None and tail.segments:
+            self._added = deque(item for item in self._added if item.tail is not tail)
+            self._size -= sum(segment.size for segment in tail.segments)
 
     def of(self, lease: Lease) -> Tail:
         """The tail of a lease; an empty one that nobody keeps where there is none."""

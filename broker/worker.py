@@ -5,6 +5,7 @@ lease of the partition.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -22,15 +23,25 @@ from broker.arguments import MAX_BATCH, MAX_PARTITIONS, check_flat, check_int
 from broker.config import Settings
 from broker.connection import Connection
 from broker.consumer import Consumer
+from broker.dispatcher import Dispatcher
 from broker.durability import replicas
 from broker.engine import Engine
 from broker.keys import check_name
 from broker.partition import Partition
 from client import wire
-from client.errors import BrokerError, InvalidArgument, Overloaded, Unavailable
+from client.errors import (
+    BrokerError,
+    InvalidArgument,
+    Overloaded,
+    SubscriptionNotFound,
+    TopicNotFound,
+    Unavailable,
+)
 
 log = logging.getLogger(__name__)
 
+_PROMPT = 0.1  # seconds within which an answer of Redis tells the time
+_AGAIN = 0.2  # seconds until something that is done from time to time is tried again
 _TOUCHES = 500  # consumers renewed in one call
 _TEXTS = Annotated[list[str], Meta(max_length=MAX_BATCH * 3)]  # bounded before memory is set aside
 
@@ -54,7 +65,7 @@ class Worker:
         self.inflight = 0  # bytes of publishes under way
         self.buffered = 0  # bytes of frames that are not complete yet
         self.held_back: set[Connection] = set()  # not listened to for now
-        self._drift_ms = 0.0  # the clock of Redis minus ours
+        self._ahead_ms = 0.0  # the clock of Redis minus our monotonic one
         self._stop = asyncio.Event()
         # serve() awaits them; a task group's own way to start one takes several times as long.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,9 +114,12 @@ class Worker:
 
     async def _finish(self) -> None:
         """Answer what was asked; consumers keep their leases, for they will go on with the next worker."""
+        for connection in self.connections:
+            connection.stop_waiting()
         if self._tasks:
-            await asyncio.wait(self._tasks)
-        await self._renew_sessions()
+            await asyncio.wait(self._tasks, timeout=self.settings.stop_timeout / 2)
+        with contextlib.suppress(BrokerError):
+            await self._renew_sessions()
         leases = [partition.held for partition in self.partitions.values() if partition.held]
         await asyncio.gather(*(self.engine.release(lease) for lease in leases), return_exceptions=True)
         for connection in list(self.connections):
@@ -127,12 +141,15 @@ class Worker:
             log.exception("a bug in %s; the worker goes on", getattr(step, "__qualname__", step))
 
     async def _repeat(self, period: float, step: Callable[[], Awaitable[None]]) -> None:
+        wait = period
         while True:
-            await asyncio.sleep(period)
+            await asyncio.sleep(wait)
+            wait = period
             try:
                 await step()
             except BrokerError as error:
                 log.warning("%s: %s", step.__name__.strip("_"), error)
+                wait = min(period, _AGAIN)
             except Exception:
                 log.exception("a bug in %s; the worker goes on", step.__name__)
 
@@ -140,12 +157,14 @@ class Worker:
 
     def now_ms(self) -> int:
         """The cluster's time, which is that of Redis."""
-        return int(time.time() * 1_000 + self._drift_ms)
+        return int(time.monotonic() * 1_000 + self._ahead_ms)
 
     async def _set_clock(self) -> None:
-        before = time.time()
+        before = time.monotonic()
         redis_ms = await self.engine.time_ms()
-        self._drift_ms = redis_ms - (before + time.time()) * 500
+        now = time.monotonic()
+        if not self._ahead_ms or now - before < _PROMPT:
+            self._ahead_ms = redis_ms - (before + now) * 500
 
     # What is done from time to time
 
@@ -162,24 +181,35 @@ class Worker:
 
     async def _renew_sessions(self) -> None:
         """Tell Redis which consumers are still here."""
-        for partition in list(self.partitions.values()):
-            for dispatcher in list(partition.dispatchers.values()):
-                names = list(dispatcher.consumers)
-                for start in range(0, len(names), _TOUCHES):
-                    part = names[start : start + _TOUCHES]
-                    lost = await partition.call(
-                        lambda engine, lease, name=dispatcher.subscription, part=part: engine.touch(  # type: ignore[misc]
-                            lease, name, part, self.session_ms
-                        )
+        dispatchers = [d for partition in self.partitions.values() for d in partition.dispatchers.values()]
+        renewed = await asyncio.gather(*(self._renew(dispatcher) for dispatcher in dispatchers))
+        if not all(renewed):
+            raise Unavailable(f"{renewed.count(False)} of {len(renewed)} subscriptions could not be renewed")
+
+    async def _renew(self, dispatcher: Dispatcher) -> bool:
+        """Renew the sessions of one partition and subscription; its trouble is not that of others."""
+        names = list(dispatcher.consumers)
+        try:
+            for start in range(0, len(names), _TOUCHES):
+                part = names[start : start + _TOUCHES]
+                lost = await dispatcher.partition.call(
+                    lambda engine, lease, part=part: engine.touch(  # type: ignore[misc]
+                        lease, dispatcher.subscription, part, self.session_ms
                     )
-                    if lost:
-                        dispatcher.feed()  # it finds out who, and opens their sessions again
+                )
+                if lost:
+                    dispatcher.feed()  # it finds out who, and tells them
+        except BrokerError as error:
+            log.warning("%s: %s", dispatcher, error)
+            dispatcher.feed()
+            return isinstance(error, (TopicNotFound, SubscriptionNotFound))
+        return True
 
     async def _check_heartbeats(self) -> None:
         """Ask every client for a sign of life, and close those that gave none."""
         silent = asyncio.get_running_loop().time() - 3 * self.settings.heartbeat
         for connection in list(self.connections):
-            if connection.heard < silent:
+            if connection.silent_since(silent):
                 log.info("%s has been silent for too long", connection.peer)
                 connection.abort()
             elif connection.greeted:

@@ -58,6 +58,7 @@ class Connection(asyncio.Protocol):
         self._writable = True
         self._wake: dict[Callable[[], None], None] = {}
         self._heard = 0.0
+        self._answering = False  # somebody has an answer, and has not gone on yet
         self._timer: asyncio.TimerHandle | None = None
         self._reason: BrokerError | None = None
         self._on_time = on_time
@@ -191,9 +192,13 @@ class Connection(asyncio.Protocol):
             self._answered(frame)
             return
         take = self.streams.get(stream)
-        if take is not None:
+        if take is None:
+            return
+        if self._answering:
             # In the order of the wire: whoever waits for an answer that came before goes on before.
             self._loop.call_soon(self._push, take, frame)
+        else:
+            self._push(take, frame)
 
     def _push(self, take: Callable[[Frame], None], frame: Frame) -> None:
         try:
@@ -205,6 +210,9 @@ class Connection(asyncio.Protocol):
         answer = self._answers.pop(frame.sequence, None)
         if answer is None or answer.done():
             return
+        if not self._answering:
+            self._answering = True
+            self._loop.call_soon(self._loop.call_soon, self._all_answered)
         if frame.type == Type.OK:
             answer.set_result(frame)
             return
@@ -219,6 +227,9 @@ class Connection(asyncio.Protocol):
         else:
             answer.set_exception(ProtocolError(f"the worker answered with a frame of type {frame.type}"))
         answer.exception()  # retrieved: not everybody who asked still waits
+
+    def _all_answered(self) -> None:
+        self._answering = False
 
     def _write(self, data: bytes) -> None:
         if not self._out:

@@ -205,7 +205,7 @@ class Consumer:
         self._at_most_once = reply.delivery == "at_most_once"
         self.held.mode = reply.mode
         self.held.lease = reply.lease_ms / 1000
-        self.held.reopen()
+        self.held.reopen(reply.held)
 
     def _received(self, frame: Frame) -> None:
         if self._closed:

@@ -19,6 +19,8 @@ class Held:
         self.active = monotonic()  # when the application last took or settled something
         self.credit = credit
         self._before: list[Block] = []  # held when the connection was lost
+        self._listed: set[tuple[Block, int]] = set()  # those of them that the broker knows of
+        self._to_list: int | None = None  # messages that it will still list
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
         self._rewinding: dict[tuple[int, str], int] = {}  # lanes being nacked -> from which entry on
 
@@ -66,9 +68,13 @@ class Held:
         if self._rewinding:
             self._void_rewound(block)
 
-    def reopen(self) -> None:
-        """There is a new connection: what was held on the last one may be listed again."""
+    def reopen(self, listed: int | None) -> None:
+        """There is a new session: so many of the messages held will be listed, and the rest is void."""
         self._before = list(self.blocks)
+        self._listed = set()
+        self._to_list = listed
+        if listed == 0:
+            self._void_unlisted()
 
     def keep(self, block: Block) -> None:
         """A block lists what is held, perhaps delivered before: what we have stays as it is."""
@@ -81,6 +87,7 @@ class Held:
             old, at = known.get((block.token, entry), (block, index))
             if old is block or old.states[at] == STALE:
                 continue
+            self._listed.add((old, at))
             if old.states[at] == SETTLED:
                 # Settled after the worker had looked: it has counted the message once more.
                 self.credit(1)
@@ -91,6 +98,18 @@ class Held:
             self._close(block, index, SETTLED)
         self._forget_older(block, earlier)
         self.add(block)
+        if self._to_list is not None:
+            self._to_list -= len(block)
+            if self._to_list <= 0:
+                self._void_unlisted()
+
+    def _void_unlisted(self) -> None:
+        """What the broker does not list went to others while we were away."""
+        self._to_list = None
+        for old in self._before:
+            for index, state in enumerate(old.states):
+                if state <= HANDED and (old, index) not in self._listed:
+                    self._close(old, index, STALE)
 
     def _forget_older(self, block: Block, earlier: list[Block]) -> None:
         """What comes under a new token, the old one settles no more."""

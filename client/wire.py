@@ -338,6 +338,7 @@ class SubscribeReply(Properties, frozen=True):
     delivery: str
     lease_ms: int
     partitions: int
+    held: int | None = None  # so many messages follow that are marked `held`; what else the name had is void
 
 
 class Unsubscribe(Properties, frozen=True):

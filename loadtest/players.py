@@ -128,11 +128,11 @@ async def _publish_at(client: AsyncClient, order: Order) -> None:
         for number in range(order.messages):
             await anyio.sleep(max(due - time.monotonic(), 0))
             due += 1 / order.rate
-            sent = {"sent": repr(time.monotonic())}
-            tasks.start_soon(_publish_one, client, order, KEYS[number % len(KEYS)], sent)
+            tasks.start_soon(_publish_one, client, order, KEYS[number % len(KEYS)])
 
 
-async def _publish_one(client: AsyncClient, order: Order, key: str, sent: dict[str, str]) -> None:
+async def _publish_one(client: AsyncClient, order: Order, key: str) -> None:
+    sent = {"sent": repr(time.monotonic())}
     await client.publish(order.name, order.body, key=key, attributes=sent)
 
 
