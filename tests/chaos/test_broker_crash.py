@@ -117,8 +117,8 @@ class Load:
         room = asyncio.Semaphore(50)
         async with asyncio.TaskGroup() as acks:
             async for message in consumer:
-                await room.acquire()
                 name = self.record.delivered(subscription, consumer.name, message)
+                await room.acquire()
                 since = self.record.acking(subscription, [name])
                 acks.create_task(self._ack(message.ack, subscription, name, since, room))
 
