@@ -6,6 +6,7 @@ from client.block import HANDED, SETTLED, Block
 from client.bodies import Bodies
 from client.errors import PayloadMissing
 from client.held import Part
+from client.receipts import bodies_in
 from client.tasks import Tasks, shared
 
 _AHEAD = 100  # messages
@@ -42,6 +43,8 @@ class Downloads:
         found = await self._bodies.get(self._topic, [name for _, _, name in wanted]) if wanted else []
         for (block, index, _), body in zip(wanted, found, strict=True):
             _keep(block, index, self._checked(block, index, body))
+        for block in dict.fromkeys(block for block, _, _ in wanted if block.gone is not None):
+            self._read(block, {name for own, _, name in wanted if own is block})
         fetched = {(block, index): body for (block, index, _), body in zip(wanted, found, strict=True)}
         return [
             fetched.get((block, index)) or block.bodies.get(index, b"")
@@ -63,7 +66,15 @@ class Downloads:
         for index, body in found.items():
             if body is not None:
                 _keep(block, index, body)
+        if block.gone is not None:
+            self._read(block, {block.body_name(index) for index in indexes})
         return found
+
+    def _read(self, block: Block, names: set[str]) -> None:
+        """At most once: nobody acks, so what has been read is deleted if nobody else is owed it."""
+        self._bodies.forget(
+            self._topic, [name for name in bodies_in(block, block.gone or []) if name in names]
+        )
 
     def _checked(self, block: Block, index: int, body: bytes | None) -> bytes:
         if body is None:

@@ -788,3 +788,16 @@ async def test_a_pause_keeps_what_cannot_go_back_until_it_ends(worker: ScriptedW
         waiting = asyncio.ensure_future(consumer.receive(timeout=PATIENCE))
         await consumer.resume()
         assert entries([await waiting, *await take(consumer, 2)]) == [2, 3, 4]
+
+
+async def test_at_most_once_bodies_go_when_they_have_been_read(worker: ScriptedWorker, shelf: Shelf) -> None:
+    shelf.bodies = {("orders", f"uid-{entry}"): b"x" for entry in range(1, 5)}
+    async with Open(worker, shelf, delivery="at_most_once") as consumer:
+        worker.link.data([(1, ""), (2, "")], settled=[1, 1], about="1 1  1 ", lease=0)
+        worker.link.data([(3, ""), (4, "")], settled=[3, 4], about="1 1  1 ", lease=0)
+        first, _ = await take(consumer, 2)
+        assert [await first.data(), await first.data()] == [b"x", b"x"]
+        batch = await anext(consumer.batches())
+        assert await batch.data() == [b"x", b"x"]
+        assert await batch[0].data() == b"x"
+    assert shelf.bodies == {("orders", "uid-2"): b"x"}, "another subscription still owes it"
