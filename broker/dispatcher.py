@@ -211,6 +211,7 @@ class Dispatcher:
         for share in fetched.shares:
             if "" in share.flat[1::3]:
                 share = self._without_lost(share, fetched)
+                self.hungry = True
             spare[share.consumer] -= len(share.flat) // 3
             self._send(takers[share.consumer], share, fetched, settled)
         if fetched.shares:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionBusy, wire
+from client.connection import Connection
 from client.types import Mode
 from tests.running import RunningBroker
 
@@ -161,6 +162,99 @@ async def test_a_nack_that_the_connection_took_along_rewinds_the_lane_when_it_is
         assert told(again) == [("a", 1), *uncharged("bcd")]
         assert await consumer.ack(messages) == ["stale"] * 3
         assert await consumer.ack(again) == ["settled"] * 4
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[RunningBroker]:
+    """A broker that gives up a lost consumer after half a second."""
+    with RunningBroker(session=0.5) as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_a_consumer_that_was_away_for_longer_than_its_session_hands_out_nothing_that_others_have(
+    impatient: RunningBroker, topic: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncClient(impatient.url) as away, AsyncClient(impatient.url) as other:
+        await other.create_topic(topic, partitions=1)
+        async with away.subscribe(topic, "s", mode=mode) as lost:
+            await publish(other, topic, "abcd")
+            held = await take(lost, 2)
+            back = asyncio.Event()
+            connect = away._cluster._connect
+
+            async def connect_later() -> Connection:
+                await back.wait()
+                return await connect()
+
+            monkeypatch.setattr(away._cluster, "_connect", connect_later)
+            cut(away)
+            async with other.subscribe(topic, "s", mode=mode) as consumer:
+                messages = await take(consumer, 4)
+                assert told(messages) == [("a", 1), *uncharged("bcd")]
+                back.set()
+                async with asyncio.timeout(SOON):
+                    while len((await other.describe_subscription(topic, "s")).consumers) < 2:
+                        continue
+                assert await gets_nothing(lost)
+                assert await lost.ack(held) == ["stale", "stale"]
+                assert await consumer.ack(messages) == ["settled"] * 4
+                await consumer.pause()
+                await publish(other, topic, "e")
+                assert told(await take(lost, 1)) == uncharged("e")
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_after_an_absence_of_the_server_longer_than_the_session_nobody_hands_out_what_others_have(
+    impatient: RunningBroker, topic: str, mode: Mode
+) -> None:
+    assert not isinstance(impatient.server, str)
+    async with AsyncClient(impatient.url) as client, AsyncClient(impatient.url) as other:
+        await client.create_topic(topic, partitions=1)
+        async with (
+            client.subscribe(topic, "s", mode=mode, permits=4) as one,
+            other.subscribe(topic, "s", mode=mode) as two,
+        ):
+            await two.pause()
+            await publish(client, topic, "abcd")
+            held = await take(one, 2)
+            impatient.server.kill()
+            await asyncio.sleep(0.7)  # the absence
+            impatient.server.start()
+            await two.resume()
+            messages = await take(two, 4)
+            assert told(messages) == [("a", 1), *uncharged("bcd")]
+            assert await gets_nothing(one)
+            assert await one.ack(held) == ["stale", "stale"]
+            assert await two.ack(messages) == ["settled"] * 4
+            await two.pause()
+            await publish(client, topic, "e")
+            assert told(await take(one, 1)) == uncharged("e")
+
+
+async def test_what_was_leased_before_a_nack_is_not_handed_out_behind_it(
+    mortal: RunningBroker, client: AsyncClient, topic: str
+) -> None:
+    """A worker that has just started reads messages from the log, which takes it longer than the nack."""
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "s", mode="key_shared")
+    about = {"much": "x" * 3_000}
+    await client.publish_many(topic, [OutgoingMessage(key="k", attributes=about) for _ in range(1_500)])
+    mortal.kill_worker()
+    mortal.start_worker()
+    async with client.subscribe(topic, "s", mode="key_shared", permits=60) as consumer:
+        nacked: Message | None = None
+        for number in range(1_500):
+            message = await consumer.receive(SOON)
+            if nacked is not None:
+                assert (message.id, message.retry_count) == (nacked.id, 1)
+                nacked = None
+            if number % 30 == 29 and not message.retry_count:
+                nacked = message
+                await message.nack(delay=0)
+            else:
+                async with message:  # acked in the background: that makes room, and the worker fetches
+                    pass
 
 
 async def test_a_consumer_that_never_settles_does_not_slow_the_others(
