@@ -336,8 +336,16 @@ async def _join(
             return await join(number)
         return held
 
+    began = worker.now_ms()
     first, *others = consumer.partitions
     held = [await join(first), *await asyncio.gather(*(join(number) for number in others))]
+    if worker.now_ms() - began > worker.session_ms / 3:  # nobody has renewed what was joined first
+        for number in consumer.partitions:
+            await worker.partition(consumer.topic, number).call(
+                lambda engine, lease: engine.touch(
+                    lease, consumer.subscription, [consumer.name], worker.session_ms
+                )
+            )
     return dict(zip(consumer.partitions, held, strict=True))
 
 
@@ -367,8 +375,11 @@ async def unsubscribe(
             lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
         )
 
-    await asyncio.gather(*(leave(number) for number in consumer.partitions))
+    left = await asyncio.gather(*(leave(number) for number in consumer.partitions), return_exceptions=True)
     _feed(worker, consumer.topic, consumer.subscription)
+    for failure in left:
+        if isinstance(failure, BaseException):
+            raise failure
     return _DONE
 
 

@@ -99,16 +99,12 @@ class Consumer:
         self.connection.send(wire.Error(code, message, stream=self.stream))
 
     def forget(self) -> None:
-        """Take it off its connection, its worker and every partition; what it holds stays leased."""
-        self.detach()
-        connections, workers = self.connection.streams, self.connection.worker.consumers
-        if connections.get(self.stream) is self:
-            del connections[self.stream]
-        if workers.get(self.identity) is self:
-            del workers[self.identity]
-
-    def detach(self) -> None:
-        """Take it off every partition; what it holds stays leased."""
+        """Take it off every partition, its connection and its worker; what it holds stays leased."""
         for dispatcher in self.dispatchers.values():
             dispatcher.detach(self)
         self.dispatchers.clear()
+        streams, consumers = self.connection.streams, self.connection.worker.consumers
+        if streams.get(self.stream) is self:
+            del streams[self.stream]
+        if consumers.get(self.identity) is self:
+            del consumers[self.identity]

@@ -35,11 +35,12 @@ class Dispatcher:
         self.starved: set[str] = set()  # consumers that had no room left after the last fetch
         self._settles = delivery == "at_most_once"
         self._cursor = 0  # the last entry that a fetch has passed
-        self._expected = 0  # the last entry that was published
+        self._expected = 0  # the last entry that was published while a fetch was under way
         self._token = 0  # of the last fetch that was answered
         self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
         self._lost_since = 0  # the token before that fetch
         self._due_ms = 1  # when to look for what has timed out; 0 is never
+        self._sooner_ms = 0  # what due() was told while a call was under way that may not know of it
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         self._quiet = asyncio.Event()  # no fetch is under way
@@ -86,13 +87,15 @@ class Dispatcher:
 
     def expect(self, entry: int) -> None:
         """An entry has been published; a fetch that was sent behind it may have got it."""
-        self._expected = max(self._expected, entry)
-        if self._quiet.is_set() and self._cursor < entry:
+        if not self._quiet.is_set():
+            self._expected = max(self._expected, entry)
+        elif self._cursor < entry:
             self.feed()
 
     def due(self, due_ms: int) -> None:
         """Something falls due then, perhaps before all else."""
-        if not 0 < self._due_ms <= due_ms:
+        self._sooner_ms = _sooner(self._sooner_ms, due_ms)
+        if _sooner(self._due_ms, due_ms) != self._due_ms:
             self._due_ms = due_ms
             if not self._pumping:
                 self._set_timer(due_ms)
@@ -153,8 +156,9 @@ class Dispatcher:
             self._timer = asyncio.get_running_loop().call_later(delay, self.wake)
 
     async def _expire(self) -> None:
+        self._sooner_ms = 0
         result = await self.partition.call(lambda engine, lease: engine.expire(lease, self.subscription))
-        self._due_ms = result.next_due_ms
+        self._due_ms = _sooner(result.next_due_ms, self._sooner_ms)
         self.hungry = True
         self._part_with(result.expired_consumers)
 
@@ -193,8 +197,8 @@ class Dispatcher:
     async def _fetch(self, rooms: list[Room]) -> None:
         spare = {room.consumer: room.permits for room in rooms}
         takers = {name: self.consumers[name] for name in spare}
-        expected = self._expected
         self.hungry = False
+        self._expected = self._sooner_ms = 0
         self._quiet.clear()
         try:
             fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms))
@@ -216,10 +220,9 @@ class Dispatcher:
             self._send(takers[share.consumer], share, fetched, settled)
         if fetched.shares:
             self._token = max(self._token, fetched.token)
-        self._due_ms = fetched.next_due_ms
+        self._due_ms = _sooner(fetched.next_due_ms, self._sooner_ms)
         self._cursor = fetched.cursor
-        # What was published while the fetch was under way it may not have seen.
-        behind = fetched.cursor < self._expected and self._expected > expected
+        behind = fetched.cursor < self._expected
         if behind or fetched.more or (settled is not None and fetched.shares):
             self.hungry = True
         self._part_with(fetched.unknown_consumers)
@@ -273,3 +276,8 @@ class Dispatcher:
                 self.partition.call, lambda engine, lease: engine.ack(lease, self.subscription, packed)
             )
         return share
+
+
+def _sooner(one_ms: int, other_ms: int) -> int:
+    """The earlier of two instants, of which 0 is never."""
+    return min(one_ms, other_ms) if one_ms and other_ms else one_ms or other_ms

@@ -105,7 +105,10 @@ async def count_subscription(
 async def peek(
     store: Store, topic: str, subscription: str, partitions: range | list[int], limit: int
 ) -> list[Unsettled]:
-    """The oldest messages of each partition that a subscription has not settled, at most `limit` in all."""
+    """The oldest messages of each partition that a subscription has not settled, at most `limit` in all.
+
+    Of what waits in lanes, a thousand are looked at: where more wait, there may be older ones.
+    """
     check_int("limit", limit, 1, _PAGE)
     found: list[Unsettled] = []
     for partition in partitions:
@@ -122,7 +125,7 @@ async def _peek(store: Store, topic: str, subscription: str, partition: int, lim
             ("HGET", keys.meta, "ledgers"),
             ("HGET", keys.meta, "last"),
             ("HGET", keys.subs, subscription),
-            ("ZRANGE", keys.queue, "0", str(limit - 1)),
+            ("ZRANGE", keys.queue, "0", str(_PAGE - 1)),
         ]
     )
     places = await _places(store, keys, queued)

@@ -80,6 +80,8 @@ class Worker:
             lambda: Connection(self), self.settings.host, self.settings.port, backlog=1_024
         )
         host, port = listener.sockets[0].getsockname()[:2]
+        if host in ("0.0.0.0", "::"):  # no address that a client could come back to
+            host = socket.gethostname()
         self.address = self.settings.advertise or f"{host}:{port}"
         log.info("worker %s listens on %s", self.id, self.address)
         try:
@@ -200,7 +202,7 @@ class Worker:
                 if lost:
                     dispatcher.feed()  # it finds out who, and tells them
         except BrokerError as error:
-            log.warning("%s: %s", dispatcher, error)
+            log.debug("%s: %s", dispatcher, error)
             dispatcher.feed()
             return isinstance(error, (TopicNotFound, SubscriptionNotFound))
         return True

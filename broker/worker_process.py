@@ -7,6 +7,7 @@ worker serves or `{"error": …}` if it cannot. SIGTERM and SIGINT stop it in go
 
 import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ from broker.worker import Worker
 from client.errors import BrokerError
 
 __all__ = ["main"]
+
+log = logging.getLogger(__name__)
 
 STDIN = 0
 
@@ -37,6 +40,7 @@ def main() -> None:
             _serve, settings, order["redis_url"], order["worker_id"], backend_options={"use_uvloop": True}
         )
     except* BrokerError as group:
+        log.error("the worker ends: %s", _first(group))
         _report(error=str(_first(group)))
         sys.exit(1)
     except* OSError as group:
