@@ -81,7 +81,7 @@ class Buffer:
     def _alive(self, block: Block, index: int, now: float) -> bool:
         if now < self._held.deadline(block, index):
             return True
-        self._held.end(block, index)
+        self._held.lapse(block, index)
         return False
 
     def _note(self, block: Block, index: int, now: float, count: int) -> None:

@@ -123,11 +123,16 @@ class Cluster:
             raise ConnectionClosed("the client was closed")
         if self._ready is None:
             raise ConnectionClosed("the client is not open: use it with `async with`")
-        if self._connection is None:
-            await asyncio.wait({self._ready}, timeout=within)
-            if not self._ready.done():
+        end = None if within is None else asyncio.get_running_loop().time() + within
+        while self._connection is None:
+            ready = self._ready
+            left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
+            await asyncio.wait({ready}, timeout=left)
+            if not ready.done():
                 raise self.error
-        return await self._ready
+            if (ended := ready.exception()) is not None:
+                raise ended
+        return self._connection
 
     async def request(self, properties: Properties, body: bytes = b"", *, repeatable: bool = True) -> Frame:
         """Ask; what can be repeated is, after retriable errors, until the time is up."""

@@ -16,12 +16,12 @@ from client.cluster import Cluster
 from client.downloads import Downloads
 from client.errors import BrokerError, ConnectionClosed, InvalidArgument
 from client.handlers import Handlers
-from client.held import Held
+from client.held import Held, Part
 from client.keeper import Keeper
 from client.link import Link
 from client.message import Batch, Message
 from client.options import PATIENCE, Options, fresh_name
-from client.receipts import ACK, GIVE_BACK
+from client.receipts import ACK, GIVE_BACK, NACK
 from client.settling import Settler, extend_terms, nack_terms
 from client.times import Seconds, seconds
 from client.types import Outcome
@@ -51,7 +51,7 @@ class Consumer:
         request = options.request(stream, topic, subscription, self.name)
         patience = options.patience()
         self.link = Link(cluster, request, self._opened, self._received, self._ended)
-        self.held = Held(self.link.credit)
+        self.held = Held(self.link.credit, self._lapsed)
         self.settler = Settler(self, options.on_stale)
         self.downloads = Downloads(topic, bodies)
         self.keeper = Keeper(self, patience)
@@ -223,6 +223,11 @@ class Consumer:
             self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
         self.keeper.wake_at(block.soonest)
         self._wake()
+
+    def _lapsed(self, parts: list[Part]) -> None:
+        """The deadline of a lane has passed: its first message is nacked, unless all goes back anyway."""
+        if not self._closed:
+            self.settler.submit(NACK, parts)
 
     def _ended(self, error: BrokerError) -> None:
         self.held.clear()

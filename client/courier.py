@@ -113,7 +113,9 @@ class Courier:
             for block, index in stale:
                 if block.states[index] <= HANDED:  # what is being settled, or is, has an answer of its own
                     held.end(block, index)
-            self._extended(sheet, now + (reply.deadline_ms - answer.timestamp_ms) / 1000)
+            self._extended(
+                _without(sheet.places, stale), now + (reply.deadline_ms - answer.timestamp_ms) / 1000
+            )
             return
         for block, index in stale:
             held.stale(block, index)
@@ -125,13 +127,13 @@ class Courier:
             for index in range(start, stop):
                 if block.states[index] == SETTLING:
                     held.settled(block, index)
-        held.restart(sheet.parts, now + held.lease)
+        held.restart(_without(sheet.parts, stale), now + held.lease)
 
-    def _extended(self, sheet: Sheet, deadline: float) -> None:
-        for block, start, stop in sheet.places:
+    def _extended(self, places: list[Part], deadline: float) -> None:
+        for block, start, stop in places:
             if not self._held.lane(block, start):
                 self._held.extend_range(block, start, stop, deadline)
-        self._held.restart(sheet.places, deadline)
+        self._held.restart(places, deadline)
         self._consumer.keeper.wake_at(deadline)
 
     def _undo(self, terms: Terms, group: Group, error: Exception) -> None:
@@ -149,3 +151,12 @@ class Courier:
         if group.later:
             count = sum(stop - start for _, start, stop in group.parts)
             _log.warning("%d messages were not settled and will come again: %s", count, error)
+
+
+def _without(parts: list[Part], stale: list[tuple[Block, int]]) -> list[Part]:
+    """The parts without the messages that are stale."""
+    if not stale:
+        return parts
+    gone = set(stale)
+    single = [(block, index, index + 1) for block, start, stop in parts for index in range(start, stop)]
+    return [part for part in single if (part[0], part[1]) not in gone]

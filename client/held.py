@@ -10,14 +10,18 @@ Part = tuple[Block, int, int]  # block, first index, index behind the last
 
 
 class Held:
-    """The leases of one consumer; `credit` gives permits back where there will be no ACK or NACK."""
+    """The leases of one consumer.
 
-    def __init__(self, credit: Callable[[int], None]) -> None:
+    `credit` gives permits back where there will be no ACK or NACK, `give_back` nacks.
+    """
+
+    def __init__(self, credit: Callable[[int], None], give_back: Callable[[list[Part]], object]) -> None:
         self.mode = "shared"
         self.lease = 30.0  # seconds
         self.blocks: dict[Block, None] = {}  # those with a message that is neither settled nor stale
         self.active = monotonic()  # when the application last took or settled something
         self.credit = credit
+        self._give_back = give_back
         self._before: list[Block] = []  # held when the connection was lost
         self._listed: set[tuple[Block, int]] = set()  # those of them that the broker knows of
         self._to_list: int | None = None  # messages that it will still list
@@ -49,7 +53,7 @@ class Held:
             if now < block.soonest or now < self.deadline(block, index):
                 return
             late = now - self.deadline(block, index)
-            self.end(block, index)
+            self.lapse(block, index)
             why = f"its lease ended {late:.1f} s ago, and it will be delivered again"
         elif state == SETTLING:
             why = "it is being settled already"
@@ -136,6 +140,16 @@ class Held:
         self.credit(ended)
 
     # Letting go
+
+    def lapse(self, block: Block, index: int) -> None:
+        """The deadline of a message has passed. A lane lives or dies as one: it is given back from there on.
+
+        If the broker has ended the lease too, as it should, it answers that and nothing happens.
+        """
+        if self.lane(block, index):
+            self._give_back([(block, index, index + 1)])
+        else:
+            self.end(block, index)
 
     def end(self, block: Block, index: int) -> None:
         """The lease of a message has ended without being settled."""

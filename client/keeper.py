@@ -64,7 +64,7 @@ class Keeper:
         for block, index in held.each():
             deadline = held.deadline(block, index)
             if deadline <= now:
-                held.end(block, index)
+                held.lapse(block, index)
             elif deadline > horizon:
                 # What could be extended is looked at half a lease before its end, the rest at the end.
                 following = min(following, deadline - held.lease / 2 if extends else deadline)

@@ -79,11 +79,15 @@ class Link:
 
     async def connection(self, within: float) -> Connection:
         """The connection on which it is subscribed, waiting for it if need be."""
-        if self.current is None:
-            await asyncio.wait({self._ready}, timeout=within)
-            if not self._ready.done():
+        end = monotonic() + within
+        while self.current is None:
+            ready = self._ready
+            await asyncio.wait({ready}, timeout=max(0.0, end - monotonic()))
+            if not ready.done():
                 raise self._cluster.error
-        return await self._ready
+            if (ended := ready.exception()) is not None:
+                raise ended
+        return self.current
 
     def pause(self, paused: bool) -> None:
         """Have the worker stop or go on."""
