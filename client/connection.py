@@ -79,6 +79,7 @@ class Connection(asyncio.Protocol):
         answer: asyncio.Future[Frame] = self._loop.create_future()
         if self._reason is not None:
             answer.set_exception(self._reason)
+            answer.exception()  # retrieved: not everybody who asks looks
             return answer
         self._sequence += 1
         self._answers[self._sequence] = answer

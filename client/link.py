@@ -134,8 +134,10 @@ class Link:
             self._early.append(frame)
         elif frame.type == Type.DATA:
             self._on_data(frame)
-        else:
-            self._break(connection, error_from(wire.properties_of(frame, wire.Error)))
+        else:  # the worker has let go of the consumer, and so of all its leases
+            error = error_from(wire.properties_of(frame, wire.Error))
+            self._on_end(error)
+            self._break(connection, error)
 
     def _lost(self, closed: asyncio.Future[BrokerError]) -> None:
         if self.current is not None and self.current.closed is closed:
