@@ -6,6 +6,7 @@ worker serves or `{"error": …}` if it cannot. SIGTERM and SIGINT stop it in go
 """
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -35,6 +36,10 @@ def main() -> None:
     settings = Settings.model_validate(order["settings"])
     threading.Thread(target=_die_with_the_supervisor, daemon=True).start()
     start_logging(settings.log_level)
+    # What has been imported stays; and a worker makes much garbage, but hardly any in cycles: a pause of some
+    # milliseconds to look for these must not come often.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     try:
         anyio.run(
             _serve, settings, order["redis_url"], order["worker_id"], backend_options={"use_uvloop": True}

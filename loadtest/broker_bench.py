@@ -55,6 +55,7 @@ def throughput(stage: Stage, topic: Callable[[str], None], count: int = 100_000)
     for title, bar, order in (
         ("end to end, metadata only", 2.0, Order("bench-meta", "s0", count)),
         ("end to end, bodies of 100 bytes", 1.0, Order("bench-body", "s0", count, b"x" * 100)),
+        ("end to end, key-shared, metadata only", 1.0, Order("bench-keys", "s0", count, mode="key_shared")),
     ):
         ours, hand, _, _ = stage.rounds(topic, order)
         figures.append(
