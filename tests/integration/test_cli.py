@@ -16,6 +16,8 @@ from broker.server import free_port
 from client import AsyncClient, Client
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # each command is a process
+
 KEYLANE = str(Path(sys.executable).parent / "keylane")
 DEADLINE = 30.0
 
@@ -251,7 +253,6 @@ def test_a_position_that_is_none_is_a_usage_error(keylane: Keylane, client: Clie
 # Subscriptions
 
 
-@pytest.mark.slow
 def test_a_subscription_is_made_listed_described_paused_and_deleted(
     keylane: Keylane, client: Client, topic: str
 ) -> None:
@@ -270,7 +271,6 @@ def test_a_subscription_is_made_listed_described_paused_and_deleted(
     assert keylane("subscription", "list", topic, "--json").stdout == "[]\n"
 
 
-@pytest.mark.slow
 def test_seek_moves_a_subscription(keylane: Keylane, client: Client, topic: str) -> None:
     """Back, forward, to an id and to a time."""
     client.create_subscription(topic, "keeper")
@@ -315,7 +315,6 @@ async def test_peek_shows_what_is_not_settled_without_taking_it(
 # Everything
 
 
-@pytest.mark.slow
 def test_tables_fit_into_eighty_columns_and_have_no_colours(
     keylane: Keylane, client: Client, topic: str
 ) -> None:
@@ -358,7 +357,6 @@ def _on_a_terminal(command: list[str], environment: dict[str, str]) -> bytes:
         return screen.read(4096)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["topic", "list"], ["publish", "t", "hello"], ["subscribe", "t", "s"], ["doctor"]],
@@ -370,7 +368,6 @@ def test_without_a_broker_every_command_says_how_to_start_one(keylane: Keylane, 
     assert "keylane serve" in done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_the_server_can_be_named_before_and_after_the_command(
     keylane: Keylane, broker: RunningBroker
 ) -> None:
@@ -382,7 +379,6 @@ def test_the_server_can_be_named_before_and_after_the_command(
     assert "http://x" in keylane("topic", "list", "--server", "http://x", status=1).stderr
 
 
-@pytest.mark.slow
 def test_unknown_commands_and_options_are_usage_errors(keylane: Keylane) -> None:
     """With exit code 2."""
     keylane("topics", status=2)

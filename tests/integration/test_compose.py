@@ -19,6 +19,8 @@ import yaml
 from broker.config import Settings
 from broker.server import free_port
 
+pytestmark = pytest.mark.slow  # each command is a process
+
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 OTHER_VARIABLES = {"KEYLANE_SERVER"}  # of the client's commands

@@ -14,6 +14,8 @@ from client.connection import Connection
 from client.types import Mode
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # sessions take their time to end
+
 SOON = 10.0  # seconds in which anything that is to happen has happened
 A_WHILE = 0.2  # seconds in which something that must not happen would have
 MODES: list[Mode] = ["shared", "key_shared", "exclusive", "failover"]

@@ -29,6 +29,8 @@ from client import (
 )
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # leases and sessions take their time to end
+
 SOON = 10.0  # seconds in which anything that is to happen has happened
 A_WHILE = 0.15  # seconds in which something that must not happen would have
 
@@ -113,7 +115,6 @@ async def test_a_publish_answers_with_the_durability_that_was_reached(
         await client.publish(topic, durability="perhaps")
 
 
-@pytest.mark.slow
 async def test_a_durability_that_cannot_be_reached_is_an_error_that_says_what_is_stored(
     client: AsyncClient, topic: str
 ) -> None:

@@ -46,6 +46,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 def test_the_commands_of_readme_and_operations_page_work() -> None:
     """In the order in which they are shown; the broker is one of our own instead of `keylane serve`."""
     bin = Path(sys.executable).parent

@@ -17,6 +17,8 @@ import pytest
 from broker.server import ask, free_port
 from client import AsyncClient
 
+pytestmark = pytest.mark.slow  # each command is a process
+
 KEYLANE = str(Path(sys.executable).parent / "keylane")
 DEADLINE = 20.0
 
@@ -91,7 +93,6 @@ def test_it_says_where_it_listens_and_stops_at_a_signal(
     assert serving.left_behind() == []
 
 
-@pytest.mark.slow
 def test_the_line_for_people_says_the_same(tmp_path: Path) -> None:
     """Scripts can wait for it too."""
     command = [KEYLANE, "serve", "--port", "0", "--data-dir", str(tmp_path)]
@@ -103,7 +104,6 @@ def test_the_line_for_people_says_the_same(tmp_path: Path) -> None:
     assert line.startswith("keylane is ready at keylane://127.0.0.1:")
 
 
-@pytest.mark.slow
 async def test_a_restart_keeps_topics_subscriptions_and_messages(serve: Callable[..., Serving]) -> None:
     """All state is in the data directory."""
     first = serve()
@@ -137,7 +137,6 @@ async def test_a_killed_worker_is_started_again_and_a_client_goes_on(serve: Call
     assert serving.left_behind() == []
 
 
-@pytest.mark.slow
 async def test_a_killed_embedded_server_is_started_again_and_a_client_goes_on(
     serve: Callable[..., Serving],
 ) -> None:
@@ -158,7 +157,6 @@ async def test_a_killed_embedded_server_is_started_again_and_a_client_goes_on(
     assert serving.left_behind() == []
 
 
-@pytest.mark.slow
 def test_when_it_is_killed_its_children_follow(serve: Callable[..., Serving]) -> None:
     """And the next one can use the data directory at once."""
     serving = serve()
@@ -167,7 +165,6 @@ def test_when_it_is_killed_its_children_follow(serve: Callable[..., Serving]) ->
     assert serve().end(signal.SIGTERM) == 0
 
 
-@pytest.mark.slow
 async def test_with_a_redis_of_its_own_it_starts_none(
     serve: Callable[..., Serving], server_url: str, topic: str, tmp_path: Path
 ) -> None:
@@ -181,7 +178,6 @@ async def test_with_a_redis_of_its_own_it_starts_none(
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.slow
 def test_settings_come_from_file_environment_and_flags(tmp_path: Path) -> None:
     """A flag over the environment, that over the file."""
     ports = [free_port() for _ in range(3)]
@@ -216,7 +212,6 @@ def test_a_port_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_data_directory_in_use_is_an_error_that_names_its_owner(
     serve: Callable[..., Serving], tmp_path: Path
 ) -> None:
@@ -227,7 +222,6 @@ def test_a_data_directory_in_use_is_an_error_that_names_its_owner(
     assert f"is in use by process {serving.process.pid}" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_redis_that_cannot_be_reached_is_an_error() -> None:
     """By name, without a traceback."""
     done = run("--port", "0", "--redis", f"redis://127.0.0.1:{free_port()}/0")

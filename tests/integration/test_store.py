@@ -120,6 +120,7 @@ def cluster_store(url: str, patience: float = 10.0) -> AbstractAsyncContextManag
     return store_on(url.replace("redis://", "redis+cluster://"), patience)
 
 
+@pytest.mark.slow
 async def test_a_node_that_dies_and_comes_back_serves_the_same_store_again(cluster: Cluster) -> None:
     key, other = key_in(10923, 16383), key_in(0, 5460)
     async with cluster_store(cluster.url) as store:
@@ -165,6 +166,7 @@ async def test_a_slot_that_moves_is_followed(cluster: Cluster) -> None:
         assert ask(new.port, "GET", key) == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
 async def test_a_node_that_hangs_holds_up_no_other(cluster: Cluster, durability: str) -> None:
     keys = [key_in(10923, 16383), key_in(0, 5460)]
@@ -182,6 +184,7 @@ async def test_a_node_that_hangs_holds_up_no_other(cluster: Cluster, durability:
 # A server that hangs
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_is_unavailable_until_it_goes_on(server_binary: Path) -> None:
     with single_server(binary=server_binary) as server:
         async with store_on(server.url, PATIENCE) as store:
