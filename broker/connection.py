@@ -78,8 +78,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle each frame that is complete now."""
         self.heard = self._loop.time()
-        reader = self._reader
+        reader, store = self._reader, self.worker.engine.store
         before = reader.waiting
+        store.cork()
         try:
             for frame in reader.feed(data):
                 if not self.alive:
@@ -91,7 +92,8 @@ class Connection(asyncio.Protocol):
             self.worker.buffered += reader.waiting - before
             self.close()
             return
-        self.worker.engine.store.flush()
+        finally:
+            store.flush()
         self.worker.buffered += reader.waiting - before
         if self.worker.buffered > self.worker.settings.max_inflight_bytes:
             self.worker.drop_the_largest()

@@ -428,9 +428,10 @@ class Engine(Administration):
         self, ledgers: str, ranges: Iterable[tuple[int, ...]], parts: Iterable[list[str]], retries: list[int]
     ) -> dict[int, Message]:
         """Messages by their entries, without those that are not in the log any more."""
-        id_of, counts = id_maker(ledgers), dict(rows(retries, 2))
+        counts = dict(rows(retries, 2))
         entries = chain.from_iterable(range(first, last + 1) for first, last in ranges)
         texts = rows(list(chain.from_iterable(parts)), 3)
+        id_of = id_maker(ledgers) if " " in ledgers else f"{ledgers.partition(':')[0]}-{{}}".format
         return {
             entry: Message(id_of(entry), key, uid, about, counts.get(entry, 0))
             for entry, (key, uid, about) in zip(entries, texts, strict=True)

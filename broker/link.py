@@ -97,7 +97,8 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=_error, encoding="utf-8")
         self._waiting: deque[asyncio.Future[Any]] = deque()
-        self._unsent: list[bytes] = []  # commands of this turn of the event loop
+        self.corked = False  # more commands are about to come: gather them
+        self._unsent: list[bytes] = []
         self._answered = 0
         self._watch: asyncio.TimerHandle | None = None
 
@@ -135,15 +136,20 @@ class Link(asyncio.Protocol):
             future.set_exception(ConnectionError("the connection is closed"))
             return future
         self._waiting.append(future)
-        if not self._unsent:
-            self._loop.call_soon(self.flush)
-        self._unsent.append(packed)
+        if self.corked or len(self._waiting) > 1:
+            # With others of this turn of the event loop: a system call costs more than a command.
+            if not self._unsent:
+                self._loop.call_soon(self.flush)
+            self._unsent.append(packed)
+        else:
+            self._transport.write(packed)
         if self._watch is None:
             self._watch = self._loop.call_later(self.patience, self._look, self._answered)
         return future
 
     def flush(self) -> None:
-        """Send the commands of this turn of the event loop together: a system call costs more than one."""
+        """Send what was gathered."""
+        self.corked = False
         if self._unsent and self._transport is not None:
             self._transport.write(b"".join(self._unsent))
         self._unsent.clear()

@@ -65,6 +65,11 @@ class Links:
         link = self._shared.get(server.name)
         return link if link is not None and link.usable else None
 
+    def cork(self) -> None:
+        """Let the shared connections gather commands until flush."""
+        for link in self._shared.values():
+            link.corked = True
+
     def flush(self) -> None:
         """Send what the shared connections have gathered."""
         for link in self._shared.values():

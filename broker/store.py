@@ -86,8 +86,12 @@ class Store:
         self._links.close()
         await _close(self.redis)
 
+    def cork(self) -> None:
+        """Gather what is asked for from now on, until flush."""
+        self._links.cork()
+
     def flush(self) -> None:
-        """Send at once what would go out in the next turn of the event loop."""
+        """Send what was gathered, in one go for each server."""
         self._links.flush()
 
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:

@@ -13,6 +13,7 @@ import msgspec
 import typer
 import uvloop
 from anyio.from_thread import start_blocking_portal
+from redis import Redis
 
 from broker.config import Settings
 from broker.engine import Engine
@@ -47,14 +48,18 @@ async def run_engine(url: str, backlog: int) -> list[Figure]:
 def run_broker(partitions: int = 1) -> list[Figure]:
     """The workloads of the whole product."""
     figures: list[Figure] = []
-    with running_broker() as broker, Client(broker.url) as client:
+    with running_broker() as broker, Client(broker.url) as client, Redis.from_url(broker.redis_url) as redis:
 
-        def topic(name: str) -> None:
+        @contextmanager
+        def topic(name: str) -> Iterator[None]:
             client.create_topic(name, partitions=partitions)
+            yield
+            client.delete_topic(name)
+            redis.unlink(broker_bench.by_hand(name))
 
         with ExitStack() as stack:
             stage = broker_bench.Stage(stack, broker.url, broker.redis_url)
-            for workload in (broker_bench.throughput, broker_bench.latency):
+            for workload in (broker_bench.latency, broker_bench.throughput):
                 figures += workload(stage, topic)
         with ExitStack() as stack:
             stage = broker_bench.Stage(stack, broker.url, broker.redis_url, consumers=5)

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 from loadtest.players import (
     Order,
@@ -16,6 +16,15 @@ from loadtest.players import (
 from loadtest.report import Figure
 
 ROUNDS = 7
+
+Topic = Callable[
+    [str], AbstractContextManager[None]
+]  # makes a topic, and deletes it with the stream beside it
+
+
+def by_hand(name: str) -> str:
+    """The stream that stands beside a topic."""
+    return f"raw-{name}"
 
 
 class Stage:
@@ -32,15 +41,15 @@ class Stage:
         )
 
     def rounds(
-        self, topic: Callable[[str], None], order: Order, rounds: int = ROUNDS
+        self, topic: Topic, order: Order, rounds: int = ROUNDS
     ) -> tuple[list[float], list[float], list[float], list[float]]:
         """Seconds of ours and by hand, then the latencies; rounds in turn, the first to warm up."""
         ours, hand, our_latencies, hand_latencies = [], [], list[float](), list[float]()
         for number in range(rounds + 1):
             name = f"{order.name}-{number}"
-            topic(name)
-            took, latencies = play(*self.ours, order._replace(name=name))
-            raw_took, raw_latencies = play(*self.by_hand, order._replace(name=f"raw-{name}"))
+            with topic(name):
+                took, latencies = play(*self.ours, order._replace(name=name))
+                raw_took, raw_latencies = play(*self.by_hand, order._replace(name=by_hand(name)))
             if number:
                 ours.append(took)
                 hand.append(raw_took)
@@ -49,7 +58,7 @@ class Stage:
         return ours, hand, our_latencies, hand_latencies
 
 
-def throughput(stage: Stage, topic: Callable[[str], None], count: int = 100_000) -> list[Figure]:
+def throughput(stage: Stage, topic: Topic, count: int = 100_000) -> list[Figure]:
     """Messages a second from the first publish to the last ack."""
     figures = []
     for title, bar, order in (
@@ -64,7 +73,7 @@ def throughput(stage: Stage, topic: Callable[[str], None], count: int = 100_000)
     return figures
 
 
-def fan_out(stage: Stage, topic: Callable[[str], None], count: int = 20_000) -> list[Figure]:
+def fan_out(stage: Stage, topic: Topic, count: int = 20_000) -> list[Figure]:
     """Deliveries a second to five subscriptions, a consumer process each."""
     consumers = len(stage.ours[1])
     ours, hand, _, _ = stage.rounds(topic, Order("bench-fan", "s0", count, alone=False))
@@ -75,7 +84,7 @@ def fan_out(stage: Stage, topic: Callable[[str], None], count: int = 20_000) -> 
     ]
 
 
-def latency(stage: Stage, topic: Callable[[str], None], rate: float = 500, seconds: int = 2) -> list[Figure]:
+def latency(stage: Stage, topic: Topic, rate: float = 500, seconds: int = 2) -> list[Figure]:
     """Milliseconds from publish to delivery at a steady pace."""
     order = Order("bench-latency", "s0", int(rate * seconds), rate=rate)
     _, _, ours, hand = stage.rounds(topic, order)
