@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 from redis import Redis
 
+from broker.arguments import check_flat, pack_flat_receipts
 from broker.engine import Engine
-from broker.results import Lease, Outgoing, Receipt, Room, SubscriptionSettings, TopicSettings
+from broker.handover import flat_receipts
+from broker.results import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
 from client.wire import pack_about
 from loadtest.report import Figure
 
@@ -54,19 +56,22 @@ class Lane:
         return cls(engine, lease)
 
     async def publish(self, batch: list[Outgoing]) -> None:
-        """Publish one batch."""
-        result = await self.engine.publish(self.lease, batch)
+        """Publish one batch, the way a worker does."""
+        flat = [text for message in batch for text in message]
+        check_flat(flat)
+        result = await self.engine.publish_flat(self.lease, flat)
         assert result.stored == len(batch)
 
-    async def fetch(self, permits: int = BATCH) -> list[Receipt]:
+    async def fetch(self, permits: int = BATCH) -> list[str | int]:
         """Fetch one batch and answer its receipts."""
-        result = await self.engine.fetch(self.lease, "s0", [Room("c", permits)])
-        assert sum(len(delivery.messages) for delivery in result.deliveries) == permits
-        return [delivery.receipt for delivery in result.deliveries]
+        fetched = await self.engine.fetch_flat(self.lease, "s0", [Room("c", permits)])
+        [share] = fetched.shares
+        assert len(share.flat) == permits * 3
+        return flat_receipts(fetched, share)
 
-    async def ack(self, receipts: list[Receipt]) -> None:
+    async def ack(self, receipts: list[str | int]) -> None:
         """Ack one batch."""
-        assert not (await self.engine.ack(self.lease, "s0", receipts)).stale
+        assert not (await self.engine.ack(self.lease, "s0", pack_flat_receipts(receipts))).stale
 
 
 class Streams:
@@ -161,7 +166,8 @@ async def _block_keys(lane: Lane, count: int) -> None:
     for first in range(0, count, BATCH):
         await lane.publish(messages(BATCH, keys[first : first + BATCH]))
     for _ in range(count // BATCH):
-        await lane.engine.nack(lane.lease, "s0", await lane.fetch(), delay_ms=HOUR_MS)
+        receipts = pack_flat_receipts(await lane.fetch())
+        await lane.engine.nack(lane.lease, "s0", receipts, delay_ms=HOUR_MS)
     for first in range(0, count, BATCH):
         await lane.publish(messages(BATCH, keys[first : first + BATCH]))
     while (await lane.engine.fetch(lane.lease, "s0", [Room("c", BATCH)])).more:
