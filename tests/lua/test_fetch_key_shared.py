@@ -219,3 +219,23 @@ async def test_keys_of_every_kind_keep_to_their_own_lanes(engine: Engine, topic:
     again = receipts(await story.fetch())
     assert set(await story.ack(*again)) == {"settled"}
     assert await story.log() == []
+
+
+async def test_settling_the_first_of_several_apart_restarts_the_deadline_of_the_rest(
+    timed: ManualTime, topic: str
+) -> None:
+    """Messages of a key with others between them, under two tokens: what is in flight is a list."""
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(mode="key_shared")
+    await timed.engine.join(story.lease, "s", "c", 60_000)
+    await story.publish(*"abab")
+    room = [Room("c", 100, 1_000)]
+    first = (await timed.engine.fetch(story.lease, "s", room)).deliveries
+    await story.publish("a")
+    await timed.advance(600)
+    later = (await timed.engine.fetch(story.lease, "s", room)).deliveries
+    assert [delivery.deadline_ms for delivery in later] == [timed.now_ms + 400]  # that of the lane
+    assert await story.ack(next(item.receipt for item in first if item.receipt.lane == "=a")) == ["settled"]
+    held = await timed.engine.held(story.lease, "s", "c")
+    deadlines = {delivery.receipt.lane: delivery.deadline_ms for delivery in held}
+    assert deadlines == {"=a": timed.now_ms + 1_000, "=b": timed.now_ms + 400}

@@ -67,9 +67,6 @@ DEFECTS = {
     "a fresh message overtakes those of its lane that wait, where no record is made": Defect(
         KeySharedMachine, "lib/keyed", "^([^|]*)|%d+|0|0|", "^([^|]*)|%d+|%d+|%d+|"
     ),
-    "an ack of the first of several does not restart the deadline of its lane": Defect(
-        KeySharedMachine, "subscription/ack", "at + #item + 6), now + lease_ms)", "at + #item + 6))"
-    ),
     "a lane's text is taken apart without what this call did to it": Defect(
         KeySharedMachine,
         "lib/lanes",
@@ -125,5 +122,5 @@ def test_the_machine_finds_out_that(name: str, server_url: str) -> None:
     sources = read_sources()
     assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
     sources[file] = sources[file].replace(text, becomes)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):  # the latter where an answer makes no sense
         explore(machine, server_url, examples=ENOUGH, sources=sources, planted=True)
