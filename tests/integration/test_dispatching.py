@@ -1,0 +1,180 @@
+"""Deliveries come when there is something to deliver, and cost nothing when there is not."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.engine import Engine
+from broker.keys import PartitionKeys
+from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionNotFound, wire
+from tests.running import RunningBroker
+
+SOON = 4.0  # seconds; what is forgotten comes at the end of a session, after ten
+FEW = 40  # script calls; a loop without end makes some hundred in this time
+A_WHILE = 0.3
+
+
+@pytest.fixture
+async def client(broker: RunningBroker) -> AsyncIterator[AsyncClient]:
+    """A client of the broker that tests share."""
+    async with AsyncClient(broker.url) as client:
+        yield client
+
+
+async def publish(client: AsyncClient, topic: str, count: int, key: str = "k") -> None:
+    """Publish messages of one key."""
+    await client.publish_many(topic, [OutgoingMessage(key=key) for _ in range(count)])
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    """The next messages."""
+    return [await consumer.receive(SOON) for _ in range(count)]
+
+
+async def scripts_in_a_while(broker: RunningBroker) -> int:
+    """How many scripts the server runs while nothing happens."""
+    engine = Engine.connect(broker.redis_url)
+
+    async def calls() -> int:
+        stats = await engine.store.command("INFO", "commandstats")
+        return int(stats["cmdstat_evalsha"]["calls"])
+
+    before = await calls()
+    await asyncio.sleep(A_WHILE)  # the time that is looked at
+    after = await calls()
+    await engine.close()
+    return after - before
+
+
+async def test_a_paused_subscription_is_left_alone(
+    broker: RunningBroker, client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    async with client.subscribe(topic, "s") as consumer:
+        await client.pause_subscription(topic, "s")
+        await publish(client, topic, 1)
+        assert await scripts_in_a_while(broker) < FEW
+        await client.resume_subscription(topic, "s")
+        await take(consumer, 1)
+
+
+async def test_a_lane_that_waits_for_its_time_is_left_alone(
+    broker: RunningBroker, client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    async with client.subscribe(topic, "s", mode="exclusive") as consumer:
+        await publish(client, topic, 1)
+        [message] = await take(consumer, 1)
+        await message.nack(delay=60)
+        await publish(client, topic, 1)
+        assert await scripts_in_a_while(broker) < FEW
+
+
+async def test_the_room_of_a_standby_does_not_leave_the_active_one_waiting(
+    broker: RunningBroker, client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    async with (
+        AsyncClient(broker.url) as other,
+        client.subscribe(topic, "s", mode="failover", permits=2) as active,
+    ):
+        await publish(client, topic, 2)
+        first = await take(active, 2)
+        async with other.subscribe(topic, "s", mode="failover"):
+            await publish(client, topic, 2)
+            assert await scripts_in_a_while(broker) < FEW
+            assert await active.ack(first) == ["settled"] * 2
+            assert await active.ack(await take(active, 2)) == ["settled"] * 2
+            await active.pause()
+            await publish(client, topic, 1)
+            await active.resume()
+            assert await active.receive(SOON)
+
+
+async def test_at_most_once_goes_on_with_a_key_whose_messages_are_settled(
+    client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "s", mode="key_shared", delivery="at_most_once")
+    await publish(client, topic, 20)
+    async with (
+        client.subscribe(topic, "s", mode="key_shared", permits=5) as one,
+        client.subscribe(topic, "s", mode="key_shared", permits=5) as two,
+    ):
+        got = 0
+
+        async def drain(consumer: Consumer) -> None:
+            nonlocal got
+            async for _ in consumer:
+                got += 1
+                if got == 20:
+                    done.set()
+
+        done = asyncio.Event()
+        tasks = [asyncio.create_task(drain(consumer)) for consumer in (one, two)]
+        async with asyncio.timeout(SOON):
+            await done.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_lease_that_is_cut_short_ends_when_it_says(client: AsyncClient, topic: str) -> None:
+    await client.create_topic(topic, partitions=1)
+    async with client.subscribe(topic, "s", auto_extend=False) as consumer:
+        await publish(client, topic, 1)
+        [message] = await take(consumer, 1)
+        await message.extend(0.2)
+        [again] = await take(consumer, 1)
+        assert (again.id, again.retry_count) == (message.id, 1)
+
+
+async def test_a_deleted_subscription_ends_its_own_consumers_at_once_and_no_others(topic: str) -> None:
+    """Also one without room, which would not find out by itself."""
+    with RunningBroker(session=1.0) as broker:
+        async with AsyncClient(broker.url) as client:
+            for name in (topic, f"{topic}-other"):
+                await client.create_topic(name, partitions=1)
+            async with (
+                client.subscribe(topic, "s", permits=1) as doomed,
+                client.subscribe(f"{topic}-other", "s", lease=60) as other,
+            ):
+                await publish(client, topic, 2)
+                await publish(client, f"{topic}-other", 1)
+                await take(doomed, 1)
+                [kept] = await take(other, 1)
+                await client.delete_subscription(topic, "s")
+                with pytest.raises(SubscriptionNotFound):
+                    await doomed.receive(SOON)
+                with pytest.raises(TimeoutError):
+                    await other.receive(2.5)  # longer than two sessions: nothing comes back
+                await kept.ack()
+
+
+async def test_three_hundred_consumers_come_at_once(broker: RunningBroker, topic: str) -> None:
+    """As after a restart of a worker."""
+    async with AsyncClient(broker.url) as client:
+        await client.create_topic(topic, partitions=1)
+        consumers = [client.subscribe(topic, "s", permits=1) for _ in range(300)]
+        await asyncio.gather(*(consumer.__aenter__() for consumer in consumers))
+        assert len((await client.describe_subscription(topic, "s")).consumers) == 300
+        await asyncio.gather(*(consumer.close() for consumer in consumers))
+
+
+async def test_a_client_that_does_not_read_does_not_hold_up_a_stop(topic: str) -> None:
+    with RunningBroker() as broker:
+        async with AsyncClient(broker.url) as client:
+            await client.create_topic(topic, partitions=1)
+            await client.create_subscription(topic, "s")
+            attributes = {"long": "x" * 30_000}
+            await client.publish_many(topic, [OutgoingMessage(attributes=attributes) for _ in range(100)])
+        with socket.create_connection(("127.0.0.1", broker.settings.port)) as deaf:
+            deaf.sendall(wire.frame(wire.Info(), 1))
+            deaf.recv(1)
+            deaf.sendall(wire.frame(wire.Peek(topic, "s", limit=100), 2) * 300)
+            engine = Engine.connect(broker.redis_url)
+            assert await asyncio.to_thread(broker.stop_worker) == 0
+            assert not await engine.store.command("EXISTS", PartitionKeys.of(topic, 0).lease)
+            await engine.close()
