@@ -21,13 +21,10 @@ from broker.results import (
     TopicSettings,
 )
 from client.errors import InvalidArgument, MessageTooLarge
+from client.wire import MAX_ABOUT, MAX_BATCH, MAX_KEY, MAX_UID
 
 MAX_PARTITIONS = 10_000
-MAX_BATCH = 1_000  # messages or receipts per call: a script blocks the server
 MAX_ENTRIES = 10_000  # messages that the receipts of one call stand for
-MAX_KEY = 1_024  # bytes, as the next two
-MAX_UID = 256
-MAX_ABOUT = 65_536
 MAX_PERMITS = 10_000
 MAX_MS = 10**12  # a duration of some 30 years
 MAX_TIME_MS = 10**13

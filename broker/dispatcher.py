@@ -8,7 +8,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from broker.arguments import MAX_BATCH, pack_flat_receipts
+from broker.arguments import pack_flat_receipts
 from broker.consumer import Consumer
 from broker.handover import flat_receipts, held_frames, without_lost
 from broker.results import Delivery, Fetched, Lease, Room, Share
@@ -177,7 +177,7 @@ class Dispatcher:
             # Tokens only grow: what is newer was never sent.
             lost = [delivery for delivery in held if delivery.receipt.token > self._lost_since]
             if lost and self._settles:
-                receipts = [delivery.receipt for delivery in lost[:MAX_BATCH]]
+                receipts = [delivery.receipt for delivery in lost[: wire.MAX_BATCH]]
                 await self.partition.call(
                     lambda engine, lease, receipts=receipts: engine.nack(  # type: ignore[misc]
                         lease, self.subscription, receipts, charged=False
@@ -239,8 +239,8 @@ class Dispatcher:
         forgotten: list[int] = []
         for share in fetched.shares:
             receipts = flat_receipts(fetched, share)
-            for start in range(0, len(receipts), MAX_BATCH * 4):
-                packed = pack_flat_receipts(receipts[start : start + MAX_BATCH * 4])
+            for start in range(0, len(receipts), wire.MAX_BATCH * 4):
+                packed = pack_flat_receipts(receipts[start : start + wire.MAX_BATCH * 4])
                 try:
                     result = await engine.ack(lease, self.subscription, packed)
                 except Fenced as error:

@@ -20,7 +20,6 @@ import msgspec
 from broker.administration import STEP, Administration, checked, partition_keys, subscription_keys
 from broker.arguments import (
     LOST,
-    MAX_BATCH,
     MAX_MS,
     MAX_PARTITIONS,
     MAX_TIME_MS,
@@ -56,6 +55,7 @@ from broker.results import (
 from broker.store import Call, Store
 from broker.tail import TailCache
 from client.errors import InvalidArgument, SubscriptionBusy
+from client.wire import MAX_BATCH
 
 
 class Engine(Administration):

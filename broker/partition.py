@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from broker.arguments import MAX_BATCH
 from broker.dispatcher import Dispatcher
 from broker.engine import Engine
 from broker.links import Attempts
@@ -194,7 +193,7 @@ class Partition:
 def _gather(queue: deque[Pending]) -> list[Pending]:
     """The next that can go together."""
     first = queue.popleft()
-    batch, room = [first], MAX_BATCH * 3 - len(first.flat)
+    batch, room = [first], wire.MAX_BATCH * 3 - len(first.flat)
     while queue and len(queue[0].flat) <= room and queue[0].timeout_ms == first.timeout_ms:
         room -= len(queue[0].flat)
         batch.append(queue.popleft())

@@ -19,7 +19,7 @@ import anyio
 from msgspec import Meta
 
 from broker import commands, eager
-from broker.arguments import MAX_BATCH, MAX_PARTITIONS, check_flat, check_int
+from broker.arguments import MAX_PARTITIONS, check_flat, check_int
 from broker.config import Settings
 from broker.connection import Connection
 from broker.consumer import Consumer
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _PROMPT = 0.1  # seconds within which an answer of Redis tells the time
 _AGAIN = 0.2  # seconds until something that is done from time to time is tried again
 _TOUCHES = 500  # consumers renewed in one call
-_TEXTS = Annotated[list[str], Meta(max_length=MAX_BATCH * 3)]  # bounded before memory is set aside
+_TEXTS = Annotated[list[str], Meta(max_length=wire.MAX_BATCH * 3)]  # bounded before memory is set aside
 
 
 class Worker:

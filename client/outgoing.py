@@ -7,11 +7,7 @@ from client import ksuid
 from client.errors import InvalidArgument, MessageTooLarge
 from client.times import now_ms
 from client.types import Body, OutgoingMessage
-from client.wire import pack_about, partition_of
-
-MAX_KEY = 1_024  # bytes, as the next two
-MAX_UID = 256
-MAX_ABOUT = 65_536
+from client.wire import MAX_ABOUT, MAX_KEY, MAX_UID, pack_about, partition_of
 
 
 class Slice:

@@ -20,7 +20,10 @@ VERSION = 1  # the newest version of the protocol that this code speaks
 OLDEST_VERSION = 1
 PORT = 9999
 MAX_FRAME = 16 * 1024 * 1024  # bytes after the length; a broker can set its own limit and says so in INFO
-MAX_BATCH = 1_000  # messages in a PUBLISH, receipts in a settling frame
+MAX_BATCH = 1_000  # messages in a PUBLISH, receipts in a settling frame: a script blocks the server
+MAX_KEY = 1_024  # bytes, as the next two
+MAX_UID = 256
+MAX_ABOUT = 65_536
 
 _HEADER = struct.Struct(">IIQQI")
 _U32 = struct.Struct(">I")

@@ -147,9 +147,9 @@ def test_the_limits_are_right() -> None:
         "receipts in an ACK, NACK or EXTEND": wire.MAX_BATCH,
         "messages that these receipts stand for": broker.arguments.MAX_ENTRIES,
         "name of a topic, subscription or consumer": 200,
-        "key": broker.arguments.MAX_KEY,
-        "uid": broker.arguments.MAX_UID,
-        "about": broker.arguments.MAX_ABOUT,
+        "key": wire.MAX_KEY,
+        "uid": wire.MAX_UID,
+        "about": wire.MAX_ABOUT,
         "permits": broker.arguments.MAX_PERMITS,
         "partitions of a topic": broker.arguments.MAX_PARTITIONS,
     }

@@ -1,0 +1,214 @@
+"""What consumers ask: to be opened and closed, and to settle what they were sent."""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
+
+from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
+from broker.consumer import Consumer
+from broker.keys import check_name
+from broker.results import Delivery, SettleResult, SubscriptionSettings
+from broker.topic_commands import DONE, Reply, create_at, feed
+from client import wire
+from client.errors import ConnectionClosed, InvalidArgument, SubscriptionNotFound
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.worker import Worker
+
+# Bounded before memory is set aside.
+_RECEIPTS = Annotated[list[str | int], Meta(max_length=wire.MAX_BATCH * 4)]
+
+
+async def subscribe(
+    worker: "Worker", connection: "Connection", request: wire.Subscribe, _: memoryview
+) -> Reply:
+    check_name("consumer", request.consumer)
+    check_int("permits", request.permits, 1, MAX_PERMITS)
+    if request.stream in connection.streams or request.stream in connection.opening:
+        raise InvalidArgument(f"stream {request.stream} is in use on this connection")
+    connection.opening.add(request.stream)
+    try:
+        return await _open(worker, connection, request)
+    finally:
+        connection.opening.discard(request.stream)
+
+
+async def _open(worker: "Worker", connection: "Connection", request: wire.Subscribe) -> Reply:
+    count = (await worker.engine.describe_topic(request.topic)).partitions
+    numbers = list(range(count)) if request.partitions is None else sorted(set(request.partitions))
+    if not numbers:
+        raise InvalidArgument("a consumer needs at least one partition")
+    for number in (numbers[0], numbers[-1]):
+        check_int("partition", number, 0, count - 1)
+    settings = await _settings_of(worker, request)
+    lease_ms = settings.lease_ms if request.lease_ms is None else request.lease_ms
+    check_int("lease_ms", lease_ms, 1, MAX_MS)
+
+    if not connection.alive:
+        raise ConnectionClosed("the connection ended before the consumer was open")
+    consumer = Consumer(connection, request, lease_ms, numbers)
+    before = worker.consumers.get(consumer.identity)
+    if before is not None:
+        before.end("subscription_busy", f"another connection took over as consumer {consumer.name!r}")
+    worker.consumers[consumer.identity] = connection.streams[consumer.stream] = consumer
+    try:
+        held = await _join(worker, consumer, settings)
+    except BaseException:
+        consumer.forget()
+        raise
+    # Once this has been answered: what the client asks then is younger than what is held.
+    asyncio.get_running_loop().call_soon(_begin, worker, consumer, settings, held)
+    messages = sum(len(delivery.messages) for deliveries in held.values() for delivery in deliveries)
+    return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count, messages), b""
+
+
+async def _settings_of(worker: "Worker", request: wire.Subscribe) -> SubscriptionSettings:
+    """The settings of the subscription, made if it is not there."""
+    engine = worker.engine
+    try:
+        found = await engine.describe_subscription(request.topic, request.subscription)
+        if request.mode is None or found.mode == request.mode:
+            return found
+    except SubscriptionNotFound:
+        pass
+    made = SubscriptionSettings(request.mode or "shared")
+    if request.lease_ms is not None:
+        made = SubscriptionSettings(made.mode, lease_ms=request.lease_ms)
+    # Of another mode, this names the one that it has.
+    await create_at(worker, request.topic, request.subscription, made, request.start, exist_ok=True)
+    return await engine.describe_subscription(request.topic, request.subscription)
+
+
+async def _join(
+    worker: "Worker", consumer: Consumer, settings: SubscriptionSettings
+) -> dict[int, list[Delivery]]:
+    """Open the consumer's session on each partition; answers what its name holds there.
+
+    The first partition decides who is alone on an exclusive subscription.
+    """
+
+    async def join(number: int) -> list[Delivery]:
+        partition = worker.partition(consumer.topic, number)
+        was_open = await partition.call(
+            lambda engine, lease: engine.join(lease, consumer.subscription, consumer.name, worker.session_ms)
+        )
+        if not was_open:
+            return []
+        held = await partition.call(
+            lambda engine, lease: engine.held(lease, consumer.subscription, consumer.name)
+        )
+        if held and settings.delivery == "at_most_once":
+            # Leased and never sent, or it would be settled: to be fetched once more.
+            await partition.call(
+                lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
+            )
+            return await join(number)
+        return held
+
+    began = worker.now_ms()
+    first, *others = consumer.partitions
+    held = [await join(first), *await asyncio.gather(*(join(number) for number in others))]
+    if worker.now_ms() - began > worker.session_ms / 3:  # nobody has renewed what was joined first
+        for number in consumer.partitions:
+            await worker.partition(consumer.topic, number).call(
+                lambda engine, lease: engine.touch(
+                    lease, consumer.subscription, [consumer.name], worker.session_ms
+                )
+            )
+    return dict(zip(consumer.partitions, held, strict=True))
+
+
+def _begin(
+    worker: "Worker", consumer: Consumer, settings: SubscriptionSettings, held: dict[int, list[Delivery]]
+) -> None:
+    """Hand a consumer what its name still holds, and then serve it."""
+    if not consumer.connection.alive:
+        consumer.forget()
+    for number in consumer.partitions:
+        if worker.consumers.get(consumer.identity) is not consumer:
+            return  # it has ended, or another has taken over
+        partition = worker.partition(consumer.topic, number)
+        dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
+        dispatcher.hand_back(consumer, held[number])
+        dispatcher.attach(consumer)
+
+
+async def unsubscribe(
+    worker: "Worker", connection: "Connection", request: wire.Unsubscribe, _: memoryview
+) -> Reply:
+    consumer = _consumer(connection, request.stream)
+    consumer.forget()
+
+    async def leave(number: int) -> None:
+        await worker.partition(consumer.topic, number).call(
+            lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
+        )
+
+    left = await asyncio.gather(*(leave(number) for number in consumer.partitions), return_exceptions=True)
+    feed(worker, consumer.topic, consumer.subscription)
+    for failure in left:
+        if isinstance(failure, BaseException):
+            raise failure
+    return DONE
+
+
+# Settling
+
+
+def _consumer(connection: "Connection", stream: int) -> Consumer:
+    consumer = connection.streams.get(stream)
+    if consumer is None:
+        raise InvalidArgument(f"there is no consumer with stream {stream} on this connection")
+    return consumer
+
+
+async def settle(
+    worker: "Worker", connection: "Connection", request: wire.Ack | wire.Nack | wire.Extend, body: memoryview
+) -> Reply:
+    consumer = _consumer(connection, request.stream)
+    if request.partition not in consumer.partitions:
+        raise InvalidArgument(f"the consumer has no partition {request.partition}")
+    partition = worker.partition(consumer.topic, request.partition)
+    receipts: list[str | int] = wire.unpack(body, _RECEIPTS)
+    packed = pack_flat_receipts(receipts)
+    name = consumer.subscription
+    dispatcher = partition.dispatchers.get(name)
+    if isinstance(request, wire.Ack):
+        result = await partition.call(lambda engine, lease: engine.ack(lease, name, packed))
+    elif isinstance(request, wire.Nack):
+        result = await partition.call(
+            lambda engine, lease: engine.nack(
+                lease,
+                name,
+                packed,
+                delay_ms=request.delay_ms,
+                until_ms=request.until_ms,
+                charged=request.charged,
+            )
+        )
+        if dispatcher is not None:
+            # What was leased before goes out before: behind the answer it would pass for a new lease.
+            await dispatcher.fetched()
+    else:
+        result = await partition.call(
+            lambda engine, lease: engine.extend(
+                lease, name, packed, lease_ms=request.lease_ms, until_ms=request.until_ms
+            )
+        )
+        if dispatcher is not None:
+            dispatcher.due(result.deadline_ms)
+        return _settled(result), b""
+    if dispatcher is not None and (dispatcher.ordered or not isinstance(request, wire.Ack)):
+        dispatcher.feed()
+    consumer.give(sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4)  # type: ignore[arg-type]
+    return _settled(result), b""
+
+
+def _settled(result: SettleResult) -> wire.SettleReply:
+    return wire.SettleReply(
+        [number for stale in result.stale for number in stale],
+        [number for bounds in result.forgotten for number in bounds],
+        result.deadline_ms,
+    )
