@@ -156,8 +156,10 @@ class Dispatcher:
             self._timer = asyncio.get_running_loop().call_later(delay, self.wake)
 
     async def _expire(self) -> None:
-        self._sooner_ms = 0
+        self._sooner_ms, due_ms = 0, self._due_ms
         result = await self.partition.call(lambda engine, lease: engine.expire(lease, self.subscription))
+        if result.next_due_ms == due_ms:  # not yet, says Redis: our idea of its clock is wrong
+            await self.partition.worker.set_clock()
         self._due_ms = _sooner(result.next_due_ms, self._sooner_ms)
         self.hungry = True
         self._part_with(result.expired_consumers)

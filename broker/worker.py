@@ -75,7 +75,7 @@ class Worker:
     async def serve(self, ready: Callable[[], None] | None = None) -> None:
         """Serve until stop() is called or the task is cancelled."""
         loop = asyncio.get_running_loop()
-        await self._set_clock()
+        await self.set_clock()
         listener = await loop.create_server(
             lambda: Connection(self), self.settings.host, self.settings.port, backlog=1_024
         )
@@ -161,7 +161,8 @@ class Worker:
         """The cluster's time, which is that of Redis."""
         return int(time.monotonic() * 1_000 + self._ahead_ms)
 
-    async def _set_clock(self) -> None:
+    async def set_clock(self) -> None:
+        """Learn the time of Redis."""
         before = time.monotonic()
         redis_ms = await self.engine.time_ms()
         now = time.monotonic()
@@ -179,7 +180,7 @@ class Worker:
             for partition, lease, ok in zip(held, leases, kept, strict=True):
                 if not ok:
                     partition.lose(lease)
-        await self._set_clock()
+        await self.set_clock()
 
     async def _renew_sessions(self) -> None:
         """Tell Redis which consumers are still here."""

@@ -67,6 +67,9 @@ class Held:
 
     def add(self, block: Block) -> None:
         """A block has come; what follows a nack that is under way is void."""
+        if self.mode != "shared":  # a lane that comes again, perhaps before we knew that its leases ended
+            earlier = [old for old in self.blocks if old.partition == block.partition]
+            self.credit(self._forget_older(block, earlier))
         if block.open:
             self.blocks[block] = None
         if self._rewinding:
@@ -115,14 +118,16 @@ class Held:
                 if state <= HANDED and (old, index) not in self._listed:
                     self._close(old, index, STALE)
 
-    def _forget_older(self, block: Block, earlier: list[Block]) -> None:
-        """What comes under a new token, the old one settles no more."""
-        entries = set(block.entries)
+    def _forget_older(self, block: Block, earlier: list[Block]) -> int:
+        """What comes under a new token, the old one settles no more; answers how many had not ended."""
+        entries, ended = set(block.entries), 0
         for old in earlier:
-            if old.token < block.token:
+            if old.token < block.token and not entries.isdisjoint(old.entries):
                 for index, entry in enumerate(old.entries):
                     if entry in entries and old.states[index] <= HANDED:
                         self._close(old, index, STALE)
+                        ended += 1
+        return ended
 
     def _void_rewound(self, block: Block) -> None:
         ended = 0

@@ -319,6 +319,29 @@ async def test_a_nack_voids_what_follows_in_its_lane_only(worker: ScriptedWorker
         await acking
 
 
+async def test_a_lane_that_comes_again_before_its_old_deadline_is_seen_counts(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    """The broker's clock is a little ahead: what it has delivered again is not given back with the old."""
+    async with Open(worker, shelf, mode="key_shared", lease=0.2, auto_extend=False) as consumer:
+        worker.link.data([(1, "a"), (2, "a")], lease=0.2)
+        old = await take(consumer, 2)
+        worker.link.data([(1, "a"), (2, "a")], token=2)
+        again = await take(consumer, 2)
+        assert (await worker.expect(wire.Flow)).properties.permits == 2
+        while old[0].deadline > datetime.now(UTC):
+            await client_is_quiet(worker)
+        await client_is_quiet(worker)
+        assert not worker.seen(wire.Nack)
+        acking = asyncio.ensure_future(consumer.ack(again))
+        request = await worker.expect(wire.Ack)
+        assert request.body == ["=a", 2, 1, 2]
+        request.ok()
+        assert await acking == ["settled"] * 2
+        with pytest.raises(StaleReceipt):
+            await old[1].ack()
+
+
 async def test_a_lane_has_one_deadline_that_restarts_at_each_settle(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
