@@ -43,11 +43,11 @@ class Type(IntEnum):
     INFO = 8
     NACK = 9
     EXTEND = 10
-    FLOW = 11
-    REDIRECT = 12  # worker: ask another one
+    FLOW = 11  # worker as well: it has messages for a consumer that has no permits there
+    REDIRECT = 12  # worker: ask another one; with sequence 0 a partition of a consumer has moved
     ERROR = 13  # worker: no, in answer to a request; with sequence 0 a consumer or the connection has ended
     OK = 14  # both: yes
-    DELETE_TOPIC = 15  # client, to the end
+    DELETE_TOPIC = 15  # client, to the end but for MOVED
     TOPICS = 16
     DESCRIBE_TOPIC = 17
     CREATE_SUBSCRIPTION = 18
@@ -56,6 +56,11 @@ class Type(IntEnum):
     CHANGE_SUBSCRIPTION = 21
     SEEK = 22
     PEEK = 23
+    MOVED = 24  # worker: partitions of a topic whose map was asked for have moved
+    CLUSTER = 25
+    REBALANCE = 26
+    MOVE_PARTITION = 27
+    DRAIN = 28
 
 
 class Frame(NamedTuple):
@@ -85,6 +90,7 @@ class Info(Properties, frozen=True):
     versions: tuple[int, int] = (1, 1)  # oldest and newest; the default is for ever, whatever VERSION is
     token: str = ""
     client: str = ""  # who this is, for logs
+    topic: str = ""  # whose partition map is wanted too; MOVED tells from then on when it has changed
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):
@@ -107,6 +113,15 @@ class InfoReply(Properties, frozen=True):
     heartbeat_ms: int
     session_ms: int
     max_frame: int
+    owners: list[int] = []  # of the topic asked for: for each partition the owner's place in `workers`, or -1
+
+
+class Moved(Properties, frozen=True):
+    """MOVED: some partitions of a topic have new owners; INFO tells which. Not answered."""
+
+    TYPE = Type.MOVED
+
+    topic: str
 
 
 class Heartbeat(Properties, frozen=True):
@@ -127,13 +142,18 @@ class Error(Properties, frozen=True):
 
 
 class Redirect(Properties, frozen=True):
-    """REDIRECT: the partition is served elsewhere."""
+    """REDIRECT: the partition is served elsewhere; in answer to a request, which has changed nothing.
+
+    With sequence 0 and a stream: this worker serves the partition to that consumer no more. What it holds
+    stays leased, to be settled with the new owner once it has subscribed there.
+    """
 
     TYPE = Type.REDIRECT
 
     topic: str
     partition: int
     address: str = ""  # "" where the worker does not know
+    stream: int | None = None
 
 
 # Topics and subscriptions
@@ -318,7 +338,9 @@ class Subscribe(Properties, frozen=True):
 
     `stream` is the client's number for the consumer on this connection. The subscription is made if it is
     not there, with `mode`, `start` and `lease_ms`. A consumer of the same name that is connected elsewhere
-    ends. What the name still holds comes first, marked `held`.
+    ends. What the name still holds comes first, marked `held`. A worker opens the partitions that it owns; a
+    partition named here that another one owns is answered by REDIRECT, and nothing is opened. On a stream
+    that is open, with the same topic, subscription and consumer, it adds partitions to the consumer.
     """
 
     TYPE = Type.SUBSCRIBE
@@ -331,7 +353,7 @@ class Subscribe(Properties, frozen=True):
     start: str = "latest"
     lease_ms: int | None = None  # None: that of the subscription
     permits: int = 1_000
-    partitions: list[int] | None = None  # None: all
+    partitions: list[int] | None = None  # None: all, if this worker owns all
 
 
 class SubscribeReply(Properties, frozen=True):
@@ -372,9 +394,13 @@ class Data(Properties, frozen=True):
 
 
 class Flow(Properties, frozen=True):
-    """FLOW: more permits, or pause and go on; not answered.
+    """FLOW: more permits, another limit to them, or pause and go on.
 
-    Settling gives permits back by itself. Permits never exceed those of SUBSCRIBE.
+    Settling gives permits back by itself. Permits never exceed those of SUBSCRIBE or the last `limit`. Not
+    answered with sequence 0, else by OK: after a lower limit once no more than that is out.
+
+    From a worker, with `wanted`: it may have messages for the consumer, whose limit here is 0. Said once
+    until the limit is another.
     """
 
     TYPE = Type.FLOW
@@ -382,6 +408,8 @@ class Flow(Properties, frozen=True):
     stream: int
     permits: int = 0
     paused: bool | None = None
+    limit: int | None = None
+    wanted: bool = False
 
 
 class Ack(Properties, frozen=True):
@@ -426,6 +454,97 @@ class SettleReply(Properties, frozen=True):
     stale: list[int] = []  # place of the receipt, first, last, …
     forgotten: list[int] = []  # first, last, … of entries that no subscription owes any more
     deadline_ms: int = 0  # of EXTEND
+
+
+# The cluster
+
+
+class Cluster(Properties, frozen=True):
+    """CLUSTER; answered by OK with ClusterReply and, for a topic, an array of PartitionReport in the body."""
+
+    TYPE = Type.CLUSTER
+
+    topic: str = ""
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """A worker as the cluster sees it; `state` is serving, draining, stopping or lost."""
+
+    id: str
+    address: str
+    release: str
+    state: str
+    started_ms: int
+    heartbeat_ms: int  # when it was last heard of
+    partitions: int  # that it is to serve
+    messages: float  # published and delivered, a second
+    script_ms: float  # time that its scripts took in Redis, a second
+
+
+class ClusterReply(Properties, frozen=True):
+    """The workers, and who places the partitions; `version` counts the changes of placement."""
+
+    controller: str
+    version: int
+    workers: list[WorkerReport]
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """What was published in one epoch of a partition: from entry `first` on, of which some remain."""
+
+    ledger: int
+    first: int
+    remaining: int
+
+
+class PartitionReport(msgspec.Struct, frozen=True):
+    """A partition: who is to serve it, who holds its lease in which epoch, and its ledgers, oldest first."""
+
+    partition: int
+    worker: str
+    holder: str  # "" while nobody has the lease
+    epoch: int
+    lease_ms: int  # until the lease ends, unless it is renewed
+    ledgers: list[Ledger]
+    messages: float  # as in WorkerReport
+    script_ms: float
+
+
+class Rebalance(Properties, frozen=True):
+    """REBALANCE: place partitions by counts and load now; answered by OK with an array of Move in the body."""
+
+    TYPE = Type.REBALANCE
+
+    dry_run: bool = False
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A partition that gets another owner; `source` is "" where it had none."""
+
+    topic: str
+    partition: int
+    source: str
+    target: str
+    reason: str  # why, for people
+
+
+class MovePartition(Properties, frozen=True):
+    """MOVE_PARTITION: give a partition to a worker; answered by OK when that is decided."""
+
+    TYPE = Type.MOVE_PARTITION
+
+    topic: str
+    partition: int
+    worker: str
+
+
+class Drain(Properties, frozen=True):
+    """DRAIN: take all partitions from a worker until it is started again, or undo that; answered by OK."""
+
+    TYPE = Type.DRAIN
+
+    worker: str
+    draining: bool = True
 
 
 P = TypeVar("P", bound=Properties)
