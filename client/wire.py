@@ -511,7 +511,7 @@ class PartitionReport(msgspec.Struct, frozen=True):
 
 
 class Rebalance(Properties, frozen=True):
-    """REBALANCE: place partitions by counts and load now; answered by OK with an array of Move in the body."""
+    """REBALANCE: place partitions by counts and load now; answered by OK with Moves in the body."""
 
     TYPE = Type.REBALANCE
 
