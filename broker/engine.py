@@ -38,6 +38,7 @@ from broker.arguments import (
     stale_parts,
 )
 from broker.keys import check_name
+from broker.registry import Registry
 from broker.results import (
     Delivery,
     ExpireResult,
@@ -58,7 +59,7 @@ from client.errors import InvalidArgument, SubscriptionBusy
 from client.wire import MAX_BATCH
 
 
-class Engine(Administration):
+class Engine(Administration, Registry):
     """The broker's operations on Redis; holds nothing that it cannot lose."""
 
     def __init__(self, store: Store) -> None:
@@ -186,6 +187,13 @@ class Engine(Administration):
         check_int("session_ms", session_ms, 1, MAX_MS)
         answer = await self._run("touch", lease, subscription, session_ms, *consumers)
         return list(answer[1])
+
+    async def spare(self, lease: Lease, subscription: str, session_ms: int = 10_000) -> None:
+        """Let no session end within `session_ms`: consumers have to find the partition's new owner first."""
+        check_int("session_ms", session_ms, 1, MAX_MS)
+        done, until = 0, ""
+        while not done:
+            _, done, until = await self._run("spare", lease, subscription, session_ms, STEP, until)
 
     async def leave(self, lease: Lease, subscription: str, consumer: str, *, crashed: bool = False) -> int:
         """Give back all that a consumer holds, uncharged unless it crashed; answers how many lanes."""

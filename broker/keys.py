@@ -6,6 +6,10 @@ from typing import NamedTuple
 from client.errors import InvalidName
 
 TOPICS = "kl:topics"
+BROKERS = "kl:brokers"  # the workers, by their last heartbeat
+CONTROLLER = "kl:controller"  # the worker that places partitions
+OWNERS = "kl:owners"  # which worker is to own which partition
+EVENTS = "kl:events"  # a channel: hints to all workers that something has changed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -28,6 +32,11 @@ def _shorten(value: object) -> str:
 def topic_key(topic: str) -> str:
     """The topic's own hash, in a slot of its own."""
     return f"kl:topic:{topic}"
+
+
+def broker_key(worker: str) -> str:
+    """What a worker says of itself."""
+    return f"kl:broker:{worker}"
 
 
 class SubscriptionKeys(NamedTuple):

@@ -201,3 +201,28 @@ class TopicSettings(msgspec.Struct, frozen=True):
     partitions: int = 1
     retain: bool = False
     dedupe_ms: int = 600_000
+
+
+class BrokerReport(msgspec.Struct, frozen=True):
+    """What a worker says of itself; `load` is messages/s and script ms/s of its busiest partitions.
+
+    The two last ones are Redis's: when it was heard of last, and how long ago that was, by one clock.
+    """
+
+    id: str
+    address: str = ""
+    release: str = ""
+    state: str = "serving"
+    started_ms: int = 0
+    messages: float = 0.0
+    script_ms: float = 0.0
+    load: dict[str, tuple[float, float]] = {}
+    heartbeat_ms: int = 0
+    age_ms: int = 0
+
+
+class Owners(msgspec.Struct, frozen=True):
+    """Which worker is to own which partition, by topic and number; "" for none."""
+
+    version: int
+    topics: dict[str, list[str]]

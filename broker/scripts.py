@@ -35,7 +35,7 @@ def read_sources() -> dict[str, str]:
     """The text of every Lua file by its path in lua/, without `.lua`."""
     return {
         f"{folder}/{item.name[:-4]}": item.read_text("utf-8")
-        for folder in ("lib", "topic", "partition", "subscription")
+        for folder in ("lib", "topic", "partition", "subscription", "cluster")
         for item in (files("lua") / folder).iterdir()
         if item.name.endswith(".lua")
     }

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
+from random import choice, random
+from secrets import token_hex
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +19,7 @@ from redis.exceptions import (
     MovedError,
     NoScriptError,
     ReadOnlyError,
+    RedisClusterException,
     RedisError,
     ResponseError,
     TryAgainError,
@@ -25,13 +29,17 @@ from broker.durability import check_reached, fsync_confirmation, replicas
 from broker.link import LOST, Link, named_errors
 from broker.links import Address, Attempts, Links
 from broker.scripts import Scripts
-from client.errors import DurabilityNotReached, InvalidArgument
+from client.errors import DurabilityNotReached, InvalidArgument, Unavailable
 
 Argument = str | bytes | int
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
 _CONNECT = 5.0  # seconds for each step of connecting
+_ECHO = 3.0  # seconds between two proofs that a channel is heard, and for each of them
+_FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # seconds before a channel is listened to again
+
+log = logging.getLogger(__name__)
 
 _KINDS = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://host:port/master"
 
@@ -145,8 +153,16 @@ class Store:
 
     async def fields(self, key: str) -> dict[str, str]:
         """All fields of a hash."""
-        [found] = await self.read_all([("HGETALL", key)])
-        return found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+        [found] = await self.all_fields([key])
+        return found
+
+    async def all_fields(self, keys: Sequence[str]) -> list[dict[str, str]]:
+        """All fields of each of some hashes."""
+        answers = await self.read_all([("HGETALL", key) for key in keys])
+        return [
+            found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+            for found in answers
+        ]
 
     async def atomically(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
         """Run plain commands on the keys of one partition as one transaction."""
@@ -173,6 +189,73 @@ class Store:
         with named_errors():
             self._begin()
             return {key async for key in self.redis.scan_iter(match=pattern, count=1_000)}
+
+    async def listen(self, channel: str, on_message: Callable[[str], None]) -> None:
+        """Pass on what is published on a channel, until cancelled; "" after each time it was not heard.
+
+        A connection can go deaf without ending: its server hangs, or is no part of the whole any more. So
+        the store says something on a channel of its own now and then, and expects to hear it.
+        """
+        echo = f"{channel}:{token_hex(8)}"
+        pause, refused = _FIRST_PAUSE, ""
+
+        def hear(text: str) -> None:
+            nonlocal pause, refused
+            pause, refused = _FIRST_PAUSE, ""
+            if text != echo:
+                on_message(text)
+
+        while True:
+            try:
+                await self._listen(channel, echo, hear)
+            except (*LOST, OSError, RedisClusterException, Unavailable):
+                pass  # those who want more than to listen say so
+            except RedisError as error:
+                if str(error) != refused:
+                    log.warning("Redis does not let the broker listen to %s: %s", channel, error)
+                refused = str(error)
+            await asyncio.sleep(pause * (0.5 + random() / 2))
+            pause = min(2 * pause, _LAST_PAUSE)
+
+    async def _listen(self, channel: str, echo: str, hear: Callable[[str], None]) -> None:
+        """Listen over one connection; ends when the echo does not come back."""
+        server = await self._any_server()
+        connection = server.source.connection_class(**server.source.connection_kwargs)
+        try:
+            await connection.connect()
+            await connection.send_command("SUBSCRIBE", echo, channel)
+            clock = asyncio.get_running_loop().time
+            called, at = False, clock() + _ECHO
+            while True:
+                match await connection.read_response(timeout=max(at - clock(), 0.001)):
+                    case ["subscribe", name, _] if name == channel:
+                        hear("")
+                    case ["message", name, text] if name == channel:
+                        hear(text)
+                    case ["message", _, _]:
+                        hear(echo)
+                        called, at = False, clock() + _ECHO
+                if clock() >= at:
+                    if called:
+                        return
+                    await self._execute(echo, "PUBLISH", echo, "")
+                    called, at = True, clock() + _ECHO
+        except LOST:
+            self._lost.add(server.name)
+            raise
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _any_server(self) -> Address:
+        """A server to listen to; on a cluster all of them hear everything."""
+        self._begin()
+        if not isinstance(self.redis, RedisCluster):
+            return Address("", self.redis.connection_pool)
+        cluster: Any = self.redis
+        if not cluster.nodes_manager.slots_cache or self._lost:
+            await self._searching.join("nodes", self._search)
+        node = choice(cluster.get_primaries())
+        return Address(node.name, node)
 
     def _begin(self) -> None:
         """Start afresh in another event loop: connections do not outlive the one that they are of."""

@@ -1,11 +1,13 @@
 """Consumers' sessions: join, touch, leave, and what a consumer holds when it comes back."""
 
+import asyncio
+
 import pytest
 
 from broker.engine import Engine
 from broker.results import Backoff, Room
-from client.errors import SubscriptionNotFound
-from tests.lua.story import Story, entries, part, receipts
+from client.errors import Fenced, SubscriptionNotFound
+from tests.lua.story import HOUR_MS, Story, entries, must_acquire, part, receipts
 from tests.support import ManualTime
 
 
@@ -144,3 +146,43 @@ async def test_consumers_need_a_subscription(engine: Engine, topic: str) -> None
     ):
         with pytest.raises(SubscriptionNotFound, match="'none'"):
             await call()
+
+
+async def test_a_new_owner_spares_sessions_that_would_end_or_have_just_ended(
+    timed: ManualTime, topic: str
+) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(consumers=())
+    for consumer, session_ms in (("ended", 10), ("open", 1_000), ("long", 90_000)):
+        await timed.engine.join(story.lease, "s", consumer, session_ms)
+    await timed.advance(50)
+    await timed.engine.spare(story.lease, "s", 5_000)
+    key = story.keys.subscription("s").consumers
+    [scores] = await timed.engine.store.read_all([("ZRANGE", key, "0", "-1", "WITHSCORES")])
+    ends = {name: int(end) - timed.now_ms for name, end in zip(scores[::2], scores[1::2], strict=True)}
+    assert ends == {"ended": 5_000, "open": 5_000, "long": 89_950}
+    assert await timed.engine.join(story.lease, "s", "ended", 5_000)
+    assert (await timed.engine.expire(story.lease, "s")).expired_consumers == []
+
+
+async def test_many_sessions_are_spared_and_what_consumers_hold_stays_with_them(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    consumers = [f"c{number}" for number in range(1_250)]
+    await story.subscribe(consumers=())
+    for at in range(0, len(consumers), 500):  # fakeredis has a thousand connections
+        some = consumers[at : at + 500]
+        await asyncio.gather(*(engine.join(story.lease, "s", consumer, 60_000) for consumer in some))
+    await story.publish_many(3)
+    await engine.fetch(story.lease, "s", [Room("c7", 3)])
+    lease = await must_acquire(engine, topic, worker="w1")
+    await engine.spare(lease, "s", HOUR_MS)
+    key = story.keys.subscription("s").consumers
+    end = await engine.time_ms() + HOUR_MS - 60_000
+    assert await engine.store.command("ZCOUNT", key, end, "+inf") == len(consumers)
+    assert entries(await engine.held(lease, "s", "c7")) == [1, 2, 3]
+    with pytest.raises(Fenced):
+        await engine.spare(story.lease, "s", HOUR_MS)
+    with pytest.raises(SubscriptionNotFound):
+        await engine.spare(lease, "none", HOUR_MS)
