@@ -9,6 +9,7 @@ wins over the environment, that over the file, that over the default:
 import difflib
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -21,6 +22,8 @@ __all__ = ["ConfigError", "Settings", "load"]
 
 PREFIX = "KEYLANE_"
 MIB = 1024 * 1024
+MOST_WORKERS = 64  # on one machine
+LAST_PORT = 65_535
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 
 Count = Annotated[int, Field(ge=1)]
@@ -37,14 +40,20 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(default=9999, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
-    workers: Count = Field(default=1, description="Worker processes; one, until the next release.")
+    port: int = Field(
+        default=9999,
+        ge=0,
+        le=LAST_PORT,
+        description="Port of the first worker, the next ones listen on those after it; 0 picks free ones.",
+    )
+    workers: int = Field(default=1, ge=1, le=MOST_WORKERS, description="Worker processes.")
     redis: str = Field(default="", description="URL of Redis or Valkey; without it one is started here.")
     data_dir: Path = Field(
         default=Path("keylane-data"), description="Where the embedded server keeps its data."
     )
     advertise: str = Field(
-        default="", description="host:port that clients are told; by default the one listened on."
+        default="",
+        description="host or host:port that clients are told; a port is the first worker's, as with --port.",
     )
     max_connections: Count = Field(default=10_000, description="Client connections of one worker.")
     max_frame: ByteSize = Field(
@@ -56,6 +65,9 @@ class Settings(BaseSettings):
     )
     partition_lease: Seconds = Field(
         default=5.0, description="Seconds until a lost worker's partitions are free."
+    )
+    rebalance_interval: Seconds = Field(
+        default=10.0, description="Seconds between looks at the load, each of which may move a partition."
     )
     default_partitions: Count = Field(default=8, description="Partitions of a topic that does not say.")
     max_partitions: Count = Field(default=10_000, description="Partitions that one topic may have.")
@@ -90,9 +102,8 @@ class Settings(BaseSettings):
     @field_validator("advertise")
     @classmethod
     def _is_an_address(cls, address: str) -> str:
-        host, separator, port = address.rpartition(":")
-        if address and not (host and separator and port.isdecimal() and 0 < int(port) < 65_536):
-            raise ValueError("it should be an address like broker.example.com:9999")
+        if address and _address(address) is None:
+            raise ValueError("it should be an address like broker.example.com or broker.example.com:9999")
         return address
 
     @model_validator(mode="after")
@@ -103,6 +114,20 @@ class Settings(BaseSettings):
                 f"it should be at most max_partitions, {self.max_partitions}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _there_is_a_port_for_every_worker(self) -> Self:
+        _, advertised = _address(self.advertise) or ("", None)
+        for name, port in (("port", self.port), ("the port of advertise", advertised or 0)):
+            if port + self.workers - 1 > LAST_PORT:
+                raise ValueError(f"{name} is {port}: {self.workers} workers need ports up to {LAST_PORT}")
+        return self
+
+    def of_worker(self, number: int, port: int) -> Self:
+        """The settings of one of several workers, which listens on this port."""
+        host, first = _address(self.advertise) or ("", None)
+        advertised = f"{host}:{port if first is None else first + number}" if host else ""
+        return self.model_copy(update={"port": port, "advertise": advertised})
 
     @classmethod
     def settings_customise_sources(
@@ -115,6 +140,14 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """What is given outright, then the environment; load() puts the file behind both."""
         return init_settings, env_settings
+
+
+def _address(text: str) -> tuple[str, int | None] | None:
+    """Host and, if there is one, port; None if it is no address."""
+    found = re.fullmatch(r"(\[[^\]\s]+\]|[^:\s\[\]]+)(?::(\d{1,5}))?", text)
+    if found is None or (found[2] and not 0 < int(found[2]) <= LAST_PORT):
+        return None
+    return found[1], int(found[2]) if found[2] else None
 
 
 def load(file: Path | None = None, /, **flags: object) -> Settings:

@@ -6,10 +6,10 @@ import sys
 __all__ = ["start_logging"]
 
 
-def start_logging(level: str) -> None:
-    """Write what is at least of this level."""
+def start_logging(level: str, who: str = "") -> None:
+    """Write what is at least of this level; `who` says which of several processes it comes from."""
     logging.basicConfig(
         stream=sys.stderr,
         level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format=f"%(asctime)s %(levelname)s {who}{' ' if who else ''}%(name)s: %(message)s",
     )

@@ -1,43 +1,31 @@
-"""Keeps a broker running: the embedded server, if no Redis is given, and the worker, each a child process.
+"""Keeps a broker running: the embedded server, if no Redis is given, and the workers, each a child process.
 
-    async with supervise(Settings(port=0)) as broker:
-        print(broker.address, broker.redis_url)
+    async with supervise(Settings(port=0, workers=4)) as broker:
+        print(broker.url, broker.redis_url)
 
-What crashes is started again. Leaving the block stops the worker in good order, then the server; if this
-process is killed, its children follow.
+What crashes is started again, and nothing else is disturbed. Leaving the block stops the workers in good
+order, then the server; if this process is killed, its children follow.
 """
 
 import contextlib
-import json
 import logging
-import subprocess
-import sys
+import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from secrets import token_hex
 
 import anyio
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 
+from broker.children import Keeper, SupervisorError, WorkerProcess
 from broker.config import Settings
 from broker.groups import unwrapped
-from broker.server import Server, ServerError, free_port
+from broker.server import Server, free_port
 
 __all__ = ["Running", "SupervisorError", "supervise"]
 
 log = logging.getLogger(__name__)
-
-START_SECONDS = 30.0
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
-CALM_SECONDS = 30.0  # after so long, an end has nothing to do with the one before
-STOP_GRACE_SECONDS = 1.0
-LONGEST_REPORT = 65_536
-
-
-class SupervisorError(ServerError):
-    """The broker could not be started."""
 
 
 @dataclass
@@ -47,42 +35,107 @@ class Running:
     settings: Settings
     redis_url: str
     server: Server | None
-    worker: "WorkerProcess"
+    workers: list[WorkerProcess]
+    _restart: anyio.Event = field(default_factory=anyio.Event)
 
     @property
-    def address(self) -> str:
-        """host:port that the worker listens on."""
-        return self.worker.address
+    def addresses(self) -> list[str]:
+        """host:port of each worker, as clients are told."""
+        return [worker.address for worker in self.workers]
 
     @property
     def url(self) -> str:
         """What to give to a client."""
-        return f"keylane://{self.address}"
+        return f"keylane://{','.join(self.addresses)}"
+
+    def restart(self) -> None:
+        """Replace one worker after the other; asked for again meanwhile, do it once more after that."""
+        self._restart.set()
+
+    async def restart_when_asked(self, keepers: list[Keeper]) -> None:
+        """Do so, for ever."""
+        while True:
+            await self._restart.wait()
+            self._restart = anyio.Event()
+            log.info("rolling restart of %d workers", len(self.workers))
+            for number, (worker, keeper) in enumerate(zip(self.workers, keepers, strict=True), 1):
+                # The others take its partitions over before it ends; for one alone nobody does.
+                await keeper.replace(partial(worker.stop, hand_over=len(self.workers) > 1 or not self.server))
+                log.info("rolling restart: worker %d of %d is back", number, len(self.workers))
+            log.info("rolling restart: done")
 
 
 @contextlib.asynccontextmanager
 async def supervise(settings: Settings) -> AsyncIterator[Running]:
     """Start a broker, keep it running inside the block, stop it after."""
-    if not settings.port:
-        # Chosen here and not by the system at each start: clients come back to the port they know.
-        settings = settings.model_copy(update={"port": free_port()})
     async with _embedded_server(settings) as server:
         redis_url = server.url if server else settings.redis
-        # Nobody else uses an embedded server, so the name can stay: after a crash the partitions that
-        # it holds are its own at once.
-        worker = WorkerProcess(settings, redis_url, "worker-0" if server else f"worker-{token_hex(4)}")
+        workers = _workers(settings, redis_url, embedded=server is not None)
+        broker = Running(settings, redis_url, server, workers)
+        keepers = [Keeper(worker.id, worker.wait, worker.start) for worker in workers]
         try:
-            await worker.start()
+            await _start(workers)
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_keep, "worker", worker.wait, worker.start)
                     if server:
-                        tasks.start_soon(_keep, "embedded server", *_in_threads(server))
-                    yield Running(settings, redis_url, server, worker)
+                        tasks.start_soon(Keeper("the embedded server", *_in_threads(server)).keep)
+                    for keeper in keepers:
+                        tasks.start_soon(keeper.keep)
+                    tasks.start_soon(broker.restart_when_asked, keepers)
+                    yield broker
                     tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await worker.stop()
+                # Nobody else uses an embedded server; on another there may be workers of other machines.
+                await _stop(workers, hand_over=server is None)
+
+
+def _workers(settings: Settings, redis_url: str, *, embedded: bool) -> list[WorkerProcess]:
+    """One for each place, with its port and its name: both stay however often it is started again."""
+    # Nobody else uses an embedded server, so these names can be the same for ever: after a crash the
+    # partitions that a worker holds are its own at once.
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0])
+    prefix = "worker" if embedded else f"{host or 'worker'}-{token_hex(3)}"
+    return [
+        WorkerProcess(settings.of_worker(number, port), redis_url, f"{prefix}-{number}")
+        for number, port in enumerate(_ports(settings))
+    ]
+
+
+def _ports(settings: Settings) -> list[int]:
+    if settings.port:
+        return list(range(settings.port, settings.port + settings.workers))
+    # Chosen here and not by the system at each start: clients come back to the ports they know.
+    chosen: dict[int, None] = {}
+    while len(chosen) < settings.workers:
+        chosen[free_port()] = None
+    return list(chosen)
+
+
+async def _start(workers: list[WorkerProcess]) -> None:
+    """Start all at once; if some cannot, say why."""
+    errors: list[str] = []
+
+    async def start(worker: WorkerProcess) -> None:
+        try:
+            await worker.start()
+        except SupervisorError as error:
+            errors.append(str(error))
+
+    async with anyio.create_task_group() as tasks:
+        for worker in workers:
+            tasks.start_soon(start, worker)
+    if errors:
+        raise SupervisorError("; ".join(dict.fromkeys(errors)))
+
+
+async def _stop(workers: list[WorkerProcess], *, hand_over: bool) -> None:
+    """Stop all at once, so that none takes over what the next gives up."""
+    async with anyio.create_task_group() as tasks:
+        for worker in workers:
+            tasks.start_soon(partial(worker.stop, hand_over=hand_over))
+    for worker in workers:
+        await worker.close()
 
 
 @contextlib.asynccontextmanager
@@ -107,107 +160,3 @@ def _in_threads(server: Server) -> tuple[Callable[[], Awaitable[int]], Callable[
         await anyio.to_thread.run_sync(server.start)
 
     return wait, start
-
-
-async def _keep(name: str, wait: Callable[[], Awaitable[int]], start: Callable[[], Awaitable[None]]) -> None:
-    """Start a child again whenever it ends, with longer pauses while that does not help."""
-    pause = FIRST_PAUSE_SECONDS
-    while True:
-        began = anyio.current_time()
-        status = await wait()
-        if anyio.current_time() - began > CALM_SECONDS:
-            pause = FIRST_PAUSE_SECONDS
-        log.warning("the %s ended with status %s; starting it again", name, status)
-        while True:
-            await anyio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-            try:
-                await start()
-            except ServerError as error:
-                log.error("the %s does not start, next try in %.1f s: %s", name, pause, error)
-            else:
-                log.info("the %s is back", name)
-                break
-
-
-class WorkerProcess:
-    """A worker in a child process."""
-
-    def __init__(self, settings: Settings, redis_url: str, worker_id: str) -> None:
-        self.id = worker_id
-        self.address = ""
-        self._settings = settings
-        self._redis_url = redis_url
-        self._process: Process | None = None
-
-    @property
-    def pid(self) -> int:
-        """The process id of the worker that runs now."""
-        assert self._process is not None
-        return self._process.pid
-
-    async def start(self) -> None:
-        """Start the process and return when the worker serves; SupervisorError says why it does not."""
-        await self._discard()
-        self._process = process = await anyio.open_process(
-            [sys.executable, "-P", "-m", "broker.worker_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None,
-            # Ctrl-C in the terminal is for the supervisor to handle.
-            start_new_session=True,
-        )
-        try:
-            with anyio.fail_after(START_SECONDS):
-                report = await self._converse(process)
-        except TimeoutError:
-            await self._discard()
-            raise SupervisorError(f"the worker was not ready within {START_SECONDS:.0f} s") from None
-        if "error" in report:
-            await self._discard()
-            raise SupervisorError(report["error"])
-        self.address = report["address"]
-
-    async def _converse(self, process: Process) -> dict[str, str]:
-        """Give the order and return the report."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        order = {
-            "settings": self._settings.model_dump(mode="json"),
-            "redis_url": self._redis_url,
-            "worker_id": self.id,
-        }
-        try:
-            await process.stdin.send(json.dumps(order).encode() + b"\n")
-            line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", LONGEST_REPORT)
-        except (anyio.BrokenResourceError, anyio.IncompleteRead):
-            status = await process.wait()
-            return {"error": f"the worker ended with status {status} before it was ready; see its log above"}
-        report: dict[str, str] = json.loads(line)
-        return report
-
-    async def wait(self) -> int:
-        """Wait until the process ends by itself and return its exit status."""
-        assert self._process is not None
-        return await self._process.wait()
-
-    async def stop(self) -> None:
-        """Ask the worker to stop; kill it when the time it has for that is over."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        # The worker keeps to the same limit by itself; this is for one that cannot.
-        with anyio.move_on_after(self._settings.stop_timeout + STOP_GRACE_SECONDS) as patience:
-            await self._process.wait()
-        if patience.cancelled_caught:
-            log.warning("the worker did not stop in time; killing it")
-        await self._discard()
-
-    async def _discard(self) -> None:
-        if self._process is not None:
-            with anyio.CancelScope(shield=True):
-                if self._process.returncode is None:
-                    self._process.kill()
-                await self._process.aclose()
-            self._process = None

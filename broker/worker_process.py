@@ -35,7 +35,7 @@ def main() -> None:
     order = json.loads(FileIO(STDIN, closefd=False).readline())
     settings = Settings.model_validate(order["settings"])
     threading.Thread(target=_die_with_the_supervisor, daemon=True).start()
-    start_logging(settings.log_level)
+    start_logging(settings.log_level, order["worker_id"])
     # What has been imported stays; and a worker makes much garbage, but hardly any in cycles: a pause of some
     # milliseconds to look for these must not come often.
     gc.freeze()

@@ -32,14 +32,21 @@ def add_serve(app: typer.Typer) -> None:
 def serve(
     ctx: typer.Context,
     host: Annotated[str | None, flag("Address to listen on.", "HOST")] = None,
-    port: Annotated[str | None, flag("Port to listen on; 0 picks a free one.", "N")] = None,
-    workers: Annotated[str | None, flag("Worker processes; one, until the next release.", "N")] = None,
+    port: Annotated[
+        str | None,
+        flag("Port of the first worker, the next ones listen on those after it; 0 picks free ones.", "N"),
+    ] = None,
+    workers: Annotated[str | None, flag("Worker processes.", "N")] = None,
     redis: Annotated[
         str | None, flag("URL of Redis or Valkey; without it one is started here.", "URL")
     ] = None,
     data_dir: Annotated[str | None, flag("Where the embedded server keeps its data.", "DIR")] = None,
     advertise: Annotated[
-        str | None, flag("host:port that clients are told; by default the one listened on.", "HOST:PORT")
+        str | None,
+        flag(
+            "host or host:port that clients are told; a port is the first worker's, as with --port.",
+            "ADDRESS",
+        ),
     ] = None,
     max_connections: Annotated[str | None, flag("Client connections of one worker.", "N")] = None,
     max_frame: Annotated[str | None, flag("Bytes of the largest frame.", "SIZE")] = None,
@@ -49,6 +56,9 @@ def serve(
     ] = None,
     partition_lease: Annotated[
         str | None, flag("Seconds until a lost worker's partitions are free.", "S")
+    ] = None,
+    rebalance_interval: Annotated[
+        str | None, flag("Seconds between looks at the load, each of which may move a partition.", "S")
     ] = None,
     default_partitions: Annotated[str | None, flag("Partitions of a topic that does not say.", "N")] = None,
     max_partitions: Annotated[str | None, flag("Partitions that one topic may have.", "N")] = None,
@@ -67,9 +77,10 @@ def serve(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a broker: a worker and, unless --redis says where one is, a Valkey to keep everything in.
+    """Run a broker: workers and, unless --redis says where one is, a Valkey to keep everything in.
 
-    Every setting can also be KEYLANE_… in the environment, or a key of the file.
+    Every setting can also be KEYLANE_… in the environment, or a key of the file. SIGHUP replaces one worker
+    after the other, SIGTERM and Ctrl-C stop them all.
     """
     flags = {name: value for name, value in ctx.params.items() if name not in ("config", "json")}
     before: Globals = ctx.find_root().obj
@@ -85,23 +96,35 @@ async def _serve(session: Session, file: Path | None, flags: dict[str, str | Non
 
     settings = _settings(file, flags)
     start_logging(settings.log_level)
+    hangs_up = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
-        async with supervise(settings) as broker:
-            session.say(_about(broker), _sentence(broker))
-            await anyio.sleep_forever()
+        with anyio.open_signal_receiver(signal.SIGHUP) as hangups:
+            async with supervise(settings) as broker:
+                session.say(_about(broker), _sentence(broker))
+                async for _ in hangups:
+                    if hangs_up and not _has_terminal():
+                        break  # nobody has asked for a restart: the window was closed
+                    broker.restart()
+        tasks.cancel_scope.cancel()
 
 
 def _settings(file: Path | None, flags: dict[str, str | None]) -> "Settings":
     from broker.config import ConfigError, load
 
     try:
-        settings = load(file, **flags)
+        return load(file, **flags)
     except ConfigError as error:
         raise Usage(str(error)) from None
-    if settings.workers > 1:
-        raise Usage("several workers come with the next release; leave --workers at 1")
-    return settings
+
+
+def _has_terminal() -> bool:
+    """Whether this process runs in a terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 async def cancel_on_signal(scope: "CancelScope") -> None:
@@ -116,12 +139,13 @@ async def cancel_on_signal(scope: "CancelScope") -> None:
 def _about(broker: "Running") -> dict[str, object]:
     from client.payloads import public
 
-    worker = broker.worker
     return {
         "address": broker.url,
         "redis": public(broker.redis_url),
         "pid": os.getpid(),
-        "workers": [{"id": worker.id, "address": worker.address, "pid": worker.pid}],
+        "workers": [
+            {"id": worker.id, "address": worker.address, "pid": worker.pid} for worker in broker.workers
+        ],
     }
 
 

@@ -233,7 +233,8 @@ def test_a_redis_that_cannot_be_reached_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "text"),
     [
-        (["--workers", "2"], {}, "error: several workers come with the next release"),
+        (["--workers", "0"], {}, "error: --workers is '0'"),
+        (["--workers", "2", "--port", "65535"], {}, "error: port is 65535: 2 workers need ports up to 65535"),
         (["--port", "many"], {}, "error: --port is 'many'"),
         ([], {"KEYLANE_SESSION": "0"}, "error: environment variable KEYLANE_SESSION is '0'"),
         (["--config", "nowhere.toml"], {}, "error: cannot read the configuration nowhere.toml"),
@@ -251,7 +252,7 @@ def test_settings_that_cannot_be_meant_are_usage_errors(
 
 def test_usage_errors_come_as_json_too() -> None:
     """In the form that all errors have."""
-    done = run("--workers", "2", "--json")
+    done = run("--workers", "0", "--json")
     assert done.returncode == 2
     error = json.loads(done.stderr)["error"]
     assert (error["code"], error["retriable"]) == ("usage", False)

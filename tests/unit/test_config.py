@@ -81,7 +81,11 @@ def test_a_bad_value_names_its_key_and_where_it_came_from(
     ("flags", "text"),
     [
         ({"redis": "http://localhost"}, "--redis is 'http://localhost': it should be a URL"),
-        ({"advertise": "localhost"}, "--advertise is 'localhost': it should be an address"),
+        ({"advertise": "local:host"}, "--advertise is 'local:host': it should be an address"),
+        ({"advertise": "localhost:0"}, "--advertise is 'localhost:0': it should be an address"),
+        ({"workers": "65"}, "--workers is '65': it should be less than or equal to 64"),
+        ({"workers": "3", "port": "65534"}, "port is 65534: 3 workers need ports up to 65535"),
+        ({"workers": "2", "advertise": "a:65535"}, "the port of advertise is 65535: 2 workers need ports"),
         ({"heartbeat": "inf"}, "--heartbeat is 'inf': it should be a finite number"),
         ({"log_level": "loud"}, "--log-level is 'loud': it should be 'debug', 'info'"),
         ({"default_partitions": "9", "max_partitions": "8"}, "it should be at most max_partitions, 8"),
@@ -91,6 +95,23 @@ def test_what_cannot_be_right_is_refused(flags: dict[str, str], text: str) -> No
     """With the value and what it should be."""
     with pytest.raises(ConfigError, match=text):
         load(**flags)
+
+
+@pytest.mark.parametrize(
+    ("advertise", "told"),
+    [
+        ("", ["", ""]),
+        ("broker.example.com", ["broker.example.com:7000", "broker.example.com:7001"]),
+        ("broker.example.com:9999", ["broker.example.com:9999", "broker.example.com:10000"]),
+        ("[2001:db8::7]:80", ["[2001:db8::7]:80", "[2001:db8::7]:81"]),
+    ],
+)
+def test_each_worker_advertises_an_address_of_its_own(advertise: str, told: list[str]) -> None:
+    """Counted from the port that is given, else the one that it listens on."""
+    settings = load(advertise=advertise, workers=2)
+    workers = [settings.of_worker(number, 7000 + number) for number in range(2)]
+    assert [worker.advertise for worker in workers] == told
+    assert [worker.port for worker in workers] == [7000, 7001]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,252 @@
+"""`keylane serve --workers N`: each worker lives and dies by itself; SIGHUP replaces one after another."""
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from broker.server import free_port
+from client import AsyncClient
+
+pytestmark = pytest.mark.slow  # each broker is several processes
+
+KEYLANE = str(Path(sys.executable).parent / "keylane")
+DEADLINE = 40.0
+
+
+class Serving:
+    """A `keylane serve --json` whose log can be read while it runs."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.log_file = folder / "log"
+        command = [KEYLANE, "serve", "--json", "--data-dir", str(folder / "data"), *arguments]
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log
+        self.ready: dict[str, Any] = json.loads(line)
+        self.url = self.ready["address"]
+        self.ids = [worker["id"] for worker in self.ready["workers"]]
+        self.ports = [int(worker["address"].rpartition(":")[2]) for worker in self.ready["workers"]]
+        self.pids = [worker["pid"] for worker in self.ready["workers"]]
+
+    @property
+    def log(self) -> str:
+        """What has been logged so far."""
+        return self.log_file.read_text("utf-8")
+
+    def await_log(self, text: str, times: int = 1) -> None:
+        """Wait until the log has a text."""
+        wait_until(lambda: self.log.count(text) >= times, lambda: f"no {text!r} in:\n{self.log}")
+
+    def listeners(self) -> dict[int, int]:
+        """The process that listens on each port."""
+        children = psutil.Process(self.process.pid).children()
+        found = {}
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                for connection in child.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN and connection.laddr.port in self.ports:
+                        found[connection.laddr.port] = child.pid
+        return found
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """End it with a signal, see that none of its children is left, and return its exit status."""
+        everybody = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(how)
+        status = self.process.wait(DEADLINE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        _, alive = psutil.wait_procs(everybody, timeout=DEADLINE)
+        assert alive == [], self.log
+        return status
+
+
+def wait_until(condition: Callable[[], object], complaint: Callable[[], str]) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, complaint()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
+    """Starts a broker, on free ports unless told which."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: str) -> Serving:
+            port = () if "--port" in arguments else ("--port", "0")
+            serving = Serving(tmp_path, *port, *arguments)
+            stack.callback(_end_if_running, serving)
+            return serving
+
+        yield start
+
+
+def _end_if_running(serving: Serving) -> None:
+    if serving.process.poll() is None:
+        serving.end(signal.SIGKILL)
+
+
+def free_ports(count: int) -> int:
+    """The first of several ports in a row that are free."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+
+
+async def test_every_worker_serves_on_a_port_of_its_own(serve: Callable[..., Serving]) -> None:
+    """Worker i on port + i; a client can start from any of them, and the URL names them all."""
+    first = free_ports(3)
+    serving = serve("--workers", "3", "--port", str(first))
+    assert serving.ids == ["worker-0", "worker-1", "worker-2"]
+    assert serving.ports == [first, first + 1, first + 2]
+    assert serving.url == f"keylane://127.0.0.1:{first},127.0.0.1:{first + 1},127.0.0.1:{first + 2}"
+    assert serving.listeners() == dict(zip(serving.ports, serving.pids, strict=True))
+    for name, address in zip(serving.ids, serving.url.removeprefix("keylane://").split(","), strict=True):
+        async with AsyncClient(f"keylane://{address}") as client:
+            assert (await client.info()).worker == name
+    assert serving.end() == 0
+
+
+def test_workers_on_a_redis_of_its_own_have_names_that_nobody_else_has(
+    serve: Callable[..., Serving], server_url: str
+) -> None:
+    """Two supervisors on one Redis cannot take each other's leases for their own."""
+    serving = serve("--workers", "2", "--redis", server_url, "--advertise", "localhost")
+    prefixes = {name.rpartition("-")[0] for name in serving.ids}
+    assert len(prefixes) == 1
+    assert [name.rpartition("-")[2] for name in serving.ids] == ["0", "1"]
+    assert serving.url == "keylane://" + ",".join(f"localhost:{port}" for port in serving.ports)
+    assert serving.end() == 0
+
+
+def test_a_killed_worker_is_started_again_and_the_others_are_not(serve: Callable[..., Serving]) -> None:
+    """On its own port and under its own name."""
+    serving = serve("--workers", "3")
+    os.kill(serving.pids[1], signal.SIGKILL)
+    serving.await_log("worker-1 is back")
+    now = serving.listeners()
+    assert (now[serving.ports[0]], now[serving.ports[2]]) == (serving.pids[0], serving.pids[2])
+    assert now[serving.ports[1]] != serving.pids[1]
+    assert "worker-1 ended with status -9; starting it again" in serving.log
+    assert serving.end(signal.SIGINT) == 0
+
+
+def test_sighup_replaces_one_worker_after_the_other(serve: Callable[..., Serving]) -> None:
+    """At no time more than one of them is away; more of them meanwhile count once."""
+    serving = serve("--workers", "3")
+    serving.process.send_signal(signal.SIGHUP)
+    serving.await_log("rolling restart of 3 workers")
+    for _ in range(5):
+        serving.process.send_signal(signal.SIGHUP)
+    fewest = 3
+
+    def look() -> bool:
+        nonlocal fewest
+        fewest = min(fewest, len(serving.listeners()))
+        return serving.log.count("rolling restart: done") == 2
+
+    wait_until(look, lambda: serving.log)
+    assert fewest >= 2
+    now = serving.listeners()
+    assert sorted(now) == sorted(serving.ports)
+    assert not set(now.values()) & set(serving.pids)
+    for number in (1, 2, 3):
+        assert serving.log.count(f"rolling restart: worker {number} of 3 is back") == 2
+    assert "starting it again" not in serving.log
+    assert serving.end() == 0
+    assert serving.log.count("rolling restart of 3 workers") == 2
+
+
+def test_a_rolling_restart_waits_for_a_worker_that_cannot_come_back(serve: Callable[..., Serving]) -> None:
+    """It says why, and goes on when the worker is there."""
+    serving = serve("--workers", "2")
+    with _squatting(serving, serving.ports[0]):
+        serving.await_log("worker-0 does not start")
+        assert serving.listeners() == {serving.ports[1]: serving.pids[1]}
+        assert f"127.0.0.1:{serving.ports[0]} is in use" in serving.log
+    serving.await_log("rolling restart: done")
+    assert len(serving.listeners()) == 2
+    assert serving.end() == 0
+
+
+@contextlib.contextmanager
+def _squatting(serving: Serving, port: int) -> Iterator[None]:
+    """Send SIGHUP, and take the port as soon as its worker has left it."""
+    serving.process.send_signal(signal.SIGHUP)
+    end = time.monotonic() + DEADLINE
+    while True:
+        try:
+            listener = socket.create_server(("127.0.0.1", port))
+            break
+        except OSError:
+            assert time.monotonic() < end
+    with listener:
+        yield
+
+
+def test_a_stop_in_the_middle_of_a_rolling_restart_leaves_nothing(serve: Callable[..., Serving]) -> None:
+    """Neither a worker on its way out nor one on its way in."""
+    serving = serve("--workers", "3")
+    serving.process.send_signal(signal.SIGHUP)
+    serving.await_log("rolling restart: worker 1 of 3 is back")
+    assert serving.end() == 0
+    assert "Traceback" not in serving.log
+
+
+def test_a_worker_that_does_not_stop_is_killed_in_the_end(serve: Callable[..., Serving]) -> None:
+    """Here it cannot even hear the signal."""
+    serving = serve("--workers", "2", "--stop-timeout", "0.5")
+    os.kill(serving.pids[0], signal.SIGSTOP)
+    assert serving.end() == 0
+    assert "worker-0 did not stop in time; killing it" in serving.log
+
+
+def test_a_port_of_one_of_them_in_use_is_an_error_that_says_which(tmp_path: Path) -> None:
+    """And nothing is left running."""
+    first = free_ports(3)
+    with socket.create_server(("127.0.0.1", first + 2)):
+        command = [KEYLANE, "serve", "--workers", "3", "--port", str(first), "--data-dir", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"error: 127.0.0.1:{first + 2} is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+    for port in range(first, first + 3):
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_when_its_terminal_is_closed_it_stops(tmp_path: Path) -> None:
+    """A SIGHUP that nobody sent is no wish for a restart."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(KEYLANE, [KEYLANE, "serve", "--port", "0", "--data-dir", str(tmp_path)])
+    shown = b""
+    end = time.monotonic() + DEADLINE
+    while b"is ready at" not in shown:
+        assert time.monotonic() < end, shown
+        if select.select([terminal], [], [], 0.1)[0]:
+            shown += os.read(terminal, 65_536)
+    process = psutil.Process(pid)
+    everybody = [process, *process.children(recursive=True)]
+    os.close(terminal)
+    assert os.waitpid(pid, 0)[0] == pid
+    _, alive = psutil.wait_procs(everybody, timeout=DEADLINE)
+    assert alive == []
