@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from broker import consumer_commands, topic_commands
+from broker import cluster_commands, consumer_commands, topic_commands
 from broker.topic_commands import Reply
 from client import wire
 from client.errors import ProtocolError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Handler = Callable[["Worker", "Connection", Any, memoryview], Awaitable[Reply]]
 
 # Those that may read and answer a lot.
-HEAVY = {Type.PEEK, Type.TOPICS, Type.DESCRIBE_TOPIC, Type.DESCRIBE_SUBSCRIPTION}
+HEAVY = {Type.PEEK, Type.TOPICS, Type.DESCRIBE_TOPIC, Type.DESCRIBE_SUBSCRIPTION, Type.CLUSTER}
 
 HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
     Type.INFO: (wire.Info, topic_commands.info),
@@ -35,6 +35,10 @@ HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
     Type.ACK: (wire.Ack, consumer_commands.settle),
     Type.NACK: (wire.Nack, consumer_commands.settle),
     Type.EXTEND: (wire.Extend, consumer_commands.settle),
+    Type.CLUSTER: (wire.Cluster, cluster_commands.cluster),
+    Type.REBALANCE: (wire.Rebalance, cluster_commands.rebalance),
+    Type.MOVE_PARTITION: (wire.MovePartition, cluster_commands.move_partition),
+    Type.DRAIN: (wire.Drain, cluster_commands.drain),
 }
 
 

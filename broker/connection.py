@@ -5,11 +5,13 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
+from broker.arguments import MAX_PERMITS, check_int
 from broker.commands import HEAVY
 from broker.consumer import Consumer
+from broker.member import NotOwner
 from broker.partition import Partition, Pending
 from client import wire
-from client.errors import BrokerError, DurabilityNotReached, ProtocolError, Unavailable
+from client.errors import BrokerError, DurabilityNotReached, InvalidArgument, ProtocolError, Unavailable
 from client.wire import Frame, FrameReader, Type
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Connection(asyncio.Protocol):
         self.streams: dict[int, Consumer] = {}
         self.opening: set[int] = set()  # streams whose SUBSCRIBE is under way
         self.refused: dict[tuple[str, int, str], BrokerError] = {}  # where publishes must come again
+        self.topics: set[str] = set()  # whose maps it has, and so hears of moves
         self.writable = True
         self.greeted = False  # INFO has been exchanged
         self.heard = 0.0  # when the last frame came, by the loop's clock
@@ -138,7 +141,9 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, error: Exception, sequence: int) -> None:
         """Answer a request with an error."""
-        if isinstance(error, BrokerError):
+        if isinstance(error, NotOwner):
+            self.send(wire.Redirect(error.topic, error.partition, error.address), sequence)
+        elif isinstance(error, BrokerError):
             stored = isinstance(error, DurabilityNotReached) and error.stored
             self.send(wire.Error(error.code, str(error), stored), sequence)
         else:
@@ -171,7 +176,7 @@ class Connection(asyncio.Protocol):
             if frame.type == Type.PUBLISH:
                 self._publish(frame)
             elif frame.type == Type.FLOW:
-                self._flow(wire.properties_of(frame, wire.Flow))
+                self._flow(wire.properties_of(frame, wire.Flow), frame.sequence)
             elif frame.type == Type.HEARTBEAT:
                 self.send(wire.Properties(), frame.sequence)
             else:
@@ -214,12 +219,19 @@ class Connection(asyncio.Protocol):
         finally:
             self._heavy = None
 
-    def _flow(self, request: wire.Flow) -> None:
+    def _flow(self, request: wire.Flow, sequence: int) -> None:
         consumer = self.streams.get(request.stream)
-        if consumer is None:
-            return  # it has just ended; the client will have been told
+        if consumer is None:  # it has just ended; the client will have been told
+            if sequence:
+                raise InvalidArgument(f"there is no consumer with stream {request.stream} on this connection")
+            return
         if request.paused is not None:
             consumer.paused = request.paused
+        if request.limit is not None:
+            check_int("limit", request.limit, 0, MAX_PERMITS)
+            consumer.limit(request.limit, sequence)
+        elif sequence:
+            self.send(wire.Properties(), sequence)
         consumer.give(max(request.permits, 0))
 
     # Publishing

@@ -20,6 +20,7 @@ class Consumer:
         "credit",
         "dispatchers",
         "lease_ms",
+        "lowered",
         "name",
         "partitions",
         "paused",
@@ -27,20 +28,21 @@ class Consumer:
         "stream",
         "subscription",
         "topic",
+        "wanted",
     )
 
-    def __init__(
-        self, connection: "Connection", request: wire.Subscribe, lease_ms: int, partitions: list[int]
-    ) -> None:
+    def __init__(self, connection: "Connection", request: wire.Subscribe, lease_ms: int) -> None:
         self.connection = connection
         self.stream = request.stream
         self.topic = request.topic
         self.subscription = request.subscription
         self.name = request.consumer
         self.lease_ms = lease_ms
-        self.partitions = partitions
+        self.partitions: set[int] = set()
         self.permits = request.permits
         self.credit = request.permits  # permits that stand for no message right now
+        self.lowered: list[int] = []  # sequences of FLOW frames that wait until no more than the limit is out
+        self.wanted = False  # the client knows that there may be messages, but no permits
         self.paused = False
         self.dispatchers: dict[int, Dispatcher] = {}  # by partition
 
@@ -51,6 +53,9 @@ class Consumer:
 
     def reserve(self) -> int:
         """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
+        if not self.permits and not self.wanted and not self.paused:
+            self.wanted = True
+            self.connection.send(wire.Flow(self.stream, wanted=True))
         if self.paused or self.credit <= 0 or not self.connection.writable:
             return 0
         credit = self.credit
@@ -61,6 +66,8 @@ class Consumer:
     def give(self, permits: int) -> None:
         """Add permits, and let the partitions that wait for them know, another one first each time."""
         self.credit = min(self.permits, self.credit + permits)
+        if self.lowered and self.credit >= 0:
+            self._answer_lowered()
         if self.credit <= 0 or self.paused or not self.connection.writable:
             return
         for partition, dispatcher in list(self.dispatchers.items()):
@@ -71,6 +78,32 @@ class Consumer:
                 dispatcher.feed()
                 if self.credit < _SHARE and len(self.dispatchers) > 1:
                     return
+
+    def limit(self, permits: int, sequence: int) -> None:
+        """Allow more or fewer unsettled messages; answers once no more than that are out."""
+        self.credit += permits - self.permits
+        self.permits = permits
+        self.wanted = False
+        if sequence:
+            self.lowered.append(sequence)
+        self.give(0)
+        if not permits:
+            for dispatcher in list(self.dispatchers.values()):
+                if dispatcher.hungry:
+                    dispatcher.wake()  # it asks for permits
+
+    def _answer_lowered(self) -> None:
+        for sequence in self.lowered:
+            self.connection.send(wire.Properties(), sequence)
+        self.lowered.clear()
+
+    def part(self, partition: int, address: str) -> None:
+        """Another worker serves a partition from now on; what is held of it stays held."""
+        dispatcher = self.dispatchers.pop(partition, None)
+        if dispatcher is not None:
+            dispatcher.detach(self)
+        self.partitions.discard(partition)
+        self.connection.send(wire.Redirect(self.topic, partition, address, self.stream))
 
     def deliver(
         self, data: wire.Data, ranges: list[int], flat: list[str], retries: list[int], kept: list[str | int]
@@ -103,6 +136,7 @@ class Consumer:
         for dispatcher in self.dispatchers.values():
             dispatcher.detach(self)
         self.dispatchers.clear()
+        self._answer_lowered()
         streams, consumers = self.connection.streams, self.connection.worker.consumers
         if streams.get(self.stream) is self:
             del streams[self.stream]

@@ -8,10 +8,11 @@ from msgspec import Meta
 from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
 from broker.consumer import Consumer
 from broker.keys import check_name
+from broker.member import NotOwner
 from broker.results import Delivery, SettleResult, SubscriptionSettings
-from broker.topic_commands import DONE, Reply, create_at, feed
+from broker.topic_commands import DONE, Reply, create_at
 from client import wire
-from client.errors import ConnectionClosed, InvalidArgument, SubscriptionNotFound
+from client.errors import ConnectionClosed, InvalidArgument, SubscriptionNotFound, Unavailable
 
 if TYPE_CHECKING:
     from broker.connection import Connection
@@ -25,8 +26,14 @@ async def subscribe(
     worker: "Worker", connection: "Connection", request: wire.Subscribe, _: memoryview
 ) -> Reply:
     check_name("consumer", request.consumer)
-    check_int("permits", request.permits, 1, MAX_PERMITS)
-    if request.stream in connection.streams or request.stream in connection.opening:
+    check_int("permits", request.permits, 0, MAX_PERMITS)
+    open_there = connection.streams.get(request.stream)
+    other = open_there is not None and open_there.identity != (
+        request.topic,
+        request.subscription,
+        request.consumer,
+    )
+    if other or request.stream in connection.opening:
         raise InvalidArgument(f"stream {request.stream} is in use on this connection")
     connection.opening.add(request.stream)
     try:
@@ -43,25 +50,38 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     for number in (numbers[0], numbers[-1]):
         check_int("partition", number, 0, count - 1)
     settings = await _settings_of(worker, request)
+    for number in numbers:
+        await worker.partition(request.topic, number).lease()  # or another worker has it
     lease_ms = settings.lease_ms if request.lease_ms is None else request.lease_ms
     check_int("lease_ms", lease_ms, 1, MAX_MS)
 
     if not connection.alive:
         raise ConnectionClosed("the connection ended before the consumer was open")
-    consumer = Consumer(connection, request, lease_ms, numbers)
-    before = worker.consumers.get(consumer.identity)
-    if before is not None:
-        before.end("subscription_busy", f"another connection took over as consumer {consumer.name!r}")
-    worker.consumers[consumer.identity] = connection.streams[consumer.stream] = consumer
+    consumer = connection.streams.get(request.stream)
+    if consumer is None:
+        consumer = _take_over(worker, Consumer(connection, request, lease_ms))
+    added = [number for number in numbers if number not in consumer.partitions]
+    consumer.partitions.update(added)
     try:
-        held = await _join(worker, consumer, settings)
+        held = await _join(worker, consumer, settings, added)
     except BaseException:
-        consumer.forget()
+        consumer.partitions.difference_update(added)
+        if not consumer.partitions:
+            consumer.forget()
         raise
     # Once this has been answered: what the client asks then is younger than what is held.
     asyncio.get_running_loop().call_soon(_begin, worker, consumer, settings, held)
     messages = sum(len(delivery.messages) for deliveries in held.values() for delivery in deliveries)
     return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count, messages), b""
+
+
+def _take_over(worker: "Worker", consumer: Consumer) -> Consumer:
+    """Let a consumer be the one of its name."""
+    before = worker.consumers.get(consumer.identity)
+    if before is not None:
+        before.end("subscription_busy", f"another connection took over as consumer {consumer.name!r}")
+    worker.consumers[consumer.identity] = consumer.connection.streams[consumer.stream] = consumer
+    return consumer
 
 
 async def _settings_of(worker: "Worker", request: wire.Subscribe) -> SubscriptionSettings:
@@ -82,7 +102,7 @@ async def _settings_of(worker: "Worker", request: wire.Subscribe) -> Subscriptio
 
 
 async def _join(
-    worker: "Worker", consumer: Consumer, settings: SubscriptionSettings
+    worker: "Worker", consumer: Consumer, settings: SubscriptionSettings, numbers: list[int]
 ) -> dict[int, list[Delivery]]:
     """Open the consumer's session on each partition; answers what its name holds there.
 
@@ -91,6 +111,7 @@ async def _join(
 
     async def join(number: int) -> list[Delivery]:
         partition = worker.partition(consumer.topic, number)
+        await partition.spare(consumer.subscription)
         was_open = await partition.call(
             lambda engine, lease: engine.join(lease, consumer.subscription, consumer.name, worker.session_ms)
         )
@@ -107,17 +128,19 @@ async def _join(
             return await join(number)
         return held
 
+    if not numbers:
+        return {}
     began = worker.now_ms()
-    first, *others = consumer.partitions
+    first, *others = numbers
     held = [await join(first), *await asyncio.gather(*(join(number) for number in others))]
     if worker.now_ms() - began > worker.session_ms / 3:  # nobody has renewed what was joined first
-        for number in consumer.partitions:
+        for number in numbers:
             await worker.partition(consumer.topic, number).call(
                 lambda engine, lease: engine.touch(
                     lease, consumer.subscription, [consumer.name], worker.session_ms
                 )
             )
-    return dict(zip(consumer.partitions, held, strict=True))
+    return dict(zip(numbers, held, strict=True))
 
 
 def _begin(
@@ -126,10 +149,14 @@ def _begin(
     """Hand a consumer what its name still holds, and then serve it."""
     if not consumer.connection.alive:
         consumer.forget()
-    for number in consumer.partitions:
+    for number in held:
         if worker.consumers.get(consumer.identity) is not consumer:
             return  # it has ended, or another has taken over
-        partition = worker.partition(consumer.topic, number)
+        try:
+            partition = worker.partition(consumer.topic, number)
+        except NotOwner as gone:
+            consumer.part(number, gone.address)
+            continue
         dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
         dispatcher.hand_back(consumer, held[number])
         dispatcher.attach(consumer)
@@ -142,12 +169,15 @@ async def unsubscribe(
     consumer.forget()
 
     async def leave(number: int) -> None:
-        await worker.partition(consumer.topic, number).call(
-            lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
-        )
+        try:
+            await worker.partition(consumer.topic, number).call(
+                lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
+            )
+        except NotOwner:
+            pass  # its session is the new owner's to end
 
     left = await asyncio.gather(*(leave(number) for number in consumer.partitions), return_exceptions=True)
-    feed(worker, consumer.topic, consumer.subscription)
+    worker.feed(consumer.topic, consumer.subscription)
     for failure in left:
         if isinstance(failure, BaseException):
             raise failure
@@ -168,9 +198,9 @@ async def settle(
     worker: "Worker", connection: "Connection", request: wire.Ack | wire.Nack | wire.Extend, body: memoryview
 ) -> Reply:
     consumer = _consumer(connection, request.stream)
-    if request.partition not in consumer.partitions:
-        raise InvalidArgument(f"the consumer has no partition {request.partition}")
     partition = worker.partition(consumer.topic, request.partition)
+    if request.partition not in consumer.partitions:  # it will, if it has come from another worker
+        raise Unavailable(f"the consumer is not subscribed to partition {request.partition} here")
     receipts: list[str | int] = wire.unpack(body, _RECEIPTS)
     packed = pack_flat_receipts(receipts)
     name = consumer.subscription

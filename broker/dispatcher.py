@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from broker.arguments import pack_flat_receipts
 from broker.consumer import Consumer
 from broker.handover import flat_receipts, held_frames, without_lost
+from broker.member import NotOwner
 from broker.results import Delivery, Fetched, Lease, Room, Share
 from client import wire
 from client.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
@@ -71,6 +72,12 @@ class Dispatcher:
         for consumer in list(self.consumers.values()):
             consumer.end(error.code, str(error))
 
+    def part(self) -> None:
+        """Another worker serves the partition: the consumers go on there, with all that they hold."""
+        gone = self.partition.worker.member.not_owner(self.partition.topic, self.partition.number)
+        for consumer in list(self.consumers.values()):
+            consumer.part(self.partition.number, gone.address)
+
     def hand_back(self, consumer: Consumer, held: list[Delivery]) -> None:
         """Send what a consumer holds already."""
         for data, ranges, texts, retries in held_frames(held, consumer.stream, self.partition.number):
@@ -124,6 +131,10 @@ class Dispatcher:
                     continue
                 except (TopicNotFound, SubscriptionNotFound) as error:
                     self.end_all(error)
+                    break
+                except NotOwner:
+                    if not self.partition.leaving:  # else it goes when the lease has gone
+                        self.part()
                     break
                 except BrokerError as error:
                     log.warning("%s: %s", self, error)

@@ -31,6 +31,10 @@ class Attempts:
                 raise Unavailable("closed while connecting to Redis") from None
             raise
 
+    def under_way(self, name: str) -> bool:
+        """Whether such an attempt is under way."""
+        return name in self._running
+
     def cancel(self) -> None:
         """End all attempts; those who wait are told."""
         for task in self._running.values():

@@ -11,7 +11,7 @@ from broker.engine import Engine
 from broker.links import Attempts
 from broker.results import Lease, PublishResult
 from client import wire
-from client.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound
+from client.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound, Unavailable
 
 if TYPE_CHECKING:
     from broker.connection import Connection
@@ -21,7 +21,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_RETRY = 0.1  # seconds between attempts at a lease that another worker holds
+_RETRY = 0.05  # seconds between attempts at a lease that another worker still holds
+_PLACED = 0.5  # seconds to wait for an owner before asking for one again
+_LATE = 1.0  # seconds after the end of a lost worker's lease
+_FINISHED = 1.0  # seconds that calls have to end before the lease is given up
+_TURNS = 3  # of the event loop, from the end of a call to its answer
 
 
 class Pending(NamedTuple):
@@ -43,8 +47,13 @@ class Partition:
         self.topic = topic
         self.number = number
         self.held: Lease | None = None
+        self.leaving = False  # its lease is about to be released
         self.dispatchers: dict[str, Dispatcher] = {}
         self._taking = Attempts()
+        self._doubts = False  # the lease was lost, so perhaps the partition too
+        self._calls = 0  # under way
+        self._quiet: asyncio.Future[None] | None = None  # somebody waits until none is
+        self._spared: dict[str, int] = {}  # subscription -> epoch in which its sessions were prolonged
         self._pending: dict[str, deque[Pending]] = {}  # by durability: what is to be safer takes longer
 
     def __str__(self) -> str:
@@ -52,23 +61,49 @@ class Partition:
 
     # The lease
 
+    @property
+    def taking(self) -> bool:
+        """Whether its lease is being taken."""
+        return self._taking.under_way("lease")
+
     async def lease(self) -> Lease:
-        """The lease, taken if need be; waits for one that another worker is about to lose."""
+        """The lease, taken if need be; NotOwner if the partition is another worker's."""
         if self.held is not None:
             return self.held
         lease: Lease = await self._taking.join("lease", self._take)
         return lease
 
     async def _take(self) -> Lease:
-        worker = self.worker
-        attempts = round((worker.lease_ms / 1_000 + 1) / _RETRY)
-        while attempts and not worker.stopping:
-            self.held = await self._acquire()
-            if self.held is not None:
-                return self.held
-            attempts -= 1
-            await asyncio.sleep(_RETRY)
-        raise Fenced(f"another worker serves {self}")
+        """Take the lease when the partition is ours and nobody holds it any more."""
+        worker, member = self.worker, self.worker.member
+        loop = asyncio.get_running_loop()
+        end = loop.time() + worker.lease_ms / 1_000 + _LATE
+        if self._doubts:
+            await member.refresh()
+            self._doubts = False
+        while not worker.stopping:
+            owner = member.owner(self.topic, self.number)
+            if owner == worker.id:
+                lease = await self._acquire()
+                if lease is not None:
+                    if member.owner(self.topic, self.number) != worker.id:
+                        await worker.engine.release(lease)  # it has just gone elsewhere
+                        raise member.not_owner(self.topic, self.number)
+                    self.held = lease
+                    return lease
+                patience = _RETRY
+            elif owner is not None:
+                raise member.not_owner(self.topic, self.number)
+            else:
+                await self._check_existence()
+                await member.topics_changed()
+                patience = _PLACED
+                if member.owner(self.topic, self.number) is not None:
+                    continue
+            if loop.time() > end:
+                raise Unavailable(f"{self} has no owner yet; try again")
+            await member.news(patience)
+        raise Unavailable("the worker is stopping")
 
     async def _acquire(self) -> Lease | None:
         worker = self.worker
@@ -76,37 +111,93 @@ class Partition:
             lease = await worker.engine.acquire(self.topic, self.number, worker.id, worker.lease_ms)
         except TopicNotFound as error:
             self.close(error)
-            count = (await worker.engine.describe_topic(self.topic)).partitions  # or the error that says more
-            raise InvalidArgument(
-                f"topic {self.topic!r} has no partition {self.number}: it has 0 to {count - 1}"
-            ) from None
+            await self._check_existence()
+            raise
         if lease is not None and lease.sweep:
             worker.start(worker.engine.reclaim, self.topic, self.number)
         return lease
+
+    async def _check_existence(self) -> None:
+        """Raise what says most about a partition that is not there."""
+        try:
+            count = (await self.worker.engine.describe_topic(self.topic)).partitions
+        except TopicNotFound as error:
+            self.close(error)
+            raise
+        if self.number >= count:
+            beyond = InvalidArgument(
+                f"topic {self.topic!r} has no partition {self.number}: it has 0 to {count - 1}"
+            )
+            self.close(beyond)
+            raise beyond
 
     def close(self, error: BrokerError) -> None:
         """Serve it no more, since it is gone."""
         for dispatcher in list(self.dispatchers.values()):
             dispatcher.end_all(error)
+        self._forget()
+
+    def _forget(self) -> None:
         if self.worker.partitions.get((self.topic, self.number)) is self:
             del self.worker.partitions[self.topic, self.number]
         self.worker.engine.forget(self.topic, self.number)
 
     def lose(self, lease: Lease) -> None:
-        """Know that a lease is no more; the next call takes another."""
+        """Know that a lease is no more; the next call takes another, if the partition is still ours."""
         if self.held is lease:
             log.warning("lost the lease of %s, epoch %d", self, lease.epoch)
             self.held = None
+            self._doubts = True
+
+    async def part(self) -> Lease | None:
+        """Take no more calls, since another worker is to serve it; answers the lease, to be released.
+
+        Waits until the calls under way are through, but not for ever: those that come too late are fenced.
+        """
+        lease, self.held = self.held, None
+        self.leaving = lease is not None
+        if self._calls:
+            self._quiet = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._quiet}, timeout=_FINISHED)
+            self._quiet = None
+            for _ in range(_TURNS):  # so that what they were answered goes out first
+                await asyncio.sleep(0)
+        return lease
+
+    def leave(self) -> None:
+        """Tell the consumers where to go on; what they hold stays theirs."""
+        self.leaving = False
+        if self.worker.member.owner(self.topic, self.number) in (None, self.worker.id):
+            return  # it has come back
+        for dispatcher in list(self.dispatchers.values()):
+            dispatcher.part()
+        if not self._calls and not self._pending:
+            self._forget()
 
     async def call(self, step: Callable[[Engine, Lease], Awaitable[T]]) -> T:
         """Take a step under the lease; after FENCED, which changed nothing, once more under a new one."""
         for _ in range(2):
             lease = await self.lease()
+            self._calls += 1
             try:
                 return await step(self.worker.engine, lease)
             except Fenced:
                 self.lose(lease)
+            finally:
+                self._calls -= 1
+                if self._quiet is not None and not self._calls and not self._quiet.done():
+                    self._quiet.set_result(None)
         raise Fenced(f"another worker serves {self}")
+
+    async def spare(self, subscription: str) -> None:
+        """Let consumers of the owner before come back before their sessions count as ended."""
+
+        async def lift(engine: Engine, lease: Lease) -> None:
+            if self._spared.get(subscription) != lease.epoch:
+                await engine.spare(lease, subscription, self.worker.session_ms)
+                self._spared[subscription] = lease.epoch
+
+        await self.call(lift)
 
     # Publishing
 

@@ -36,19 +36,26 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
             f"{wire.OLDEST_VERSION} to {wire.VERSION}: update the older one"
         )
     connection.greeted = True
-    settings = worker.settings
+    settings, member = worker.settings, worker.member
+    workers = [broker for broker in member.brokers.values() if broker.address]
+    owners: list[str] = []
+    if request.topic:
+        connection.topics.add(request.topic)
+        owners = await member.placement(request.topic)
+    places = {broker.id: place for place, broker in enumerate(workers)}
     return (
         wire.InfoReply(
             version=min(newest, wire.VERSION),
             worker=worker.id,
             release=worker.release,
-            workers=[wire.WorkerAddress(worker.id, worker.address)],
+            workers=[wire.WorkerAddress(broker.id, broker.address) for broker in workers],
             time_ms=worker.now_ms(),
             payloads=settings.payloads or worker.redis_url,
             payload_lifetime_ms=round(settings.payload_lifetime * 1_000),
             heartbeat_ms=round(settings.heartbeat * 1_000),
             session_ms=worker.session_ms,
             max_frame=int(settings.max_frame),
+            owners=[places.get(owner, -1) for owner in owners],
         ),
         b"",
     )
@@ -65,6 +72,7 @@ async def create_topic(worker: "Worker", _: "Connection", request: wire.CreateTo
     if request.dedupe_ms is not None:
         settings = TopicSettings(partitions, dedupe_ms=request.dedupe_ms)
     made = await worker.engine.create_topic(request.topic, settings, exist_ok=request.exist_ok)
+    await worker.member.topics_changed()
     return wire.TopicReply(made.partitions, made.dedupe_ms, made.retain), b""
 
 
@@ -72,6 +80,7 @@ async def delete_topic(worker: "Worker", _: "Connection", request: wire.DeleteTo
     await worker.engine.delete_topic(request.topic)
     for partition in _partitions_of(worker, request.topic):
         partition.close(TopicNotFound(f"topic {request.topic!r} was deleted"))
+    await worker.member.topics_changed()
     return DONE
 
 
@@ -147,14 +156,16 @@ async def delete_subscription(
     for partition in _partitions_of(worker, request.topic):
         if dispatcher := partition.dispatchers.get(request.subscription):
             dispatcher.end_all(deleted)
+    await _feed(worker, request)
     return DONE
 
 
-def feed(worker: "Worker", topic: str, subscription: str) -> None:
-    """Let the dispatchers of a subscription look again."""
-    for partition in _partitions_of(worker, topic):
-        if subscription in partition.dispatchers:
-            partition.dispatchers[subscription].feed()
+async def _feed(
+    worker: "Worker", changed: wire.DeleteSubscription | wire.ChangeSubscription | wire.Seek
+) -> None:
+    """Let the dispatchers of a subscription look again, on all workers."""
+    worker.feed(changed.topic, changed.subscription)
+    await worker.engine.announce(f"subscription {changed.topic} {changed.subscription}")
 
 
 async def describe_subscription(
@@ -189,7 +200,7 @@ async def change_subscription(
 ) -> Reply:
     await worker.engine.describe_subscription(request.topic, request.subscription)
     await worker.engine.pause_subscription(request.topic, request.subscription, request.paused)
-    feed(worker, request.topic, request.subscription)
+    await _feed(worker, request)
     return DONE
 
 
@@ -197,7 +208,7 @@ async def seek(worker: "Worker", _: "Connection", request: wire.Seek, __: memory
     place, partition = parse_position(request.position)
     await worker.engine.describe_subscription(request.topic, request.subscription)
     await worker.engine.seek(request.topic, request.subscription, place, partition)
-    feed(worker, request.topic, request.subscription)
+    await _feed(worker, request)
     return DONE
 
 

@@ -27,6 +27,7 @@ from broker.dispatcher import Dispatcher
 from broker.durability import replicas
 from broker.engine import Engine
 from broker.keys import check_name
+from broker.member import Member
 from broker.partition import Partition
 from client import wire
 from client.errors import (
@@ -58,15 +59,17 @@ class Worker:
         self.engine = Engine.connect(redis_url)
         self.lease_ms = round(settings.partition_lease * 1_000)
         self.session_ms = round(settings.session * 1_000)
-        self.partitions: dict[tuple[str, int], Partition] = {}
+        self.partitions: dict[tuple[str, int], Partition] = {}  # that are its own, as far as it knows
         self.consumers: dict[tuple[str, str, str], Consumer] = {}  # by topic, subscription and name
         self.connections: set[Connection] = set()
         self.stopping = False
         self.inflight = 0  # bytes of publishes under way
         self.buffered = 0  # bytes of frames that are not complete yet
         self.held_back: set[Connection] = set()  # not listened to for now
+        self.member = Member(self)
         self._ahead_ms = 0.0  # the clock of Redis minus our monotonic one
         self._stop = asyncio.Event()
+        self._hands_over = True
         # serve() awaits them; a task group's own way to start one takes several times as long.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -85,9 +88,11 @@ class Worker:
         self.address = self.settings.advertise or f"{host}:{port}"
         log.info("worker %s listens on %s", self.id, self.address)
         try:
+            await self.member.join()
             async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.member.watch)
                 for period, step in (
-                    (self.settings.partition_lease / 3, self._renew_leases),
+                    (self.settings.partition_lease / 3, self.member.beat),
                     (self.settings.session / 3, self._renew_sessions),
                     (self.settings.heartbeat, self._check_heartbeats),
                 ):
@@ -95,9 +100,8 @@ class Worker:
                 if ready is not None:
                     ready()
                 await self._stop.wait()
-                listener.close()
                 with anyio.move_on_after(self.settings.stop_timeout):
-                    await self._finish()
+                    await self._finish(listener)
                 tasks.cancel_scope.cancel()
         finally:
             listener.close()
@@ -109,13 +113,21 @@ class Worker:
                 connection.abort()
             await self.engine.close()
 
-    def stop(self) -> None:
-        """Stop in good order: finish what is under way, hand the partitions on, then serve() returns."""
-        self.stopping = True
+    def stop(self, *, hand_over: bool = True) -> None:
+        """Stop in good order: hand the partitions over, finish what is under way, then serve() returns.
+
+        Without `hand_over` they are given up for whoever comes next: the whole broker stops.
+        """
+        self._hands_over = self._hands_over and hand_over
         self._stop.set()
 
-    async def _finish(self) -> None:
+    async def _finish(self, listener: asyncio.Server) -> None:
         """Answer what was asked; consumers keep their leases, for they will go on with the next worker."""
+        if self._hands_over:
+            with contextlib.suppress(BrokerError):
+                await self.member.leave(self.settings.stop_timeout / 2)
+        self.stopping = True
+        listener.close()
         for connection in self.connections:
             connection.stop_waiting()
         if self._tasks:
@@ -123,7 +135,9 @@ class Worker:
         with contextlib.suppress(BrokerError):
             await self._renew_sessions()
         leases = [partition.held for partition in self.partitions.values() if partition.held]
-        await asyncio.gather(*(self.engine.release(lease) for lease in leases), return_exceptions=True)
+        with contextlib.suppress(BrokerError):
+            await self.engine.release_all(leases)
+            await self.member.depart()
         for connection in list(self.connections):
             connection.close()
         log.info("worker %s gave up %d partitions and stops", self.id, len(leases))
@@ -171,7 +185,7 @@ class Worker:
 
     # What is done from time to time
 
-    async def _renew_leases(self) -> None:
+    async def renew_leases(self) -> None:
         """Extend all partition leases at once."""
         held = [partition for partition in self.partitions.values() if partition.held]
         leases = [partition.held for partition in held if partition.held]
@@ -180,7 +194,6 @@ class Worker:
             for partition, lease, ok in zip(held, leases, kept, strict=True):
                 if not ok:
                     partition.lose(lease)
-        await self.set_clock()
 
     async def _renew_sessions(self) -> None:
         """Tell Redis which consumers are still here."""
@@ -252,16 +265,77 @@ class Worker:
         largest.send(wire.Error("overloaded", "too many unfinished frames; send this one again later"))
         largest.close()
 
+    # Partitions
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether there is a partition that this worker has the lease of."""
+        return any(partition.held or partition.leaving for partition in self.partitions.values())
+
+    def follow(self, moved: set[str]) -> None:
+        """Topics have partitions with new owners: take those that are ours, hand over those that are not."""
+        for topic in moved:
+            for connection in self.connections:
+                if topic in connection.topics:
+                    connection.send(wire.Moved(topic))
+        leaving = []
+        for (topic, number), partition in list(self.partitions.items()):
+            owner = self.member.owner(topic, number)
+            if owner is None and topic in moved and topic not in self.member.owners:
+                partition.close(TopicNotFound(f"topic {topic!r} was deleted"))
+            elif owner not in (None, self.id):
+                leaving.append(partition)
+        if leaving:
+            self.start(self._hand_over, leaving)
+        for topic, owners in self.member.owners.items():
+            for number, owner in enumerate(owners):
+                if owner == self.id:
+                    partition = self.partition(topic, number)
+                    if partition.held is None and not partition.taking:
+                        self.start(self._claim, partition)
+
+    async def _claim(self, partition: Partition) -> None:
+        """Take the lease of a partition that is ours, before anybody asks for it."""
+        try:
+            await partition.lease()
+        except BrokerError as error:
+            log.debug("%s: %s", partition, error)
+
+    async def _hand_over(self, partitions: list[Partition]) -> None:
+        """Give partitions to their new owners, when what is under way has ended."""
+        parted = await asyncio.gather(*(partition.part() for partition in partitions))
+        leases = [lease for lease in parted if lease is not None]
+        try:
+            if leases:
+                await self.engine.release_all(leases)
+                await self.engine.announce("released")
+        finally:
+            for partition in partitions:
+                partition.leave()
+        if leases:
+            log.info("handed over %d partitions", len(leases))
+        self.member.stir()
+
+    def feed(self, topic: str | None = None, subscription: str | None = None) -> None:
+        """Let the dispatchers of a subscription look again, or all."""
+        for partition in list(self.partitions.values()):
+            if topic in (None, partition.topic):
+                for name, dispatcher in list(partition.dispatchers.items()):
+                    if subscription in (None, name):
+                        dispatcher.feed()
+
     # What connections ask for
 
     def partition(self, topic: str, number: int) -> Partition:
-        """A partition to serve; its lease is taken when it is first needed."""
+        """A partition to serve, perhaps one that has no owner yet; NotOwner if another worker serves it."""
         partition = self.partitions.get((topic, number))
         if partition is None:
             if self.stopping:
                 raise Unavailable("the worker is stopping")
             check_name("topic", topic)
             check_int("partition", number, 0, MAX_PARTITIONS - 1)
+            if self.member.owner(topic, number) not in (None, self.id):
+                raise self.member.not_owner(topic, number)
             partition = self.partitions[topic, number] = Partition(self, topic, number)
         return partition
 

@@ -1,0 +1,60 @@
+"""What operators ask about the cluster, and tell it."""
+
+from typing import TYPE_CHECKING
+
+from broker import inspection
+from broker.arguments import check_int
+from broker.load import loads_of
+from broker.topic_commands import DONE, Reply
+from client import wire
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.worker import Worker
+
+
+async def cluster(worker: "Worker", _: "Connection", request: wire.Cluster, __: memoryview) -> Reply:
+    member = worker.member
+    await member.refresh()
+    workers = [member.report(broker) for broker in member.brokers.values()]
+    reply = wire.ClusterReply(member.controller, member.version, workers)
+    return reply, wire.pack(await _partitions(worker, request.topic)) if request.topic else b""
+
+
+async def _partitions(worker: "Worker", topic: str) -> list[wire.PartitionReport]:
+    member = worker.member
+    owners = await member.placement(topic)
+    loads = {
+        place: rate for broker in member.brokers.values() for place, rate in loads_of(broker.load).items()
+    }
+    states = await inspection.ledgers(worker.engine.store, topic, len(owners))
+    return [
+        wire.PartitionReport(
+            number,
+            owner,
+            state.holder,
+            state.epoch,
+            state.lease_ms,
+            [wire.Ledger(*ledger) for ledger in state.ledgers],
+            *loads.get((topic, number), (0.0, 0.0)),
+        )
+        for number, (owner, state) in enumerate(zip(owners, states, strict=True))
+    ]
+
+
+async def rebalance(worker: "Worker", _: "Connection", request: wire.Rebalance, __: memoryview) -> Reply:
+    return wire.Properties(), wire.pack(await worker.member.rebalance(request.dry_run))
+
+
+async def move_partition(
+    worker: "Worker", _: "Connection", request: wire.MovePartition, __: memoryview
+) -> Reply:
+    count = (await worker.engine.describe_topic(request.topic)).partitions
+    check_int("partition", request.partition, 0, count - 1)
+    await worker.member.move(request.topic, request.partition, request.worker)
+    return DONE
+
+
+async def drain(worker: "Worker", _: "Connection", request: wire.Drain, __: memoryview) -> Reply:
+    await worker.member.drain(request.worker, request.draining)
+    return DONE

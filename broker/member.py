@@ -1,0 +1,288 @@
+"""A worker's place in the cluster: who else is there, which partitions are its own, and what follows.
+
+Everything is in Redis. Events tell when to look; what they miss a heartbeat finds.
+"""
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+
+from broker.controller import Controller
+from broker.links import Attempts
+from broker.load import Load
+from broker.results import BrokerReport, Owners
+from client import wire
+from client.errors import BrokerError, Fenced, InvalidArgument
+
+if TYPE_CHECKING:
+    from broker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_AGAIN = 0.2  # seconds until something that failed is tried again
+_LOST = 12  # leases after which a worker that is gone is not shown any more
+
+
+class NotOwner(Fenced):
+    """Another worker serves the partition."""
+
+    def __init__(self, topic: str, partition: int, worker: str, address: str) -> None:
+        super().__init__(f"partition {partition} of {topic!r} is served by {worker or 'another worker'}")
+        self.topic = topic
+        self.partition = partition
+        self.address = address
+
+
+NotOwner.code = Fenced.code
+
+
+class Member:
+    """What a worker knows of the cluster, and its part in running it."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self.version = -1
+        self.owners: dict[str, list[str]] = {}  # topic -> worker of each partition, "" for none
+        self.brokers: dict[str, BrokerReport] = {}
+        self.controller = ""  # who places partitions
+        self.load = Load()
+        self._worker = worker
+        self._engine = worker.engine
+        self._placing = Controller(worker.engine, self._is_alive)
+        self._state = "serving"
+        self._started_ms = 0
+        self._beaten = 0.0  # when we were last heard of, by the monotonic clock
+        self._trusted = 0.0  # when to believe again that a silent worker is dead
+        self._relieved = time.monotonic()  # when loads were last looked at
+        self._look_again = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None  # the next instant at which somebody may be lost
+        self._looking = Attempts()
+        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # What others ask
+
+    def owner(self, topic: str, partition: int) -> str | None:
+        """The worker that is to serve a partition, None if there is none yet."""
+        names = self.owners.get(topic)
+        return (names[partition] or None) if names is not None and partition < len(names) else None
+
+    def not_owner(self, topic: str, partition: int) -> NotOwner:
+        """What to say about a partition that another worker serves."""
+        name = self.owner(topic, partition) or ""
+        return NotOwner(topic, partition, name, self.address(name))
+
+    def address(self, worker: str) -> str:
+        """Where a worker listens, "" if that is not known."""
+        return self.brokers[worker].address if worker in self.brokers else ""
+
+    async def placement(self, topic: str) -> list[str]:
+        """The worker of each partition of a topic, "" for those that have none yet."""
+        count = (await self._engine.describe_topic(topic)).partitions
+        if len(self.owners.get(topic, ())) != count:  # it is new, or another of that name
+            await self.topics_changed()
+            await self.refresh()
+        names = self.owners.get(topic, [])[:count]
+        return names + [""] * (count - len(names))
+
+    async def news(self, patience: float) -> None:
+        """Wait until something has changed, but no longer than so many seconds."""
+        await asyncio.wait({self._news}, timeout=patience)
+
+    async def refresh(self) -> None:
+        """Look at the cluster now; all who want to at once share one look."""
+        await self._looking.join("look", self._look)
+
+    def stir(self) -> None:
+        """Look at the cluster soon."""
+        self._look_again.set()
+
+    async def topics_changed(self) -> None:
+        """A topic was made or deleted: have its partitions placed."""
+        await self._engine.announce("topics")
+        if self.controller == self._worker.id:
+            await self.refresh()
+
+    # Coming and going
+
+    async def join(self) -> None:
+        """Become one of the workers."""
+        self._started_ms = self._worker.now_ms()
+        await self._engine.enlist(self._report(), self._ttl_ms)
+        self._beaten = time.monotonic()
+        await self._engine.announce("brokers")
+        await self.refresh()
+
+    async def leave(self, patience: float) -> None:
+        """Hand all partitions to the others; returns when that is done, or cannot be."""
+        self._state = "stopping"
+        await self._engine.heartbeat(self._report(), self._ttl_ms)
+        await self._engine.announce("brokers")
+        with anyio.move_on_after(patience):
+            await self.refresh()
+            while self._worker.holds_any and self._serving_besides(self._worker.id):
+                await self.news(_AGAIN)
+
+    async def depart(self) -> None:
+        """Be a worker no more."""
+        self._state = "stopping"
+        await self._engine.depart(self._worker.id)
+        await self._engine.announce("brokers")
+
+    def _serving_besides(self, worker: str) -> bool:
+        return any(
+            broker.state == "serving" and self._is_alive(broker)
+            for broker in self.brokers.values()
+            if broker.id != worker
+        )
+
+    # Heartbeats
+
+    async def beat(self) -> None:
+        """Renew the leases, then say that we are here: in this order, so who seems dead has lost its leases."""
+        now = time.monotonic()
+        if now - self._beaten > self._worker.lease_ms / 1_000:
+            # We could not be heard, so others could not either: give them time to be heard again.
+            self._trusted = now + self._worker.lease_ms / 2_000
+        self.load.add(self._engine.take_loads(), max(now - self._beaten, 0.001))
+        await self._worker.renew_leases()
+        await self._engine.heartbeat(self._report(), self._ttl_ms)
+        self._beaten = now
+        await self._worker.set_clock()
+        self.stir()
+
+    @property
+    def _ttl_ms(self) -> int:
+        """How long what we say about ourselves is kept."""
+        return self._worker.lease_ms * _LOST
+
+    def _report(self) -> BrokerReport:
+        messages, script_ms = self.load.total()
+        worker = self._worker
+        return BrokerReport(
+            worker.id,
+            worker.address,
+            worker.release,
+            self._state,
+            self._started_ms,
+            round(messages, 2),
+            round(script_ms, 3),
+            self.load.busiest(),
+        )
+
+    def _is_alive(self, broker: BrokerReport) -> bool:
+        if broker.id == self._worker.id:
+            return True
+        heard_ms = self._worker.now_ms() - broker.heartbeat_ms
+        return heard_ms < self._worker.lease_ms or (
+            time.monotonic() < self._trusted and heard_ms < self._ttl_ms
+        )
+
+    # Following
+
+    async def watch(self) -> None:
+        """Look whenever something may have changed, for as long as the worker runs."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._engine.listen, self._heard)
+            while True:
+                await self._look_again.wait()
+                self._look_again.clear()
+                try:
+                    await self.refresh()
+                except BrokerError as error:
+                    log.warning("cannot look at the cluster: %s", error)
+                    await asyncio.sleep(_AGAIN)
+                    self.stir()
+                except Exception:
+                    log.exception("a bug while looking at the cluster; the worker goes on")
+                    await asyncio.sleep(_AGAIN)
+
+    def _heard(self, event: str) -> None:
+        kind, *names = event.split(" ")
+        if kind == "subscription" and len(names) == 2:
+            self._worker.feed(*names)
+        elif kind == "released":
+            self._tell()
+        else:
+            if not event:  # we may have missed any
+                self._worker.feed()
+            self.stir()
+
+    async def _look(self) -> None:
+        """Learn who is there and who owns what, and place partitions if that is on us."""
+        worker = self._worker
+        self.controller, left_ms = await self._engine.lead(worker.id, worker.lease_ms)
+        if self.controller == worker.id:
+            await self._place()
+        self._learn(await self._engine.owners(), await self._engine.brokers())
+        for broker in self.brokers.values():
+            if broker.id != worker.id and self._is_alive(broker):
+                left_ms = min(left_ms, max(broker.heartbeat_ms + worker.lease_ms - worker.now_ms(), 0) + 1)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(left_ms / 1_000 + 0.001, self.stir)
+
+    async def _place(self) -> None:
+        now = time.monotonic()
+        by_load = now - self._relieved > self._worker.settings.rebalance_interval
+        if by_load:
+            self._relieved = now
+        await self._placing.balance(by_load=by_load)
+        for broker in self.brokers.values():
+            if not self._is_alive(broker) and broker.heartbeat_ms + self._ttl_ms < self._worker.now_ms():
+                await self._engine.dismiss(broker.id, broker.heartbeat_ms)
+
+    def _learn(self, owners: Owners, brokers: list[BrokerReport]) -> None:
+        self.brokers = {broker.id: broker for broker in brokers}
+        before, self.owners = self.owners, owners.topics
+        self.version = owners.version
+        moved = {
+            topic
+            for topic in before.keys() | self.owners.keys()
+            if before.get(topic) != self.owners.get(topic)
+        }
+        self._worker.follow(moved)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait for news."""
+        self._news.set_result(None)
+        self._news = asyncio.get_running_loop().create_future()
+
+    # Orders of an operator
+
+    async def rebalance(self, dry_run: bool) -> list[wire.Move]:
+        """Place partitions by counts and load, now; or only say how."""
+        moves = await self._placing.rebalance(dry_run=dry_run)
+        if moves and not dry_run:
+            await self.refresh()
+        return moves
+
+    async def move(self, topic: str, partition: int, worker: str) -> None:
+        """Give a partition to a worker."""
+        await self._placing.move(topic, partition, worker)
+        await self.refresh()
+
+    async def drain(self, worker: str, draining: bool) -> None:
+        """Take all partitions from a worker, or let it have some again."""
+        await self.refresh()
+        if draining and not self._serving_besides(worker):
+            raise InvalidArgument(f"no other worker serves: nobody could take the partitions of {worker!r}")
+        await self._engine.drain(worker, draining)
+        await self._engine.announce("brokers")
+        await self.refresh()
+
+    def report(self, broker: BrokerReport) -> wire.WorkerReport:
+        """A worker as people see it."""
+        return wire.WorkerReport(
+            broker.id,
+            broker.address,
+            broker.release,
+            broker.state if self._is_alive(broker) else "lost",
+            broker.started_ms,
+            broker.heartbeat_ms,
+            sum(names.count(broker.id) for names in self.owners.values()),
+            broker.messages,
+            broker.script_ms,
+        )
