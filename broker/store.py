@@ -218,7 +218,7 @@ class Store:
             pause = min(2 * pause, _LAST_PAUSE)
 
     async def _listen(self, channel: str, echo: str, hear: Callable[[str], None]) -> None:
-        """Listen over one connection; ends when the echo does not come back."""
+        """Listen over one connection, for as long as the echo comes back."""
         server = await self._any_server()
         connection = server.source.connection_class(**server.source.connection_kwargs)
         try:
@@ -237,7 +237,7 @@ class Store:
                         called, at = False, clock() + _ECHO
                 if clock() >= at:
                     if called:
-                        return
+                        raise ConnectionError("this server does not hear what is said to the others")
                     await self._execute(echo, "PUBLISH", echo, "")
                     called, at = True, clock() + _ECHO
         except LOST:

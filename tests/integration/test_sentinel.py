@@ -3,7 +3,7 @@
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -34,6 +34,13 @@ def pair(server_binary: Path) -> Iterator[ReplicaPair]:
 
 @pytest.fixture
 def sentinel_port(pair: ReplicaPair, server_binary: Path, tmp_path: Path) -> Iterator[int]:
+    with sentinel_of(pair, server_binary, tmp_path) as port:
+        yield port
+
+
+@contextmanager
+def sentinel_of(pair: ReplicaPair, server_binary: Path, tmp_path: Path) -> Iterator[int]:
+    """A Sentinel that watches a master and its replica; its port."""
     port = free_port()
     config = tmp_path / "sentinel.conf"
     config.write_text(CONFIG.format(port=port, folder=tmp_path, master=pair.master.port))

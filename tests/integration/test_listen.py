@@ -1,0 +1,193 @@
+"""Announcements on servers that die, hang and come back: what may have been missed is said."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from broker.server import Server, ask
+from broker.store import Store
+from broker.topology import Cluster, replica_pair, single_server, three_node_cluster
+from tests.integration.test_sentinel import sentinel_of
+from tests.integration.test_sentinel import until as until_said
+from tests.integration.test_store import stopped
+
+CHANNEL = "kl:events"
+
+
+class Ear:
+    """What a store hears on the channel."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._heard: asyncio.Queue[str] = asyncio.Queue()
+        self.task = asyncio.create_task(store.listen(CHANNEL, self._heard.put_nowait))
+
+    async def subscribed(self) -> None:
+        """Wait until it listens, or does so again."""
+        while await self._heard.get() != "":
+            pass
+
+    async def hears(self, url: str) -> None:
+        """Say something on a server, again and again, until it is heard: a reconnect may be under way."""
+        async with speaking(url) as other:
+            while True:
+                with anyio.move_on_after(0.2):
+                    await other.command("PUBLISH", CHANNEL, "hello")
+                    while await self._heard.get() != "hello":
+                        pass
+                    return
+
+
+@asynccontextmanager
+async def speaking(url: str) -> AsyncIterator[Store]:
+    """Another store."""
+    store = Store.connect(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def listening(url: str, patience: float = 10.0) -> AsyncIterator[Ear]:
+    """An ear that listens already, for the length of a test."""
+    store = Store.connect(url, patience=patience)
+    ear = Ear(store)
+    try:
+        with anyio.fail_after(40):
+            await ear.subscribed()
+            yield ear
+    finally:
+        ear.task.cancel()
+        await asyncio.wait([ear.task])
+        assert ear.task.cancelled()
+        await store.close()
+
+
+def listeners(server: Server) -> int:
+    """How many connections listen to a server."""
+    return ask(server.port, "CLIENT", "LIST", "TYPE", "pubsub").count(" addr=")
+
+
+@pytest.fixture
+def server(server_binary: Path) -> Iterator[Server]:
+    """A server that a test may break."""
+    with single_server(binary=server_binary) as server:
+        yield server
+
+
+async def test_a_listener_takes_one_connection_and_gives_it_back(server: Server) -> None:
+    async with listening(server.url) as ear:
+        assert listeners(server) == 1
+        await ear.hears(server.url)
+    with anyio.fail_after(10):
+        while listeners(server):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+async def test_announcements_are_heard_over_a_unix_socket(server_binary: Path, tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    with single_server(binary=server_binary, config={"unixsocket": str(path)}) as server:
+        async with listening(f"unix://{path}") as ear:
+            await ear.hears(server.url)
+
+
+async def test_a_server_that_dies_and_comes_back_is_heard_again_without_noise(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with listening(server.url) as ear:
+            server.kill()
+            await anyio.sleep(0.3)  # time for some attempts in vain
+            server.start()
+            await ear.subscribed()
+            await ear.hears(server.url)
+    assert caplog.records == []
+
+
+async def test_a_connection_that_is_cut_is_made_anew(server: Server) -> None:
+    async with listening(server.url) as ear:
+        for _ in range(3):
+            ask(server.port, "CLIENT", "KILL", "TYPE", "pubsub")
+            await ear.subscribed()
+            await ear.hears(server.url)
+
+
+@pytest.mark.slow
+async def test_a_server_that_hangs_is_left_and_found_again(server: Server) -> None:
+    async with listening(server.url, patience=0.3) as ear:
+        with stopped(server):
+            await anyio.sleep(4)
+        await ear.subscribed()
+        await ear.hears(server.url)
+
+
+async def test_a_store_that_may_not_listen_says_so_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(server.port, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels")
+    store = Store.connect(server.url.replace("redis://", "redis://deaf:secret@"))
+    ear = Ear(store)
+    with anyio.fail_after(20):
+        while not caplog.records:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        await anyio.sleep(0.5)
+        assert ["channel" in record.getMessage() for record in caplog.records] == [True]
+        ask(server.port, "ACL", "SETUSER", "deaf", "allchannels")
+        await ear.subscribed()
+    ear.task.cancel()
+    await asyncio.wait([ear.task])
+    await store.close()
+
+
+@pytest.fixture
+def cluster(server_binary: Path) -> Iterator[Cluster]:
+    """A cluster that a test may break."""
+    config = {"cluster-require-full-coverage": "no"}
+    with three_node_cluster(binary=server_binary, config=config) as cluster:
+        yield cluster
+
+
+async def test_on_a_cluster_the_loss_of_the_node_that_is_listened_to_is_healed(cluster: Cluster) -> None:
+    url = cluster.url.replace("redis://", "redis+cluster://")
+    async with listening(url) as ear:
+        for node in cluster.nodes:
+            await ear.hears(node.url)
+        heard_on = next(node for node in cluster.nodes if listeners(node))
+        heard_on.kill()
+        await ear.subscribed()
+        for node in cluster.nodes:
+            if node is not heard_on:
+                await ear.hears(node.url)
+
+
+@pytest.mark.slow
+async def test_a_node_that_has_left_the_cluster_is_not_listened_to_any_more(cluster: Cluster) -> None:
+    url = cluster.url.replace("redis://", "redis+cluster://")
+    async with listening(url) as ear:
+        heard_on = next(node for node in cluster.nodes if listeners(node))
+        name = ask(heard_on.port, "CLUSTER", "MYID").strip()
+        others = [node for node in cluster.nodes if node is not heard_on]
+        for node in others:
+            ask(node.port, "CLUSTER", "FORGET", name)
+        ask(heard_on.port, "CLUSTER", "RESET", "SOFT")
+        for node in others:
+            await ear.hears(node.url)
+
+
+@pytest.mark.slow
+async def test_behind_sentinel_the_new_master_is_listened_to(server_binary: Path, tmp_path: Path) -> None:
+    with (
+        replica_pair(binary=server_binary) as pair,
+        sentinel_of(pair, server_binary, tmp_path) as port,
+    ):
+        await until_said(port, "slaves=1", "INFO", "sentinel")
+        async with listening(f"redis+sentinel://127.0.0.1:{port}/mymaster") as ear:
+            pair.master.kill()
+            await ear.subscribed()
+            await ear.hears(pair.replica.url)
