@@ -244,7 +244,11 @@ class Connection(asyncio.Protocol):
         elif refusal := self.refused.get(place):
             raise refusal
         flat = self.worker.check_publish(request, frame.body)
-        partition = self.worker.partition(request.topic, request.partition)
+        try:
+            partition = self.worker.partition(request.topic, request.partition)
+        except NotOwner as error:  # should it come back, what is behind this one must not overtake it
+            self.refused[place] = error
+            raise
         size = len(frame.body)
         self._inflight += size
         self.worker.inflight += size

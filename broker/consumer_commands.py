@@ -1,6 +1,7 @@
 """What consumers ask: to be opened and closed, and to settle what they were sent."""
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
@@ -169,12 +170,10 @@ async def unsubscribe(
     consumer.forget()
 
     async def leave(number: int) -> None:
-        try:
+        with contextlib.suppress(NotOwner):  # else its session is the new owner's to end
             await worker.partition(consumer.topic, number).call(
                 lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
             )
-        except NotOwner:
-            pass  # its session is the new owner's to end
 
     left = await asyncio.gather(*(leave(number) for number in consumer.partitions), return_exceptions=True)
     worker.feed(consumer.topic, consumer.subscription)

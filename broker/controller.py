@@ -29,10 +29,10 @@ class Controller:
         self._memory = Memory()
 
     async def balance(self, *, by_load: bool = False) -> list[wire.Move]:
-        """Give every partition an owner that is there, in even counts; `by_load` also looks for a load move."""
+        """Give every partition an owner that is there, in even counts; `by_load`: then look at loads too."""
         for _ in range(_ATTEMPTS):
             brokers, owners, topics = await self._read()
-            workers, loads, current = self._able(brokers), script_times(brokers), by_place(owners, topics)
+            workers, loads, current = self.able(brokers), script_times(brokers), by_place(owners, topics)
             memory = self._memory
             moves = place(topics, current, workers, loads) if workers else []
             if by_load and workers and not moves:
@@ -46,7 +46,7 @@ class Controller:
         """The same on an operator's order, who need not wait until an imbalance has lasted for a while."""
         for _ in range(_ATTEMPTS):
             brokers, owners, topics = await self._read()
-            workers, loads, current = self._able(brokers), script_times(brokers), by_place(owners, topics)
+            workers, loads, current = self.able(brokers), script_times(brokers), by_place(owners, topics)
             moves = place(topics, current, workers, loads) if workers else []
             memory = Memory()
             for _ in range(_CYCLES if workers else 0):
@@ -67,7 +67,7 @@ class Controller:
                 raise InvalidArgument(
                     f"topic {topic!r} has no partition {partition}: it has 0 to {topics[topic] - 1}"
                 )
-            able = self._able(brokers)
+            able = self.able(brokers)
             if worker not in able:
                 raise InvalidArgument(
                     f"worker {worker!r} cannot take partitions; those that can: {', '.join(able) or 'none'}"
@@ -83,7 +83,7 @@ class Controller:
                 return
         raise _busy()
 
-    def _able(self, brokers: Collection[BrokerReport]) -> list[str]:
+    def able(self, brokers: Collection[BrokerReport]) -> list[str]:
         """The workers that can have partitions."""
         return [broker.id for broker in brokers if broker.state == "serving" and self._is_alive(broker)]
 

@@ -56,6 +56,8 @@ class Member:
         self._beaten = 0.0  # when we were last heard of, by the monotonic clock
         self._trusted = 0.0  # when to believe again that a silent worker is dead
         self._relieved = time.monotonic()  # when loads were last looked at
+        self._topics_changed = True
+        self._placed_for: object = None  # what the placement was made for
         self._look_again = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None  # the next instant at which somebody may be lost
         self._looking = Attempts()
@@ -100,6 +102,7 @@ class Member:
 
     async def topics_changed(self) -> None:
         """A topic was made or deleted: have its partitions placed."""
+        self._topics_changed = True
         await self._engine.announce("topics")
         if self.controller == self._worker.id:
             await self.refresh()
@@ -140,7 +143,7 @@ class Member:
     # Heartbeats
 
     async def beat(self) -> None:
-        """Renew the leases, then say that we are here: in this order, so who seems dead has lost its leases."""
+        """Renew the leases, then say that we are here: whoever seems dead has lost its leases before."""
         now = time.monotonic()
         if now - self._beaten > self._worker.lease_ms / 1_000:
             # We could not be heard, so others could not either: give them time to be heard again.
@@ -207,15 +210,17 @@ class Member:
         else:
             if not event:  # we may have missed any
                 self._worker.feed()
+            self._topics_changed = self._topics_changed or kind in ("", "topics")
             self.stir()
 
     async def _look(self) -> None:
         """Learn who is there and who owns what, and place partitions if that is on us."""
         worker = self._worker
         self.controller, left_ms = await self._engine.lead(worker.id, worker.lease_ms)
-        if self.controller == worker.id:
-            await self._place()
-        self._learn(await self._engine.owners(), await self._engine.brokers())
+        owners, brokers = await self._engine.owners(), await self._engine.brokers()
+        if self.controller == worker.id and await self._place(owners, brokers):
+            owners = await self._engine.owners()
+        self._learn(owners, brokers)
         for broker in self.brokers.values():
             if broker.id != worker.id and self._is_alive(broker):
                 left_ms = min(left_ms, max(broker.heartbeat_ms + worker.lease_ms - worker.now_ms(), 0) + 1)
@@ -223,15 +228,22 @@ class Member:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(left_ms / 1_000 + 0.001, self.stir)
 
-    async def _place(self) -> None:
+    async def _place(self, owners: Owners, brokers: list[BrokerReport]) -> bool:
+        """Place partitions if something changed, or to look at loads; answers whether any moved."""
         now = time.monotonic()
         by_load = now - self._relieved > self._worker.settings.rebalance_interval
+        situation = (owners.version, self._placing.able(brokers))
+        if not (by_load or self._topics_changed or situation != self._placed_for):
+            return False
+        self._topics_changed = False
         if by_load:
             self._relieved = now
-        await self._placing.balance(by_load=by_load)
-        for broker in self.brokers.values():
-            if not self._is_alive(broker) and broker.heartbeat_ms + self._ttl_ms < self._worker.now_ms():
+        moves = await self._placing.balance(by_load=by_load)
+        self._placed_for = situation  # moves give it another version
+        for broker in brokers:
+            if broker.heartbeat_ms + self._ttl_ms < self._worker.now_ms():
                 await self._engine.dismiss(broker.id, broker.heartbeat_ms)
+        return bool(moves)
 
     def _learn(self, owners: Owners, brokers: list[BrokerReport]) -> None:
         self.brokers = {broker.id: broker for broker in brokers}

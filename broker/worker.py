@@ -27,7 +27,7 @@ from broker.dispatcher import Dispatcher
 from broker.durability import replicas
 from broker.engine import Engine
 from broker.keys import check_name
-from broker.member import Member
+from broker.member import Member, NotOwner
 from broker.partition import Partition
 from client import wire
 from client.errors import (
@@ -218,7 +218,7 @@ class Worker:
         except BrokerError as error:
             log.debug("%s: %s", dispatcher, error)
             dispatcher.feed()
-            return isinstance(error, (TopicNotFound, SubscriptionNotFound))
+            return isinstance(error, (TopicNotFound, SubscriptionNotFound, NotOwner))
         return True
 
     async def _check_heartbeats(self) -> None:
