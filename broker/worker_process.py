@@ -2,7 +2,8 @@
 
 The order comes as one line of JSON on stdin, which then stays open: when it closes the supervisor is gone,
 and so is the worker at once. The report goes to stdout as one line of JSON, `{"address": …}` when the
-worker serves or `{"error": …}` if it cannot. SIGTERM and SIGINT stop it in good order.
+worker serves or `{"error": …}` if it cannot. Two signals stop it in good order: SIGTERM, and other
+workers have its partitions before it ends; SIGINT, where nobody is to take them over because all stop.
 """
 
 import errno
@@ -63,8 +64,8 @@ async def _serve(settings: Settings, redis_url: str, worker_id: str) -> None:
 
 async def _stop_on_signal(worker: Worker) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            worker.stop()
+        async for number in signals:
+            worker.stop(hand_over=number == signal.SIGTERM)
 
 
 def _die_with_the_supervisor() -> None:
