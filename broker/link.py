@@ -8,7 +8,7 @@ commands are packed and replies parsed by hiredis, and nothing stands between.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hiredis
@@ -91,6 +91,7 @@ class Link(asyncio.Protocol):
 
     def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
         self.patience = patience
+        self.on_lost: Callable[[], None] | None = None  # hears of its end before those who wait for answers
         self.fsync: str | None = None  # how the server confirms fsync, once somebody has asked
         self._writer = writer  # kept since it closes the transport when it goes
         self._transport: asyncio.Transport | None = writer.transport  # type: ignore[assignment]
@@ -177,6 +178,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every call that was not answered."""
+        if self._transport is not None and self.on_lost is not None:
+            self.on_lost()
         self._transport = None
         if self._watch is not None:
             self._watch.cancel()

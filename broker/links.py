@@ -56,8 +56,9 @@ class Address(NamedTuple):
 class Links:
     """The connections to all servers: a shared one to each, and more for commands that wait."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, on_lost: Callable[[str], None]) -> None:
         self._patience = patience
+        self._on_lost = on_lost  # hears the name of a server whose shared connection has ended
         self._shared: dict[str, Link] = {}
         self._idle: dict[str, list[Link]] = {}
         self._lent: set[Link] = set()
@@ -84,6 +85,7 @@ class Links:
 
         async def attempt() -> Link:
             link = self._shared[server.name] = await self._connect(server)
+            link.on_lost = lambda: None if self._closed else self._on_lost(server.name)
             return link
 
         link: Link = await self._opening.join(server.name, attempt)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from random import choice, random
 from secrets import token_hex
@@ -66,9 +67,12 @@ class Store:
         self._client: Callable[[], Any] | None = None  # makes another one
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stay: asyncio.Task[None] | None = None
-        self._links = Links(patience)
+        # Hears which keys may have lost their newest writes: a new master may not have got them.
+        self.on_lost: Callable[[Callable[[str], bool]], None] | None = None
+        self._links = Links(patience, self._lost_server)
         self._lost: set[str] = set()  # nodes of the cluster to look for again
         self._searching = Attempts()
+        self._spent: dict[str, int] = defaultdict(int)
         # redis-py's own shape of an entry costs more than reading it.
         redis.set_response_callback("XRANGE", _as_it_is)
 
@@ -105,11 +109,17 @@ class Store:
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """Run one script, loading it where the server does not know it yet."""
         text, sha = self.scripts[script]
+        # Under a lease, which all of these but the one that takes it name first.
+        leased = keys[0].endswith(":lease") and bool(arguments[0]) and script != "partition/acquire"
         with named_errors():
             try:
-                answer = await self._execute(keys[0], "EVALSHA", sha, len(keys), *keys, *arguments)
+                answer = await self._execute(
+                    keys[0], "EVALSHA", sha, len(keys), *keys, *arguments, leased=leased
+                )
             except NoScriptError:
-                answer = await self._execute(keys[0], "EVAL", text, len(keys), *keys, *arguments)
+                answer = await self._execute(
+                    keys[0], "EVAL", text, len(keys), *keys, *arguments, leased=leased
+                )
         return list(answer)
 
     async def run_all(self, calls: Sequence[Call]) -> list[list[Any]]:
@@ -122,7 +132,7 @@ class Store:
         """Run a script and wait until its writes are as safe as asked: fsync, replicated, replicated:N."""
         if level == "memory":
             return await self.run(script, keys, *arguments)
-        text, sha = self.scripts[script]
+        text, sha, measured = self.scripts[script]
         with named_errors():
             wait = await self._wait_for(level, timeout_ms, keys[0])
             if wait is None:
@@ -135,9 +145,16 @@ class Store:
                 answer, reached = await self._pair(
                     keys[0], ("EVAL", text, len(keys), *keys, *arguments), wait
                 )
+        if measured:
+            self._spent[keys[0]] += answer.pop()
         if answer[0] == "OK":
             check_reached(level, int(wait[1]), timeout_ms, reached)
         return list(answer)
+
+    def take_spent(self) -> dict[str, int]:
+        """The microseconds that scripts took in Redis, by their first key, since the last call."""
+        spent, self._spent = self._spent, defaultdict(int)
+        return spent
 
     async def entries(self, log: str, ranges: Sequence[tuple[str, str]]) -> list[list[Any]]:
         """Read ranges of a log: for each a list of `[id, [field, value, …]]`."""
@@ -267,18 +284,32 @@ class Store:
             self.redis = self._client()
             self.redis.set_response_callback("XRANGE", _as_it_is)
         self._loop, self._lost = loop, set()
-        self._links, self._searching = Links(self._patience), Attempts()
+        self._links, self._searching = Links(self._patience, self._lost_server), Attempts()
         self._stay = loop.create_task(_stay(self.redis, self._links, self._searching))
 
-    async def _execute(self, key: str, *command: Argument) -> Any:
+    async def _execute(self, key: str, *command: Argument, leased: bool = False) -> Any:
         if not self._linked:
             return await self.redis.execute_command(*command)
         server = await self._server_of(key)
         try:
             return await self._send(server, *command)
-        except (MovedError, AskError, TryAgainError):
+        except (MovedError, AskError, TryAgainError) as error:
+            if isinstance(error, MovedError) and self.on_lost is not None:
+                tag = key.partition("}")[0]
+                self.on_lost(lambda other: other.partition("}")[0] == tag)
+                if leased:  # if the master has failed, the lease must be taken anew
+                    await self.redis.execute_command("EXISTS", key)  # lets redis-py learn the new map
+                    raise
             # The slot is on the move: redis-py follows it and learns the new map on the way.
             return await self.redis.execute_command(*command)
+
+    def _lost_server(self, name: str) -> None:
+        if self.on_lost is not None:
+            cluster: Any = self.redis
+            if isinstance(cluster, RedisCluster):
+                self.on_lost(lambda key: cluster.get_node_from_key(key).name == name)
+            else:
+                self.on_lost(lambda key: True)
 
     async def _send(self, server: Address, *command: Argument) -> Any:
         """Run a command on a server, over the shared connection."""
@@ -315,6 +346,8 @@ class Store:
             if isinstance(waited, ConnectionError):
                 raise waited  # the server may have died, and what it stored with it
         except MovedError:
+            if self.on_lost is not None:
+                self.on_lost(lambda other: other.partition("}")[0] == key.partition("}")[0])
             await self.redis.execute_command("EXISTS", key)  # lets redis-py learn the new map
             raise
         except LOST as error:

@@ -19,6 +19,7 @@ import anyio
 from msgspec import Meta
 
 from broker import commands, eager
+from broker.administration import partition_keys
 from broker.arguments import MAX_PARTITIONS, check_flat, check_int
 from broker.config import Settings
 from broker.connection import Connection
@@ -57,6 +58,7 @@ class Worker:
         self.address = ""
         self.release = version("keylane")
         self.engine = Engine.connect(redis_url)
+        self.engine.store.on_lost = self._doubt
         self.lease_ms = round(settings.partition_lease * 1_000)
         self.session_ms = round(settings.session * 1_000)
         self.partitions: dict[tuple[str, int], Partition] = {}  # that are its own, as far as it knows
@@ -315,6 +317,12 @@ class Worker:
         if leases:
             log.info("handed over %d partitions", len(leases))
         self.member.stir()
+
+    def _doubt(self, doubtful: Callable[[str], bool]) -> None:
+        """Redis may have lost its newest writes: take the leases anew, so that no id is given twice."""
+        for partition in self.partitions.values():
+            if partition.held and doubtful(partition_keys(partition.topic, partition.number).lease):
+                partition.held = None
 
     def feed(self, topic: str | None = None, subscription: str | None = None) -> None:
         """Let the dispatchers of a subscription look again, or all."""
