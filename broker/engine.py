@@ -11,6 +11,7 @@ result = await engine.fetch(lease, "billing", [Room("c1", 100)])
 await engine.ack(lease, "billing", [delivery.receipt for delivery in result.deliveries])
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -37,7 +38,7 @@ from broker.arguments import (
     split_by_lane,
     stale_parts,
 )
-from broker.keys import check_name
+from broker.keys import check_name, partition_of
 from broker.registry import Registry
 from broker.results import (
     Delivery,
@@ -65,6 +66,7 @@ class Engine(Administration, Registry):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._tails = TailCache()
+        self._messages: dict[str, int] = defaultdict(int)  # published and delivered, by the lease's key
 
     @classmethod
     def connect(cls, url: str) -> "Engine":
@@ -78,6 +80,16 @@ class Engine(Administration, Registry):
     def forget(self, topic: str, partition: int) -> None:
         """Let go of what is remembered of a partition that is no more."""
         self._tails.forget(topic, partition)
+
+    def take_loads(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """What each partition had to do since the last call: messages published and delivered, and the
+        microseconds that its scripts took in Redis."""
+        messages, self._messages = self._messages, defaultdict(int)
+        spent = self.store.take_spent()
+        return {
+            partition_of(key): (messages.get(key, 0), spent.get(key, 0))
+            for key in messages.keys() | spent.keys()
+        }
 
     # Partition leases
 
@@ -145,16 +157,18 @@ class Engine(Administration, Registry):
         """The same for key, uid and about of each message, flat, that check_flat has let pass."""
         packed = pack(flat)
         check_int("timeout_ms", timeout_ms, 1, 60_000)
+        keys = partition_keys(lease.topic, lease.partition)
         answer = await self.store.run_durably(
             durability,
             timeout_ms,
             "partition/publish",
-            partition_keys(lease.topic, lease.partition),
+            keys,
             lease.text,
             packed,
         )
         checked(answer, lease.topic, lease=lease)
         _, now_ms, first, stored, unowed, pairs = answer
+        self._messages[keys.lease] += stored
         result = PublishResult(
             lease.epoch, first, stored, unowed, now_ms, dict(rows(pairs, 2)), durability, len(flat) // 3
         )
@@ -280,6 +294,9 @@ class Engine(Administration, Registry):
         _, now_ms, next_due_ms, more, mode, token, cursor, ledgers, unknown, found, kept, retries = answer
         if mode == "key_shared":
             tail.cursors[subscription] = cursor
+        if found:
+            delivered = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
+            self._messages[partition_keys(lease.topic, lease.partition).lease] += delivered
         ranges = [(first, last) for _, first, last in rows(found, 3)]
         parts = await self._read(lease, ledgers, ranges)
         shares: dict[int, Share] = {}

@@ -83,6 +83,12 @@ class PartitionKeys(NamedTuple):
         return SubscriptionKeys(self.lease, self.meta, self.log, self.subs, *own)
 
 
+def partition_of(key: str) -> tuple[str, int]:
+    """The topic and the number of the partition that a key belongs to."""
+    topic, _, number = key[key.index("{") + 1 : key.index("}")].rpartition(":")
+    return topic, int(number)
+
+
 SUBSCRIPTION_SUFFIXES = (
     "",
     ":lanes",

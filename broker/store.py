@@ -108,7 +108,7 @@ class Store:
 
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """Run one script, loading it where the server does not know it yet."""
-        text, sha = self.scripts[script]
+        text, sha, measured = self.scripts[script]
         # Under a lease, which all of these but the one that takes it name first.
         leased = keys[0].endswith(":lease") and bool(arguments[0]) and script != "partition/acquire"
         with named_errors():
@@ -120,7 +120,9 @@ class Store:
                 answer = await self._execute(
                     keys[0], "EVAL", text, len(keys), *keys, *arguments, leased=leased
                 )
-        return list(answer)
+        if measured:
+            self._spent[keys[0]] += answer.pop()
+        return answer  # type: ignore[no-any-return]
 
     async def run_all(self, calls: Sequence[Call]) -> list[list[Any]]:
         """Run many scripts at once; each server gets its share in one go."""
@@ -307,7 +309,7 @@ class Store:
         if self.on_lost is not None:
             cluster: Any = self.redis
             if isinstance(cluster, RedisCluster):
-                self.on_lost(lambda key: cluster.get_node_from_key(key).name == name)
+                self.on_lost(lambda key: getattr(cluster.get_node_from_key(key), "name", name) == name)
             else:
                 self.on_lost(lambda key: True)
 
