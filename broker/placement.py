@@ -5,7 +5,7 @@ load, which never makes the counts uneven. The same facts in any order give the 
 controller decides alike. Ties go by name and number, and sums do not depend on the order of a dict.
 """
 
-from bisect import insort
+from bisect import bisect, insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
@@ -23,7 +23,8 @@ Place = tuple[str, int]  # topic, partition number
 GAP = 0.2  # of the mean worker load: nobody feels less, and a move interrupts a partition for a moment
 FLOOR = 20.0  # ms/s: a gap of 2 % of one core is nothing, whatever share of an idle cluster's load it is
 PATIENCE = 3  # cycles in a row that a worker must be that much busier: a burst passes by itself
-WORTH = 0.02  # of the gap, that a move must narrow it by: less than that only stirs
+WORTH = 0.01  # of the gap, that a move must shift: less than that only stirs
+HOT = 0.8  # of the gap, that a move may shift: with more, the hot spot moves and hardly cools
 DOUBT = 1.0  # standard deviations of one cycle's load that a move must stand out by: jitter moves nothing
 WAIT = 5  # cycles after a move: loads are averages that lag, and still tell of the placement before it
 REST = 120  # cycles that a moved partition stays where it is: no two workers toss it to and fro
@@ -172,8 +173,8 @@ def relieve(
     """Run one load cycle: nothing, one move, or two that exchange partitions so that counts stay even.
 
     The busiest partition whose move narrows the gap goes from the most loaded worker to the least loaded. One
-    so hot that it would take the hot spot along stays; of a worker that has nothing else to give nothing is
-    taken, and the next most loaded is looked at.
+    so hot that it would take the hot spot along stays, or is exchanged for one that is nearly as busy; from a
+    worker that has nothing to give nothing is taken, and the next most loaded is looked at.
     """
     moved = {place: cycles - 1 for place, cycles in memory.moved.items() if cycles > 1}
     if memory.wait:
@@ -193,7 +194,7 @@ def relieve(
     for source in sorted(uneven, key=lambda worker: (-busy[worker].mean, worker)):
         if uneven[source] < PATIENCE:
             continue
-        pair = _exchange(held[source], held[target], known, moved)
+        pair = _Pair(held[source], held[target], known, moved).choose()
         if pair:
             why = f"{source} has {busy[source].mean:.0f} ms/s of load, {target} {busy[target].mean:.0f}"
             moves = [wire.Move(*pair[0], source, target, why)]
@@ -234,29 +235,47 @@ def _total(places: Iterable[Place], known: Mapping[Place, Load]) -> Load:
     return Load(fsum(load.mean for load in loads), fsum(load.variance for load in loads))
 
 
-def _exchange(
-    giver: list[Place], taker: list[Place], known: Mapping[Place, Load], resting: Collection[Place]
-) -> list[Place]:
-    """Choose what goes to the taker and, where counts ask for it, what comes back; or nothing.
+class _Pair:
+    """A most loaded worker that gives and a least loaded one that takes, and what may go between them."""
 
-    What moves must be worth it, and so must what is left of the gap without it: else the
-    hot spot has only moved. Both must stand out from the jitter of the loads that they are made of.
-    """
-    back: list[Place] = []
-    if len(giver) <= len(taker):
-        free = [place for place in taker if place not in resting]
-        if not free:
+    def __init__(
+        self, giver: list[Place], taker: list[Place], known: Mapping[Place, Load], resting: Collection[Place]
+    ) -> None:
+        self.known = known
+        self.level = len(giver) <= len(taker)  # so if one goes, one must come back
+        full, empty = _total(giver, known), _total(taker, known)
+        self.gap, self.variance = full.mean - empty.mean, full.variance + empty.variance
+        free = [(known.get(place, NONE).mean, place) for place in giver if place not in resting]
+        self.given = [place for _, place in sorted(free, key=lambda item: (-item[0], item[1]))]
+        self.taken = sorted((known.get(place, NONE).mean, place) for place in taker if place not in resting)
+
+    def choose(self) -> list[Place]:
+        """Choose what goes to the taker and what comes back, if anything; or nothing at all."""
+        if self.level and not self.taken:
             return []
-        back = [min(free, key=lambda place: (known.get(place, NONE).mean, place))]
-    full, empty, returned = _total(giver, known), _total(taker, known), _total(back, known)
-    gap, jitter = full.mean - empty.mean, full.variance + empty.variance
-    for place in sorted(giver, key=lambda place: (-known.get(place, NONE).mean, place)):
-        load = known.get(place, NONE)
-        shift, doubt = load.mean - returned.mean, load.variance + returned.variance
-        if (
-            place not in resting
-            and shift >= max(WORTH / 2 * gap, DOUBT * sqrt(doubt))
-            and gap - shift >= max(WORTH / 2 * gap, DOUBT * sqrt(max(0.0, jitter - doubt)))
-        ):
-            return [place, *back]
-    return []
+        back = [self.taken[0][1]] if self.level else []
+        for place in self.given:
+            if self._helps(place, back):
+                return [place, *back]
+        pairs = [pair for place in self.given for pair in self._matches(place)]
+        if pairs:
+            _, place, partner = min(pairs)
+            if self._helps(place, [partner]):
+                return [place, partner]
+        return []
+
+    def _helps(self, place: Place, back: list[Place]) -> bool:
+        """Whether what moves is worth it and not all of the gap, and both are more than jitter."""
+        goes, comes = self.known.get(place, NONE), _total(back, self.known)
+        shift, variance = goes.mean - comes.mean, goes.variance + comes.variance
+        left = max(0.0, self.variance - variance)
+        return shift >= max(WORTH * self.gap, DOUBT * sqrt(variance)) and self.gap - shift >= max(
+            (1 - HOT) * self.gap, DOUBT * sqrt(left)
+        )
+
+    def _matches(self, place: Place) -> Iterator[tuple[float, Place, Place]]:
+        """The partitions of the taker that, exchanged for this one, come closest to closing the gap."""
+        mean, half = self.known.get(place, NONE).mean, self.gap / 2
+        at = bisect(self.taken, (mean - half, place))
+        for load, partner in self.taken[max(0, at - 1) : at + 1]:
+            yield abs(mean - load - half), place, partner
