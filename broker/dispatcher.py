@@ -215,6 +215,9 @@ class Dispatcher:
         self._quiet.clear()
         try:
             fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms))
+            if self.partition.lapsed and not self._settles:
+                # Another worker may have the partition by now, and has handed over what this fetch leased.
+                raise Unavailable("the lease of the partition may have ended meanwhile")
         except BaseException:
             self.hungry = True
             if not self._lost:

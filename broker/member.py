@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AGAIN = 0.2  # seconds until something that failed is tried again
+_PLACED = 1.0  # seconds in which a new topic should have owners
 _LOST = 12  # leases after which a worker that is gone is not shown any more
 
 
@@ -82,11 +83,18 @@ class Member:
     async def placement(self, topic: str) -> list[str]:
         """The worker of each partition of a topic, "" for those that have none yet."""
         count = (await self._engine.describe_topic(topic)).partitions
-        if len(self.owners.get(topic, ())) != count:  # it is new, or another of that name
+        end = time.monotonic() + _PLACED
+        if not self._is_placed(topic, count):  # it is new, or another of that name
             await self.topics_changed()
             await self.refresh()
+            while not self._is_placed(topic, count) and time.monotonic() < end:
+                await self.news(_AGAIN)
         names = self.owners.get(topic, [])[:count]
         return names + [""] * (count - len(names))
+
+    def _is_placed(self, topic: str, count: int) -> bool:
+        names = self.owners.get(topic, [])
+        return len(names) == count and all(names)
 
     async def news(self, patience: float) -> None:
         """Wait until something has changed, but no longer than so many seconds."""

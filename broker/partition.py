@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -47,6 +48,7 @@ class Partition:
         self.topic = topic
         self.number = number
         self.held: Lease | None = None
+        self.kept_until = 0.0  # when the lease ends unless it is renewed, by the monotonic clock
         self.leaving = False  # its lease is about to be released
         self.dispatchers: dict[str, Dispatcher] = {}
         self._taking = Attempts()
@@ -107,12 +109,14 @@ class Partition:
 
     async def _acquire(self) -> Lease | None:
         worker = self.worker
+        began = time.monotonic()
         try:
             lease = await worker.engine.acquire(self.topic, self.number, worker.id, worker.lease_ms)
         except TopicNotFound as error:
             self.close(error)
             await self._check_existence()
             raise
+        self.kept_until = began + worker.lease_ms / 1_000
         if lease is not None and lease.sweep:
             worker.start(worker.engine.reclaim, self.topic, self.number)
         return lease
@@ -130,6 +134,11 @@ class Partition:
             )
             self.close(beyond)
             raise beyond
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether the lease may have ended since it was last renewed: this process may have stood still."""
+        return time.monotonic() > self.kept_until
 
     def close(self, error: BrokerError) -> None:
         """Serve it no more, since it is gone."""
@@ -155,7 +164,7 @@ class Partition:
         Waits until the calls under way are through, but not for ever: those that come too late are fenced.
         """
         lease, self.held = self.held, None
-        self.leaving = lease is not None
+        self.leaving = True
         if self._calls:
             self._quiet = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._quiet}, timeout=_FINISHED)
@@ -168,7 +177,8 @@ class Partition:
         """Tell the consumers where to go on; what they hold stays theirs."""
         self.leaving = False
         if self.worker.member.owner(self.topic, self.number) in (None, self.worker.id):
-            return  # it has come back
+            self._feed()  # it has come back
+            return
         for dispatcher in list(self.dispatchers.values()):
             dispatcher.part()
         if not self._calls and not self._pending:

@@ -192,9 +192,12 @@ class Worker:
         held = [partition for partition in self.partitions.values() if partition.held]
         leases = [partition.held for partition in held if partition.held]
         if leases:
+            until = time.monotonic() + self.lease_ms / 1_000
             kept = await self.engine.renew(leases, self.lease_ms)
             for partition, lease, ok in zip(held, leases, kept, strict=True):
-                if not ok:
+                if ok and partition.held is lease:
+                    partition.kept_until = until
+                elif not ok:
                     partition.lose(lease)
 
     async def _renew_sessions(self) -> None:
@@ -285,7 +288,7 @@ class Worker:
             owner = self.member.owner(topic, number)
             if owner is None and topic in moved and topic not in self.member.owners:
                 partition.close(TopicNotFound(f"topic {topic!r} was deleted"))
-            elif owner not in (None, self.id):
+            elif owner not in (None, self.id) and not partition.leaving:
                 leaving.append(partition)
         if leaving:
             self.start(self._hand_over, leaving)
