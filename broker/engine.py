@@ -59,6 +59,8 @@ from broker.tail import TailCache
 from client.errors import InvalidArgument, SubscriptionBusy
 from client.wire import MAX_BATCH
 
+_LEASES = 250  # that one call renews or releases
+
 
 class Engine(Administration, Registry):
     """The broker's operations on Redis; holds nothing that it cannot lose."""
@@ -118,23 +120,31 @@ class Engine(Administration, Registry):
         return lease
 
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
-        """Extend leases, all at once; False for each that is lost."""
+        """Extend leases, many with one call; False for each that is lost."""
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
-        calls: list[Call] = [
-            (
-                "partition/renew",
-                [partition_keys(held.topic, held.partition).lease],
-                [held.text, ttl_ms],
-            )
-            for held in leases
-        ]
-        return [answer[0] == "OK" for answer in await self.store.run_all(calls)]
+        return await self._for_leases("partition/renew", leases, ttl_ms)
 
     async def release(self, lease: Lease) -> bool:
         """Give a partition up; False if it was lost before."""
-        keys = partition_keys(lease.topic, lease.partition)
-        answer = await self.store.run("partition/release", [keys.lease], lease.text)
-        return bool(answer[0] == "OK")
+        [released] = await self.release_all([lease])
+        return released
+
+    async def release_all(self, leases: Sequence[Lease]) -> list[bool]:
+        """Give partitions up, many with one call; False for each that was lost before."""
+        return await self._for_leases("partition/release", leases)
+
+    async def _for_leases(self, script: str, leases: Sequence[Lease], *arguments: int) -> list[bool]:
+        keys = [partition_keys(held.topic, held.partition).lease for held in leases]
+        groups = self.store.groups(keys, _LEASES)
+        calls: list[Call] = [
+            (script, [keys[index] for index in group], [*arguments, *(leases[index].text for index in group)])
+            for group in groups
+        ]
+        kept = [True] * len(leases)
+        for group, (_, lost) in zip(groups, await self.store.run_all(calls), strict=True):
+            for index in lost:
+                kept[group[index]] = False
+        return kept
 
     # Publishing
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
     ConnectionError,
@@ -127,6 +128,14 @@ class Store:
     async def run_all(self, calls: Sequence[Call]) -> list[list[Any]]:
         """Run many scripts at once; each server gets its share in one go."""
         return await _together(*(self.run(script, keys, *arguments) for script, keys, arguments in calls))
+
+    def groups(self, keys: Sequence[str], limit: int) -> list[list[int]]:
+        """The places of keys that one script may take together: all, or on a cluster those of one slot."""
+        by_slot: dict[int, list[int]] = defaultdict(list)
+        clustered = isinstance(self.redis, RedisCluster)
+        for index, key in enumerate(keys):
+            by_slot[key_slot(key.encode()) if clustered else 0].append(index)
+        return [places[at : at + limit] for places in by_slot.values() for at in range(0, len(places), limit)]
 
     async def run_durably(
         self, level: str, timeout_ms: int, script: str, keys: Sequence[str], *arguments: Argument

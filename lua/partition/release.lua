@@ -1,14 +1,17 @@
--- release: give up a partition lease that is still the caller's.
+-- release: give up those of some partition leases that are still the caller's.
 --
--- KEYS   1 lease  string  "<worker> <epoch>", with a TTL
--- ARGV   1 lease held
--- Returns  {"OK"}   {"FENCED"}
--- Cost     O(1)
-local lease = KEYS[1]
-local held = ARGV[1]
+-- KEYS   the leases  strings  "<worker> <epoch>", with a TTL
+-- ARGV   lease held, for each key
+-- Returns  {"OK", {index of a lease that was lost before, from 0, ...}}
+-- Cost     O(n)
+local leases = KEYS
 
-if redis.call('GET', lease) ~= held then
-  return { 'FENCED' }
+local lost = {}
+for index, holder in ipairs(redis.call('MGET', unpack(leases))) do
+  if holder == ARGV[index] then
+    redis.call('DEL', leases[index])
+  else
+    lost[#lost + 1] = index - 1
+  end
 end
-redis.call('DEL', lease)
-return { 'OK' }
+return { 'OK', lost }

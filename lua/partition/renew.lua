@@ -1,14 +1,17 @@
--- renew: extend a partition lease that is still the caller's.
+-- renew: extend those of some partition leases that are still the caller's.
 --
--- KEYS   1 lease  string  "<worker> <epoch>", with a TTL
--- ARGV   1 lease held   2 ttl_ms
--- Returns  {"OK"}   {"FENCED"}
--- Cost     O(1)
-local lease = KEYS[1]
-local held, ttl_ms = ARGV[1], ARGV[2]
+-- KEYS   the leases  strings  "<worker> <epoch>", with a TTL
+-- ARGV   1 ttl_ms   2.. lease held, for each key
+-- Returns  {"OK", {index of a lease that is lost, from 0, ...}}
+-- Cost     O(n)
+local leases, ttl_ms = KEYS, ARGV[1]
 
-if redis.call('GET', lease) ~= held then
-  return { 'FENCED' }
+local lost = {}
+for index, holder in ipairs(redis.call('MGET', unpack(leases))) do
+  if holder == ARGV[index + 1] then
+    redis.call('PEXPIRE', leases[index], ttl_ms)
+  else
+    lost[#lost + 1] = index - 1
+  end
 end
-redis.call('PEXPIRE', lease, ttl_ms)
-return { 'OK' }
+return { 'OK', lost }

@@ -1,8 +1,11 @@
 """Partition leases: acquire, renew, release, and how an old epoch is fenced off."""
 
+import asyncio
+
 import pytest
 
 from broker.engine import Engine
+from broker.keys import PartitionKeys
 from broker.results import Lease, Room, TopicSettings
 from client.errors import Fenced, TopicNotFound
 from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire
@@ -210,3 +213,50 @@ async def test_time_never_goes_backwards_on_a_partition(timed: ManualTime, topic
     await timed.advance(-60_000)
     after = await story.publish("a")
     assert after.published_ms == before.published_ms == 1_000_000
+
+
+async def calls(engine: Engine) -> int:
+    """How many scripts the server has run."""
+    info = await engine.store.command("INFO", "commandstats")
+    return sum(info[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in info)
+
+
+async def test_ten_thousand_leases_are_renewed_and_released_with_some_dozen_calls(
+    server_url: str, topic: str
+) -> None:
+    engine = Engine.connect(server_url)
+    await engine.create_topic(topic, TopicSettings(partitions=10_000))
+    leases = [Lease(topic, partition, "w1", 1) for partition in range(10_000)]
+    for at in range(0, 10_000, 1_000):
+        acquired = (engine.acquire(topic, held.partition, "w1", 60_000) for held in leases[at : at + 1_000])
+        assert await asyncio.gather(*acquired) == leases[at : at + 1_000]
+    lost = Lease(topic, 7_777, "w1", 2)
+    leases[7_777] = lost
+    assert await engine.renew([leases[1], lost], 60_000) == [True, False]  # loads the script
+    before = await calls(engine)
+    renewed = await engine.renew(leases, HOUR_MS)
+    assert await calls(engine) - before <= 50
+    assert [held for held, kept in zip(leases, renewed, strict=True) if not kept] == [lost]
+    for partition in (0, 9_999):
+        left = await engine.store.command("PTTL", PartitionKeys.of(topic, partition).lease)
+        assert 60_000 < left <= HOUR_MS
+    assert not await engine.release(lost)
+    before = await calls(engine)
+    released = await engine.release_all(leases)
+    assert await calls(engine) - before <= 50
+    assert released == renewed
+    assert len(await engine.store.keys_like(f"kl:{{{topic}:*}}:lease")) == 1
+    await engine.delete_topic(topic)
+    await engine.close()
+
+
+async def test_many_leases_of_all_nodes_are_renewed_and_released_at_once(engine: Engine, topic: str) -> None:
+    await engine.create_topic(topic, TopicSettings(partitions=300))
+    leases = [await must_acquire(engine, topic, partition) for partition in range(300)]
+    again = await must_acquire(engine, topic, 150)
+    kept = [held.partition != 150 for held in leases]
+    assert await engine.renew(leases, HOUR_MS) == kept
+    assert await engine.release_all([*leases, again]) == [*kept, True]
+    assert await engine.release_all(leases) == [False] * 300
+    assert await engine.renew([], HOUR_MS) == []
+    assert await engine.release_all([]) == []
