@@ -46,6 +46,7 @@ class Memory(msgspec.Struct, frozen=True):
     """What one load cycle leaves to the next; a new controller starts with an empty one."""
 
     loads: dict[Place, Load] = {}  # of partitions that are not idle
+    cycles: int = 0  # that these are made of
     uneven: dict[str, int] = {}  # worker -> for how many cycles it has been too busy
     wait: int = 0  # cycles to let pass
     moved: dict[Place, int] = {}  # -> cycles for which it stays where it is
@@ -176,16 +177,16 @@ def relieve(
     so hot that it would take the hot spot along stays, or is exchanged for one that is nearly as busy; from a
     worker that has nothing to give nothing is taken, and the next most loaded is looked at.
     """
-    moved = {place: cycles - 1 for place, cycles in memory.moved.items() if cycles > 1}
+    moved = {place: left - 1 for place, left in memory.moved.items() if left > 1}
     if memory.wait:
         return [], msgspec.structs.replace(memory, wait=memory.wait - 1, moved=moved)
-    known = _learn(owners, loads, memory.loads)
+    known, cycles = _learn(owners, loads, memory)
     held: dict[str, list[Place]] = {worker: [] for worker in sorted(workers)}
     for place, owner in owners.items():
         if owner in held:
             held[owner].append(place)
     if not held:
-        return [], Memory(loads=known, moved=moved)
+        return [], Memory(loads=known, cycles=cycles, moved=moved)
 
     busy = {worker: _total(places, known) for worker, places in held.items()}
     target = min(busy, key=lambda worker: (busy[worker].mean, worker))
@@ -199,8 +200,8 @@ def relieve(
             why = f"{source} has {busy[source].mean:.0f} ms/s of load, {target} {busy[target].mean:.0f}"
             moves = [wire.Move(*pair[0], source, target, why)]
             moves += [wire.Move(*back, target, source, "in exchange: even counts") for back in pair[1:]]
-            return moves, rest(Memory(loads=known, moved=moved), pair)
-    return [], Memory(loads=known, uneven=uneven, moved=moved)
+            return moves, rest(Memory(loads=known, cycles=cycles, moved=moved), pair)
+    return [], Memory(loads=known, cycles=cycles, uneven=uneven, moved=moved)
 
 
 def rest(memory: Memory, places: Iterable[Place]) -> Memory:
@@ -210,24 +211,25 @@ def rest(memory: Memory, places: Iterable[Place]) -> Memory:
 
 
 def _learn(
-    owners: Mapping[Place, str], loads: Mapping[Place, float], before: Mapping[Place, Load]
-) -> dict[Place, Load]:
-    """Carry the averages on by one cycle; the first is taken as it is, and doubted as much as can be."""
-    if not before:
-        return {
-            place: Load(load, load * load)
-            for place, load in loads.items()
-            if load >= IDLE and place in owners
-        }
+    owners: Mapping[Place, str], loads: Mapping[Place, float], memory: Memory
+) -> tuple[dict[Place, Load], int]:
+    """Carry the averages on by one cycle and count it.
+
+    What is seen first is taken as it is and doubted wholly; the next few cycles weigh more than later ones.
+    """
+    if not memory.loads:
+        first = {place: Load(load, load * load) for place, load in loads.items() if load >= IDLE}
+        return {place: load for place, load in first.items() if place in owners}, 1
+    weight = max(WEIGHT, 1 / (memory.cycles + 1))
     known = {}
     for place in owners:
-        (mean, variance), load = before.get(place, NONE), loads.get(place, 0.0)
+        (mean, variance), load = memory.loads.get(place, NONE), loads.get(place, 0.0)
         if mean or load:
             change = load - mean
-            mean += WEIGHT * change
+            mean += weight * change
             if mean >= IDLE:
-                known[place] = Load(mean, (1 - WEIGHT) * (variance + WEIGHT * change * change))
-    return known
+                known[place] = Load(mean, (1 - weight) * (variance + weight * change * change))
+    return known, memory.cycles + 1
 
 
 def _total(places: Iterable[Place], known: Mapping[Place, Load]) -> Load:
