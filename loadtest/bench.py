@@ -20,8 +20,8 @@ from broker.engine import Engine
 from broker.server import Server
 from broker.supervisor import Running, supervise
 from client import Client
-from loadtest import broker_bench, engine_bench
-from loadtest.report import Figure, print_table, write_docs
+from loadtest import broker_bench, cluster_bench, engine_bench
+from loadtest.report import Figure, print_table, put, write_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,9 +77,37 @@ def running_broker() -> Iterator[Running]:
             yield broker
 
 
-def main(backlog: int = 1_000_000, write: bool = True, engine: bool = True, broker: bool = True) -> None:
+def run_growth() -> tuple[list[Figure], list[str]]:
+    """More workers and more nodes: figures, and the table with what a message costs in CPU."""
+    found = cluster_bench.run()
+    first = found[0]
+    figures = [
+        Figure(
+            f"{kind.workers} workers on {kind.nodes} Redis nodes, against 1 on 1",
+            kind.rate,
+            first.rate,
+            None,
+            "messages/s",
+        )
+        for kind in found[1:]
+    ]
+    print_table(figures)
+    lines = cluster_bench.table(found)
+    print(*lines, sep="\n")
+    return figures, lines
+
+
+def main(
+    backlog: int = 1_000_000,
+    write: bool = True,
+    engine: bool = True,
+    broker: bool = True,
+    growth: bool = True,
+) -> None:
     """Run the suite, or a part of it; --no-write leaves bench.json and docs/ alone."""
     figures = run_broker() if broker else []
+    grown, lines = run_growth() if growth else ([], [])
+    figures += grown
     if engine:
         with Server() as server:
             figures += uvloop.run(run_engine(server.url, backlog))
@@ -88,6 +116,8 @@ def main(backlog: int = 1_000_000, write: bool = True, engine: bool = True, brok
             msgspec.json.format(msgspec.json.encode([figure.as_json() for figure in figures]), indent=1)
         )
         write_docs(figures, ROOT / "docs")
+        if lines:
+            put(lines, "growth", ROOT / "docs" / "benchmarks.md")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ class Figure(msgspec.Struct):
     workload: str
     ours: float
     baseline: float
-    bar: float
+    bar: float | None  # None: none was set
     unit: str
     at_most: bool = False
 
@@ -27,6 +27,8 @@ class Figure(msgspec.Struct):
     @property
     def reached(self) -> bool:
         """Whether the bar is reached."""
+        if self.bar is None:
+            return True
         return self.ratio <= self.bar if self.at_most else self.ratio >= self.bar
 
     def as_json(self) -> dict[str, object]:
@@ -51,24 +53,26 @@ def row(figure: Figure) -> list[str]:
         f"{figure.ours:,.{digits}f}",
         f"{figure.baseline:,.{digits}f}",
         f"{figure.ratio:.2f}",
-        f"{'≤' if figure.at_most else '≥'} {figure.bar:g}",
+        "" if figure.bar is None else f"{'≤' if figure.at_most else '≥'} {figure.bar:g}",
         figure.unit,
-        "reached" if figure.reached else "MISSED",
+        "" if figure.bar is None else "reached" if figure.reached else "MISSED",
     ]
-
-
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def write_docs(figures: list[Figure], docs: Path) -> None:
     """Put the table between the marks in benchmarks.md and draw the plot beside it."""
     lines = ["| workload | ours | baseline | ratio | bar | unit | |", "|---|---:|---:|---:|---:|---|---|"]
     lines += ["| " + " | ".join(row(figure)) + " |" for figure in figures]
-    page = docs / "benchmarks.md"
-    before, _, rest = page.read_text("utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}", "utf-8")
-    draw(figures, docs / "benchmarks.png")
+    put(lines, "figures", docs / "benchmarks.md")
+    draw([figure for figure in figures if figure.bar is not None], docs / "benchmarks.png")
+
+
+def put(lines: list[str], mark: str, page: Path) -> None:
+    """Replace what is between two marks of a page."""
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    before, _, rest = page.read_text("utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    page.write_text(f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}", "utf-8")
 
 
 def draw(figures: list[Figure], path: Path) -> None:
@@ -79,7 +83,7 @@ def draw(figures: list[Figure], path: Path) -> None:
     colours = ["#2a9d8f" if figure.reached else "#e76f51" for figure in rows]
     places = range(len(rows))
     axes.barh(places, [figure.ratio for figure in rows], color=colours, height=0.6)
-    axes.plot([figure.bar for figure in rows], places, "k|", markersize=16, markeredgewidth=2)
+    axes.plot([figure.bar or 0 for figure in rows], places, "k|", markersize=16, markeredgewidth=2)
     for place, figure in zip(places, rows, strict=True):
         axes.text(0.03, place, f"{figure.ratio:.2f}", va="center", color="white", weight="bold")
     axes.set_yticks(
