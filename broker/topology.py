@@ -1,19 +1,48 @@
-"""Throw-away servers in the shapes that Keylane runs on: alone, with a replica, as a cluster."""
+"""Throw-away servers in the shapes that Keylane runs on: one, a pair, a pair behind Sentinel, a cluster."""
 
 import contextlib
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-from broker.server import HOST, PORT_ATTEMPTS, AddressInUse, Server, ServerError, ask, free_port
+from broker.server import (
+    HOST,
+    LAUNCH,
+    PORT_ATTEMPTS,
+    AddressInUse,
+    Server,
+    ServerError,
+    ask,
+    find_binary,
+    free_port,
+)
 
-__all__ = ["Cluster", "ReplicaPair", "replica_pair", "single_server", "three_node_cluster"]
+__all__ = [
+    "Cluster",
+    "ReplicaPair",
+    "SentinelPair",
+    "replica_pair",
+    "sentinel_pair",
+    "single_server",
+    "three_node_cluster",
+]
 
 GHOST_ADDRESS = f"{HOST}:1@1"  # nothing ever answers there
 SLOT_RANGES = ("0-5460", "5461-10922", "10923-16383")
 READY_SECONDS = 10.0
+MASTER_NAME = "keylane"
+SENTINEL_CONFIG = """
+port {port}
+bind {host}
+dir {folder}
+sentinel monitor {name} {host} {master} 1
+sentinel down-after-milliseconds {name} 500
+sentinel failover-timeout {name} 5000
+"""
 POLL_SECONDS = 0.002
 
 
@@ -26,15 +55,40 @@ class ReplicaPair:
 
 
 @dataclass(frozen=True)
+class SentinelPair:
+    """A server, its replica, and a Sentinel that promotes the replica when the server dies."""
+
+    master: Server
+    replica: Server
+    port: int  # of the Sentinel
+
+    @property
+    def url(self) -> str:
+        """What `--redis` takes."""
+        return f"redis+sentinel://{HOST}:{self.port}/{MASTER_NAME}"
+
+    def master_port(self) -> int:
+        """The port of the server that is the master now, by what Sentinel says."""
+        [line] = [line for line in ask(self.port, "INFO", "sentinel").splitlines() if "master0:" in line]
+        return int(line.partition("address=")[2].partition(",")[0].rpartition(":")[2])
+
+
+@dataclass(frozen=True)
 class Cluster:
-    """Three masters that share the 16384 slots."""
+    """Three masters that share the 16384 slots, and perhaps a replica of each."""
 
     nodes: tuple[Server, ...]
+    replicas: tuple[Server, ...] = ()  # of the node in the same place
 
     @property
     def url(self) -> str:
         """The address of one node, from which a client finds the others."""
         return self.nodes[0].url
+
+    @property
+    def broker_url(self) -> str:
+        """What `--redis` takes."""
+        return self.url.replace("redis://", "redis+cluster://")
 
 
 def single_server(
@@ -67,21 +121,82 @@ def replica_pair(
 
 
 @contextlib.contextmanager
+def sentinel_pair(
+    *,
+    appendonly: bool = False,
+    binary: str | Path | None = None,
+    config: Mapping[str, str] | None = None,
+) -> Iterator[SentinelPair]:
+    """Run a master and a replica behind a Sentinel that knows both."""
+    with (
+        replica_pair(appendonly=appendonly, binary=binary, config=config) as pair,
+        tempfile.TemporaryDirectory(prefix="keylane-sentinel-") as folder,
+    ):
+        port = free_port()
+        file = Path(folder) / "sentinel.conf"
+        file.write_text(
+            SENTINEL_CONFIG.format(
+                port=port, host=HOST, folder=folder, name=MASTER_NAME, master=pair.master.port
+            )
+        )
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", LAUNCH, "sh", str(binary or find_binary()), str(file), "--sentinel"],
+            stdin=subprocess.PIPE,  # when this process dies, Sentinel does too
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            _wait_until(lambda: "slaves=1" in ask(port, "INFO", "sentinel"))
+            yield SentinelPair(pair.master, pair.replica, port)
+        finally:
+            process.kill()
+            process.communicate(b"\n")
+
+
+@contextlib.contextmanager
 def three_node_cluster(
     *,
     appendonly: bool = False,
     binary: str | Path | None = None,
     config: Mapping[str, str] | None = None,
+    replicas: bool = False,
 ) -> Iterator[Cluster]:
-    """Run three masters that agree that the cluster is up."""
+    """Run three masters that agree that the cluster is up; with `replicas`, one of each beside it."""
     settings = {"cluster-enabled": "yes", "cluster-node-timeout": "5000", **(config or {})}
     nodes = _start_nodes(appendonly, binary, settings)
     try:
         _take_over(nodes)
-        yield Cluster(tuple(nodes))
+        with contextlib.ExitStack() as stack:
+            followers = [
+                stack.enter_context(_replica_of(node, appendonly, binary, settings))
+                for node in nodes
+                if replicas
+            ]
+            everybody = f"cluster_known_nodes:{len(nodes) + len(followers)}"
+            _wait_for_each([*nodes, *followers], lambda port: _agrees(port, "cluster_state:ok", everybody))
+            yield Cluster(tuple(nodes), tuple(followers))
     finally:
         for node in nodes:
             node.stop()
+
+
+@contextlib.contextmanager
+def _replica_of(
+    master: Server, appendonly: bool, binary: str | Path | None, settings: Mapping[str, str]
+) -> Iterator[Server]:
+    """Run a replica of a node of a cluster, which has caught up with it."""
+    prompt_sync = {"repl-diskless-sync": "no", "repl-diskless-load": "swapdb"}
+    config = {**prompt_sync, **settings, "cluster-port": str(free_port())}
+    with Server(appendonly=appendonly, binary=binary, config=config) as replica:
+        name, address, *_ = next(
+            line.split() for line in ask(master.port, "CLUSTER", "NODES").splitlines() if "myself" in line
+        )
+        bus_port = address.rpartition("@")[2].partition(",")[0]
+        ask(replica.port, "CLUSTER", "MEET", HOST, str(master.port), bus_port)
+        _wait_until(lambda: name in ask(replica.port, "CLUSTER", "NODES"))
+        _wait_until(lambda: ask(replica.port, "CLUSTER", "REPLICATE", name) == "OK")
+        _wait_until(lambda: "master_link_status:up" in _replication(replica.port))
+        yield replica
 
 
 def _start_nodes(appendonly: bool, binary: str | Path | None, settings: Mapping[str, str]) -> list[Server]:
@@ -160,9 +275,16 @@ def _ghosts(port: int) -> dict[str, list[str]]:
 
 
 def _wait_for_each(servers: Iterable[Server], condition: Callable[[int], bool]) -> None:
-    deadline = time.monotonic() + READY_SECONDS
     for server in servers:
-        while not condition(server.port):
-            if time.monotonic() > deadline:
-                raise ServerError(f"the servers did not find together in {READY_SECONDS:.0f} s")
-            time.sleep(POLL_SECONDS)
+        _wait_until(lambda port=server.port: condition(port))  # type: ignore[misc]
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        with contextlib.suppress(OSError, ServerError):  # still starting, or does not know yet
+            if condition():
+                return
+        if time.monotonic() > deadline:
+            raise ServerError(f"the servers did not find together in {READY_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)

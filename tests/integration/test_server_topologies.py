@@ -1,0 +1,52 @@
+"""Servers behind Sentinel and clusters with replicas go on when a master dies."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.server import ServerError, ask
+from broker.topology import sentinel_pair, three_node_cluster
+
+pytestmark = pytest.mark.slow  # a fail-over takes seconds
+
+DEADLINE = 30.0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; a server that is away says no."""
+    end = time.monotonic() + DEADLINE
+    while True:
+        try:
+            if condition():
+                return
+        except (OSError, ServerError):
+            pass
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_sentinel_promotes_the_replica_of_a_master_that_dies(server_binary: Path) -> None:
+    """And tells who is the master now."""
+    with sentinel_pair(binary=server_binary) as pair:
+        assert pair.master_port() == pair.master.port
+        assert pair.url == f"redis+sentinel://127.0.0.1:{pair.port}/keylane"
+        ask(pair.master.port, "SET", "a", "1")
+        assert ask(pair.master.port, "WAIT", "1", "5000") == "1"
+        pair.master.kill()
+        wait_until(lambda: pair.master_port() == pair.replica.port)
+        wait_until(lambda: ask(pair.replica.port, "SET", "b", "2") == "OK")
+        assert ask(pair.replica.port, "GET", "a") == "1"
+
+
+def test_a_cluster_promotes_the_replica_of_a_node_that_dies(server_binary: Path) -> None:
+    """Each node has one, which takes its slots over."""
+    config = {"cluster-node-timeout": "1000"}
+    with three_node_cluster(binary=server_binary, config=config, replicas=True) as cluster:
+        assert len(cluster.replicas) == 3
+        assert cluster.broker_url == f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}/0"
+        cluster.nodes[1].kill()
+        wait_until(lambda: "role:master" in ask(cluster.replicas[1].port, "INFO", "replication"))
+        wait_until(lambda: "cluster_state:ok" in ask(cluster.nodes[0].port, "CLUSTER", "INFO"))
+        assert "role:slave" in ask(cluster.replicas[0].port, "INFO", "replication")
