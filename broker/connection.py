@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
     def _flow(self, request: wire.Flow, sequence: int) -> None:
         consumer = self.streams.get(request.stream)
         if consumer is None:  # it has just ended; the client will have been told
-            if sequence:
+            if request.limit is not None:
                 raise InvalidArgument(f"there is no consumer with stream {request.stream} on this connection")
             return
         if request.paused is not None:
@@ -230,8 +230,6 @@ class Connection(asyncio.Protocol):
         if request.limit is not None:
             check_int("limit", request.limit, 0, MAX_PERMITS)
             consumer.limit(request.limit, sequence)
-        elif sequence:
-            self.send(wire.Properties(), sequence)
         consumer.give(max(request.permits, 0))
 
     # Publishing

@@ -84,8 +84,7 @@ class Consumer:
         self.credit += permits - self.permits
         self.permits = permits
         self.wanted = False
-        if sequence:
-            self.lowered.append(sequence)
+        self.lowered.append(sequence)
         self.give(0)
         if not permits:
             for dispatcher in list(self.dispatchers.values()):

@@ -397,7 +397,7 @@ class Flow(Properties, frozen=True):
     """FLOW: more permits, another limit to them, or pause and go on.
 
     Settling gives permits back by itself. Permits never exceed those of SUBSCRIBE or the last `limit`. Not
-    answered with sequence 0, else by OK: after a lower limit once no more than that is out.
+    answered, but for one with a `limit`: by OK, once no more than that is out.
 
     From a worker, with `wanted`: it may have messages for the consumer, whose limit here is 0. Said once
     until the limit is another.
