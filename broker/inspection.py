@@ -2,17 +2,20 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from broker.administration import partition_keys, subscription_keys
-from broker.arguments import check_int, id_maker
+from broker.administration import checked, partition_keys, subscription_keys
+from broker.arguments import check_int, id_maker, rows
 from broker.keys import SubscriptionKeys
 from broker.results import Message
 from broker.store import Store
 
 _PAGE = 1_000
+_TOGETHER = 50  # partitions that are asked for at once
 _RANGE = re.compile(r"\d+:(\d+)(?:-(\d+))?")
 
 
@@ -42,6 +45,24 @@ class Unsettled(msgspec.Struct):
     state: str
     consumer: str = ""
     due_ms: int = 0
+
+
+class Ledger(NamedTuple):
+    """One ownership epoch of a partition: its first entry, and how many entries are left of it."""
+
+    ledger: int
+    first: int
+    entries: int
+
+
+class PartitionLedgers(msgspec.Struct):
+    """Who holds a partition ("" for nobody), for how long still, and its ledgers, newest last."""
+
+    partition: int
+    worker: str
+    epoch: int
+    left_ms: int
+    ledgers: list[Ledger]
 
 
 class _Place(msgspec.Struct):
@@ -100,6 +121,44 @@ async def count_subscription(
 
     await _each(count, partitions)
     return counts
+
+
+async def ledgers(store: Store, topic: str, partitions: Sequence[int]) -> list[PartitionLedgers]:
+    """Owner and ledgers of some partitions, each with what is left of it."""
+    found: list[PartitionLedgers] = []
+    for at in range(0, len(partitions), _TOGETHER):
+        some = partitions[at : at + _TOGETHER]
+        found += await asyncio.gather(*(_ledgers(store, topic, partition) for partition in some))
+    return found
+
+
+async def _ledgers(store: Store, topic: str, partition: int) -> PartitionLedgers:
+    keys = partition_keys(topic, partition)
+    counts: dict[str, int] = defaultdict(int)
+    position = ""
+    while True:
+        answer = await store.run(
+            "partition/ledgers",
+            [keys.meta, keys.lease, keys.log, keys.subs],
+            keys.subscription_prefix,
+            _PAGE,
+            position,
+        )
+        _, lease, left_ms, epoch, listed, counted, position = checked(answer, topic, partition=partition)
+        for ledger, entries in rows(counted, 2):
+            counts[ledger] += entries
+        if not position:
+            break
+    return PartitionLedgers(
+        partition,
+        lease.partition(" ")[0],
+        epoch,
+        max(left_ms, 0),
+        [
+            Ledger(int(ledger), int(first), counts[ledger])
+            for ledger, _, first in (item.partition(":") for item in listed.split())
+        ],
+    )
 
 
 async def peek(
@@ -192,5 +251,6 @@ def _ranges(leased: str) -> Iterator[tuple[int, int]]:
 
 async def _each(count: Callable[[int], Awaitable[None]], partitions: int) -> None:
     """Run a coroutine function for every partition, some at a time."""
-    for start in range(0, partitions, 50):
-        await asyncio.gather(*(count(number) for number in range(start, min(start + 50, partitions))))
+    for start in range(0, partitions, _TOGETHER):
+        numbers = range(start, min(start + _TOGETHER, partitions))
+        await asyncio.gather(*(count(number) for number in numbers))
