@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
@@ -43,7 +44,9 @@ _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # seconds before a channel is listened to
 
 log = logging.getLogger(__name__)
 
-_KINDS = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://host:port/master"
+_KINDS = (
+    "redis://, rediss://, unix://, redis+cluster://host:port,host:port or redis+sentinel://host:port/master"
+)
 
 
 class Store:
@@ -429,13 +432,17 @@ def _client_for(url: str, once: dict[str, Any]) -> Callable[[], Any]:
     if mark and scheme in ("redis", "rediss", "unix"):
         return lambda: Redis.from_url(url, **options)
     if mark and scheme == "redis+cluster":
-        return lambda: RedisCluster.from_url(f"redis://{rest}", **options)
+        first, *others = rest.split(",")
+        nodes = [_host_and_port(item.partition("/")[0], url, 6379) for item in others]
+        return lambda: RedisCluster.from_url(
+            f"redis://{first}", startup_nodes=[ClusterNode(*node) for node in nodes], **options
+        )
     if mark and scheme == "redis+sentinel":
         parts = urlsplit(url)
         credentials, _, hosts = parts.netloc.rpartition("@")
         user, _, password = credentials.partition(":")
         options |= {"username": unquote(user) or None, "password": unquote(password) or None}
-        servers = [_host_and_port(item, url) for item in hosts.split(",")]
+        servers = [_host_and_port(item, url, 26379) for item in hosts.split(",")]
         sentinel: Any = Sentinel
         master = parts.path.strip("/") or "mymaster"
         return lambda: sentinel(servers, sentinel_kwargs=once).master_for(master, **options)
@@ -480,8 +487,8 @@ def _as_it_is(response: Any, **_options: Any) -> Any:
     return response
 
 
-def _host_and_port(text: str, url: str) -> tuple[str, int]:
+def _host_and_port(text: str, url: str, default: int) -> tuple[str, int]:
     host, colon, port = text.partition(":")
     if not host or (colon and not port.isdecimal()):
         raise InvalidArgument(f"{text!r} in {url!r} is not a host and a port")
-    return host, int(port or 26379)
+    return host, int(port or default)

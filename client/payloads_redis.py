@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -243,7 +244,9 @@ def _client_for(url: str) -> Any:
         if scheme == "redis+cluster":
             # One slot that has moved is no reason to close all connections, others' calls with them.
             options |= {"reinitialize_steps": 0, "socket_timeout": _ANSWER}
-            return RedisCluster.from_url(f"redis://{rest}", **options)
+            first, *others = rest.split(",")
+            nodes = [ClusterNode(*_host_and_port(other.partition("/")[0], 6379)) for other in others]
+            return RedisCluster.from_url(f"redis://{first}", startup_nodes=nodes, **options)
         if scheme == "redis+sentinel":
             return _behind_sentinel(url, once, options)
         return Redis.from_url(url, **options)
@@ -260,12 +263,7 @@ def _behind_sentinel(url: str, once: dict[str, Any], options: dict[str, Any]) ->
     parts = urlsplit(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
-    servers = []
-    for text in hosts.split(","):
-        host, _, port = text.partition(":")
-        if not host:
-            raise ValueError("a Sentinel without a host")
-        servers.append((host, int(port or 26379)))
+    servers = [_host_and_port(text, 26379) for text in hosts.split(",")]
     sentinel: Any = Sentinel
     return sentinel(servers, sentinel_kwargs=once).master_for(
         parts.path.strip("/") or "mymaster",
@@ -273,3 +271,10 @@ def _behind_sentinel(url: str, once: dict[str, Any], options: dict[str, Any]) ->
         password=unquote(password) or None,
         **options,
     )
+
+
+def _host_and_port(text: str, default: int) -> tuple[str, int]:
+    host, _, port = text.partition(":")
+    if not host:
+        raise ValueError("an address without a host")
+    return host, int(port or default)
