@@ -90,4 +90,4 @@ class Buffer:
             block.noted = now
             block.handed.append((index, now))
         if block.gone is not None:  # settled before it came: there will be no ACK to make room
-            self._held.credit(count)
+            self._held.credit(block.partition, count)

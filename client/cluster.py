@@ -1,66 +1,24 @@
-"""Reaching the cluster: seeds, the connection in use, and a new one when it is lost."""
+"""The cluster as a client sees it: whom to ask, and who serves the partitions of the topics in use."""
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import TypeVar
 
 from client import wire
-from client.connection import Connection, connect
+from client.connection import Connection, Events, give_up
 from client.errors import BrokerError, ConnectionClosed, ConnectionFailed, InvalidArgument
-from client.tasks import Tasks
+from client.map import TopicMap
+from client.pool import ATTEMPT, Peer, Pool
+from client.seeds import backoff, parse_seeds
 from client.wire import Frame, Properties
 
-_ATTEMPT = 2.0  # seconds to open a connection
-_ROUNDS = 3  # through all seeds before the first connection is given up
-_PAUSE = 0.3  # seconds between these
 T = TypeVar("T")
 _log = logging.getLogger("keylane.client")
 
 
-class Seed(NamedTuple):
-    """Where a worker may listen."""
-
-    host: str
-    port: int
-    tls: bool
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"keylane{'s' if self.tls else ''}://{host}:{self.port}"
-
-
-def parse_seeds(seeds: str | Iterable[str]) -> list[Seed]:
-    """Seeds from one URL, a list of them, or one with several hosts."""
-    found = []
-    for url in [seeds] if isinstance(seeds, str) else seeds:
-        scheme, separator, rest = str(url).partition("://")
-        if not separator or scheme not in ("keylane", "keylanes"):
-            raise InvalidArgument(f"seed {url!r}: use keylane://host:port, or keylanes:// for TLS")
-        for place in rest.rstrip("/").split(","):
-            try:
-                parts = urlsplit(f"//{place}")
-                host, port = parts.hostname, parts.port
-            except ValueError:
-                host, port = None, None
-            if not host:
-                raise InvalidArgument(f"seed {url!r}: {place!r} is not a host and port")
-            found.append(Seed(host, port or wire.PORT, scheme == "keylanes"))
-    if not found:
-        raise InvalidArgument("no seeds: name at least one worker, such as keylane://127.0.0.1:9999")
-    return found
-
-
-def backoff(attempt: int, initial: float = 0.05, maximum: float = 2.0) -> float:
-    """Seconds to wait before the next attempt: exponential, jittered."""
-    ceiling: float = min(maximum, initial * 2.0 ** min(attempt, 20))
-    return ceiling * random.uniform(0.5, 1.0)
-
-
-class Cluster:
-    """The way to the workers: one connection for now, made again whenever it is lost."""
+class Cluster(Events):
+    """The way to the workers: requests that any can answer, and maps of topics."""
 
     def __init__(
         self,
@@ -72,71 +30,55 @@ class Cluster:
     ) -> None:
         self.timeout = timeout
         self.drift = 0.0  # seconds that the cluster's clock is ahead of ours
-        self._seeds = parse_seeds(seeds)
+        self.maps: dict[str, TopicMap] = {}
         self._token = token
         self._on_time_drift = on_time_drift
         self._reported = 0.0
-        self._connection: Connection | None = None
-        self._ready: asyncio.Future[Connection] | None = None
-        self._error: BrokerError | None = None
+        self._pool = Pool(parse_seeds(seeds), token, self, self)
+        self._asked: dict[asyncio.Future[Frame], Connection] = {}  # what another worker can answer as well
+        self._opened = False
         self._closed = False
-        self._tasks = Tasks()
 
     async def open(self) -> None:
         """Connect; ConnectionFailed if no seed answers."""
-        if self._closed or self._connection is not None:
+        if self._closed or self.current is not None:
             raise InvalidArgument("this client was opened before: make another")
-        self._ready = asyncio.get_running_loop().create_future()
-        for attempt in range(_ROUNDS):
-            try:
-                self._use(await self._connect())
-                break
-            except BrokerError as error:
-                if not error.retriable or attempt == _ROUNDS - 1:
-                    raise
-            await asyncio.sleep(_PAUSE)
-        self._tasks.start(self._keep())
+        await self._pool.open()
+        self._opened = True
 
     async def close(self) -> None:
-        """End the connection; those who wait for one get ConnectionClosed."""
+        """End the connections; those who wait for one get ConnectionClosed."""
         self._closed = True
-        await self._tasks.cancel()
-        if self._connection is not None:
-            await self._connection.close()
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(ConnectionClosed("the client was closed"))
-            self._ready.exception()  # retrieved: perhaps nobody waits
+        await self._pool.close()
 
     @property
     def current(self) -> Connection | None:
-        """The connection, if there is one right now."""
-        return self._connection
-
-    @property
-    def error(self) -> BrokerError:
-        """Why there is no connection."""
-        return self._error or ConnectionFailed(f"no connection to {self._where}")
+        """The connection to the worker that is asked what any can answer, if there is one right now."""
+        return self._pool.home.current if self._pool.home is not None else None
 
     async def connection(self, within: float | None = None) -> Connection:
-        """The connection, waiting for it if need be; ConnectionFailed when that takes too long."""
+        """The same, waiting for it if need be; ConnectionFailed when that takes too long."""
         if self._closed:
             raise ConnectionClosed("the client was closed")
-        if self._ready is None:
+        if not self._opened:
             raise ConnectionClosed("the client is not open: use it with `async with`")
-        end = None if within is None else asyncio.get_running_loop().time() + within
-        while self._connection is None:
-            ready = self._ready
-            left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
-            await asyncio.wait({ready}, timeout=left)
-            if not ready.done():
-                raise self.error
-            if (ended := ready.exception()) is not None:
-                raise ended
-        return self._connection
+        return await self._pool.connection(within)
+
+    # Requests that any worker can answer
 
     async def request(self, properties: Properties, body: bytes = b"", *, repeatable: bool = True) -> Frame:
         """Ask; what can be repeated is, after retriable errors, until the time is up."""
-        return await self._insist(lambda connection: connection.request(properties, body), repeatable)
+
+        async def ask(connection: Connection) -> Frame:
+            answer = connection.request(properties, body)
+            if repeatable:
+                self._asked[answer] = connection
+            try:
+                return await answer
+            finally:
+                self._asked.pop(answer, None)
+
+        return await self._insist(ask, repeatable)
 
     async def info(self) -> wire.InfoReply:
         """Ask a worker about the cluster."""
@@ -163,51 +105,77 @@ class Cluster:
             attempt += 1
             await asyncio.sleep(wait)
 
-    @property
-    def _where(self) -> str:
-        return ", ".join(map(str, self._seeds))
+    # Maps
 
-    async def _connect(self) -> Connection:
-        why = ""
-        for seed in self._seeds:
+    async def map(self, topic: str) -> TopicMap:
+        """Who serves the partitions of a topic, asked for if it is not known."""
+        known = self.maps.get(topic)
+        if known is None:
+            await self.connection(self.timeout)
+            known = self.maps.setdefault(topic, TopicMap(topic, self._pool, self._ask_map, self._watch))
+        if not known.known:
+            await known.refresh()
+        return known
+
+    async def _ask_map(self, topic: str) -> tuple[Peer, wire.InfoReply]:
+        """Ask any worker that answers: those that do, then those that have not been asked for long."""
+        error: BrokerError | None = None
+        await self.connection(self.timeout)
+        answering = self._pool.answering()
+        for peer in (*answering, *self._pool.strangers()):
             try:
-                async with asyncio.timeout(_ATTEMPT):
-                    return await connect(
-                        seed.host, seed.port, tls=seed.tls, token=self._token, on_time=self._told_time
-                    )
+                connection = await peer.connect()
+                async with asyncio.timeout(ATTEMPT):
+                    info = await connection.greet(self._token, topic)
+                self._pool.learn(info)
+                return peer, info
             except TimeoutError:
-                why = f"no answer within {_ATTEMPT:g} s"
-            except ConnectionRefusedError:
-                why = "connection refused"
-            except (OSError, ConnectionClosed) as error:
-                why = str(error)
-        raise ConnectionFailed(f"no broker at {self._where} ({why}); start one with `keylane serve`")
+                error = ConnectionFailed(f"the worker at {peer.address} does not answer")
+            except BrokerError as problem:
+                if not problem.retriable:
+                    raise
+                error = problem
+        raise error or ConnectionFailed(f"no worker answers at {self._pool.where}")
 
-    async def _keep(self) -> None:
-        """Connect again whenever the connection is lost, for as long as the client is open."""
-        while True:
-            assert self._connection is not None
-            await asyncio.wait({self._connection.closed})
-            self._error = self._connection.closed.result()
-            self._connection = None
-            self._ready = asyncio.get_running_loop().create_future()
-            _log.warning("%s; connecting again", self._error)
-            attempt = 0
-            while self._connection is None:
-                await asyncio.sleep(backoff(attempt))
-                attempt += 1
-                try:
-                    self._use(await self._connect())
-                except BrokerError as error:
-                    self._error = error
-            _log.warning("connected again, to %s", self._connection.address)
+    # What the pool and the connections tell
 
-    def _use(self, connection: Connection) -> None:
-        assert self._ready is not None
-        self._connection = connection
-        self._ready.set_result(connection)
+    def attached(self, peer: Peer) -> None:
+        """There is a connection: it is to tell, too, when the maps change in which it is."""
+        for known in self.maps.values():
+            if known.names(peer):
+                self._watch(peer, known.topic)
 
-    def _told_time(self, drift: float, trip: float) -> None:
+    def _watch(self, peer: Peer, topic: str) -> None:
+        connection = peer.current
+        if connection is not None and topic not in connection.maps:
+            connection.maps.add(topic)
+            connection.request(wire.Info(token=self._token or "", topic=topic))
+
+    def settled(self, home: Peer, before: Connection | None) -> None:
+        """Another worker is asked from now on: also for what the one before has not answered."""
+        for answer, asked in list(self._asked.items()):
+            if asked is before:
+                give_up(answer, ConnectionClosed(f"the worker at {asked.address} does not answer"))
+        for known in self.maps.values():
+            if known.watchers and home.current is not None and known.topic not in home.current.maps:
+                known.renew()
+
+    def moved(self, topic: str) -> None:
+        """A map has changed."""
+        if known := self.maps.get(topic):
+            known.renew()
+
+    def fell_silent(self, connection: Connection) -> None:
+        """A worker does not answer: perhaps others have what it had."""
+        self._pool.suspect(connection)
+        for known in self.maps.values():
+            if any(
+                peer is not None and peer.current is connection for peer in (known.everything, *known.owners)
+            ):
+                known.renew()
+
+    def told_time(self, drift: float, trip: float) -> None:
+        """A worker has told the time."""
         self.drift = drift
         if abs(drift) - trip / 2 <= 1:
             self._reported = 0.0

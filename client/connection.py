@@ -18,15 +18,15 @@ _ERRORS = {
     if isinstance(item, type) and issubclass(item, BrokerError)
 }
 _LOST_AFTER = 3  # heartbeat intervals without a byte from the other side
-
-OnTime = Callable[[float, float], None]
+_SILENCE = 2.0  # seconds without a byte from a worker that owes an answer, until it is suspected
 
 
 class Redirected(Fenced):
-    """Another worker serves the partition now."""
+    """Another worker serves the partition now; `address` is "" where that is not known."""
 
-    def __init__(self, text: str, address: str) -> None:
-        super().__init__(text)
+    def __init__(self, topic: str, partition: int, address: str) -> None:
+        super().__init__(f"partition {partition} of {topic!r} is served by {address or 'another worker'}")
+        self.partition = partition
         self.address = address
 
 
@@ -41,11 +41,33 @@ def error_from(said: wire.Error) -> BrokerError:
     return kind(said.message)
 
 
+def give_up(answer: asyncio.Future[Frame], error: BrokerError) -> None:
+    """Wait no longer for an answer; if it comes all the same, nobody hears it."""
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()  # retrieved: not everybody who asked looks
+
+
+class Events:
+    """What a connection tells whoever keeps it."""
+
+    def told_time(self, drift: float, trip: float) -> None:
+        """So many seconds is the cluster's clock ahead of ours, give or take half of `trip`."""
+
+    def moved(self, topic: str) -> None:
+        """The partition map of a topic has changed."""
+
+    def fell_silent(self, connection: "Connection") -> None:
+        """The worker owes an answer, and nothing has come from it for a while."""
+
+
 class Connection(asyncio.Protocol):
     """Made by `connect`; `closed` is done when it has ended, with the reason as its result."""
 
-    def __init__(self, address: str, on_time: OnTime) -> None:
+    def __init__(self, address: str, events: Events) -> None:
         self.address = address
+        self.maps: set[str] = set()  # topics whose map was asked for here: MOVED tells when they change
+        self.used = 0.0  # when something was last asked, heartbeats apart
         self.streams: dict[int, Callable[[Frame], None]] = {}  # who gets what comes for a consumer
         self.info: wire.InfoReply
         self._loop = asyncio.get_running_loop()
@@ -61,9 +83,23 @@ class Connection(asyncio.Protocol):
         self._answering = False  # somebody has an answer, and has not gone on yet
         self._timer: asyncio.TimerHandle | None = None
         self._reason: BrokerError | None = None
-        self._on_time = on_time
+        self._events = events
+        self._watch: asyncio.TimerHandle | None = None  # while an answer is owed
+        self._owed = 0.0  # since when one is
+        self._probed = 0.0  # when a heartbeat was sent to find out whether the worker is there
+        self._suspected = 0.0  # when it was found that it may not be
 
     # What others call
+
+    @property
+    def silent(self) -> bool:
+        """Whether the worker owes an answer and has said nothing for a while."""
+        return self._suspected > self._heard
+
+    @property
+    def busy(self) -> bool:
+        """Whether a consumer or an answer is to come over it."""
+        return bool(self.streams) or any(not answer.done() for answer in self._answers.values())
 
     @property
     def writable(self) -> bool:
@@ -78,9 +114,12 @@ class Connection(asyncio.Protocol):
         """Send a frame that is answered; the future has the OK frame, or raises what the worker said."""
         answer: asyncio.Future[Frame] = self._loop.create_future()
         if self._reason is not None:
-            answer.set_exception(self._reason)
-            answer.exception()  # retrieved: not everybody who asks looks
+            give_up(answer, self._reason)
             return answer
+        self.used = self._loop.time()
+        if self._watch is None:
+            self._owed = self.used
+            self._watch = self._loop.call_later(_SILENCE / 2, self._look)
         self._sequence += 1
         self._answers[self._sequence] = answer
         self._write(wire.frame(properties, self._sequence, body=body))
@@ -101,12 +140,14 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
                 await asyncio.wait({self.closed})
 
-    async def greet(self, token: str | None) -> wire.InfoReply:
+    async def greet(self, token: str | None, topic: str = "") -> wire.InfoReply:
         """Exchange INFO frames: the beginning of every connection, and later a question."""
         sent, began = time.time(), time.monotonic()
         who = f"keylane-python, process {os.getpid()} on {socket.gethostname()}"
         versions = (wire.OLDEST_VERSION, wire.VERSION)
-        answer = await self.request(wire.Info(versions=versions, token=token or "", client=who))
+        if topic:
+            self.maps.add(topic)
+        answer = await self.request(wire.Info(versions=versions, token=token or "", client=who, topic=topic))
         info = wire.properties_of(answer, wire.InfoReply)
         if not wire.OLDEST_VERSION <= info.version <= wire.VERSION:
             raise errors.IncompatibleVersion(
@@ -125,10 +166,7 @@ class Connection(asyncio.Protocol):
             self._end(ConnectionClosed(f"nothing came from the worker at {self.address} for {silent:.1f} s"))
             return
         if self._reason is None:
-            sent, began = time.time(), time.monotonic()
-            self.request(wire.Heartbeat()).add_done_callback(
-                lambda answer: self._heartbeat_answered(answer, sent, began)
-            )
+            self._beat()
             self._timer = self._loop.call_later(interval, self.begin_heartbeats)
 
     # What the transport calls
@@ -143,12 +181,11 @@ class Connection(asyncio.Protocol):
         why = f" ({exc})" if exc else ""
         reason = self._reason or ConnectionClosed(f"the connection to {self.address} was lost{why}")
         self._reason = reason
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._watch):
+            if timer is not None:
+                timer.cancel()
         for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(reason)
-                answer.exception()  # retrieved: not everybody who asked still waits
+            give_up(answer, reason)
         self._answers.clear()
         self.streams.clear()
         if not self.closed.done():
@@ -183,14 +220,20 @@ class Connection(asyncio.Protocol):
         elif frame.type == Type.HEARTBEAT:
             self._write(wire.frame(Properties(), frame.sequence))
             return
-        elif frame.sequence == 0 and frame.type == Type.ERROR:
+        elif frame.sequence:
+            self._answered(frame)
+            return
+        elif frame.type == Type.ERROR:
             said = wire.properties_of(frame, wire.Error)
             if said.stream is None:
                 self._end(error_from(said))
                 return
             stream = said.stream
+        elif frame.type == Type.REDIRECT or frame.type == Type.FLOW:
+            stream = wire.properties_of(frame, _Stream).stream
         else:
-            self._answered(frame)
+            if frame.type == Type.MOVED:
+                self._events.moved(wire.properties_of(frame, wire.Moved).topic)
             return
         take = self.streams.get(stream)
         if take is None:
@@ -221,10 +264,7 @@ class Connection(asyncio.Protocol):
             answer.set_exception(error_from(wire.properties_of(frame, wire.Error)))
         elif frame.type == Type.REDIRECT:
             to = wire.properties_of(frame, wire.Redirect)
-            where = to.address or "another worker"
-            answer.set_exception(
-                Redirected(f"partition {to.partition} of {to.topic!r} is served by {where}", to.address)
-            )
+            answer.set_exception(Redirected(to.topic, to.partition, to.address))
         else:
             answer.set_exception(ProtocolError(f"the worker answered with a frame of type {frame.type}"))
         answer.exception()  # retrieved: not everybody who asked still waits
@@ -250,6 +290,29 @@ class Connection(asyncio.Protocol):
             self._reason = reason
         self._transport.abort()
 
+    def _look(self) -> None:
+        """While answers are owed: is the worker there at all? Ask it before it is suspected."""
+        self._watch = None
+        if self._reason is not None or not any(not answer.done() for answer in self._answers.values()):
+            return
+        now = self._loop.time()
+        since = max(self._heard, self._owed)
+        if now - since >= _SILENCE and self._probed >= since:
+            self._suspected = now
+            self._events.fell_silent(self)
+        elif now - since >= _SILENCE / 2 * 0.9:
+            self._probed = now
+            self._beat()
+        if self._watch is None:
+            self._watch = self._loop.call_later(_SILENCE / 2, self._look)
+
+    def _beat(self) -> None:
+        sent, began, used = time.time(), time.monotonic(), self.used
+        self.request(wire.Heartbeat()).add_done_callback(
+            lambda answer: self._heartbeat_answered(answer, sent, began)
+        )
+        self.used = used
+
     def _heartbeat_answered(self, answer: asyncio.Future[Frame], sent: float, began: float) -> None:
         if not answer.cancelled() and answer.exception() is None:
             self._told_time(answer.result().timestamp_ms, sent, began)
@@ -257,21 +320,19 @@ class Connection(asyncio.Protocol):
     def _told_time(self, cluster_ms: int, sent: float, began: float) -> None:
         if cluster_ms:
             trip = time.monotonic() - began
-            self._on_time(cluster_ms / 1000 - (sent + trip / 2), trip)
+            self._events.told_time(cluster_ms / 1000 - (sent + trip / 2), trip)
 
 
 class _Stream(Properties, frozen=True):
     stream: int
 
 
-async def connect(host: str, port: int, *, tls: bool, token: str | None, on_time: OnTime) -> Connection:
+async def connect(host: str, port: int, *, tls: bool, token: str | None, events: Events) -> Connection:
     """Open a connection and greet the worker; OSError if nobody is there."""
     loop = asyncio.get_running_loop()
     context = ssl.create_default_context() if tls else None
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    _, connection = await loop.create_connection(
-        lambda: Connection(address, on_time), host, port, ssl=context
-    )
+    _, connection = await loop.create_connection(lambda: Connection(address, events), host, port, ssl=context)
     try:
         await connection.greet(token)
     except BaseException:

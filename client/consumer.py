@@ -1,7 +1,7 @@
 """A consumer: takes what the worker pushes, hands it out, and comes back after a lost connection."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from time import monotonic
 from types import TracebackType
@@ -18,7 +18,7 @@ from client.errors import BrokerError, ConnectionClosed, InvalidArgument
 from client.handlers import Handlers
 from client.held import Held, Part
 from client.keeper import Keeper
-from client.link import Link
+from client.links import Links
 from client.message import Batch, Message
 from client.options import PATIENCE, Options, fresh_name
 from client.receipts import ACK, GIVE_BACK, NACK
@@ -50,8 +50,8 @@ class Consumer:
         self._bodies = bodies
         request = options.request(stream, topic, subscription, self.name)
         patience = options.patience()
-        self.link = Link(cluster, request, self._opened, self._received, self._ended)
-        self.held = Held(self.link.credit, self._lapsed)
+        self.links = Links(cluster, request, self._opened, self._received, self._void, self._ended)
+        self.held = Held(self.links.credit, self._lapsed)
         self.settler = Settler(self, options.on_stale)
         self.downloads = Downloads(topic, bodies)
         self.keeper = Keeper(self, patience)
@@ -75,7 +75,7 @@ class Consumer:
     # Opening and closing
 
     async def __aenter__(self) -> "Consumer":
-        await self.link.open()
+        await self.links.open()
         if self._handlers is not None:
             self._handlers.start()
         return self
@@ -101,21 +101,21 @@ class Consumer:
             self.keeper.close()
             with anyio.move_on_after(_CLOSE, shield=True):
                 await self.settler.finish()
-                await self.link.leave()
+                await self.links.leave()
         finally:
             self.keeper.close()
             self.held.clear()
             with anyio.CancelScope(shield=True):
                 await self.settler.close()
                 await self.downloads.close()
-                await self.link.close()
+                await self.links.close()
 
     async def wait(self) -> None:
         """Wait until it is closed; raises what ended it, if anything did."""
-        while not self._closed and self.link.error is None:
+        while not self._closed and self.links.error is None:
             await self._more()
-        if self.link.error is not None:
-            raise self.link.error
+        if self.links.error is not None:
+            raise self.links.error
 
     # Taking messages
 
@@ -187,7 +187,7 @@ class Consumer:
 
     async def pause(self) -> None:
         """Stop deliveries at once; what is not yet with the application goes back uncharged."""
-        self.link.pause(True)
+        self.links.pause(True)
         if self._at_most_once:  # it cannot go back: it waits for resume
             self._buffer.hold()
             return
@@ -195,22 +195,21 @@ class Consumer:
 
     async def resume(self) -> None:
         """Go on after a pause."""
-        self.link.pause(False)
+        self.links.pause(False)
         self._buffer.release()
         self._wake()
 
     # What comes
 
-    def _opened(self, reply: wire.SubscribeReply) -> None:
+    def _opened(self, partitions: Collection[int], reply: wire.SubscribeReply) -> None:
         self._at_most_once = reply.delivery == "at_most_once"
         self.held.mode = reply.mode
         self.held.lease = reply.lease_ms / 1000
-        self.held.reopen(reply.held)
+        self.held.reopen(partitions, reply.held)
 
-    def _received(self, frame: Frame) -> None:
+    def _received(self, frame: Frame, data: wire.Data) -> None:
         if self._closed:
             return  # it goes back with the rest
-        data = wire.properties_of(frame, wire.Data)
         block = Block(self, frame, data, monotonic())
         if not len(block):
             return  # all of what it held was settled while the worker looked
@@ -219,7 +218,7 @@ class Consumer:
         elif data.settled is None:
             self.held.add(block)
         self._buffer.add(block)
-        if self.link.paused and data.settled is None:
+        if self.links.paused and data.settled is None:
             self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
         self.keeper.wake_at(block.soonest)
         self._wake()
@@ -228,6 +227,11 @@ class Consumer:
         """The deadline of a lane has passed: its first message is nacked, unless all goes back anyway."""
         if not self._closed:
             self.settler.submit(NACK, parts)
+
+    def _void(self, partitions: Collection[int]) -> None:
+        """A worker has let go of the consumer."""
+        self.held.clear(partitions)
+        self._wake()
 
     def _ended(self, error: BrokerError) -> None:
         self.held.clear()
@@ -241,9 +245,9 @@ class Consumer:
 
     async def _more(self) -> None:
         """Wait until something has come or it has ended; raises what ended it."""
-        if self.link.error is not None:
-            raise self.link.error
-        if not self.link.opened:
+        if self.links.error is not None:
+            raise self.links.error
+        if not self.links.opened_all:
             raise InvalidArgument(
                 "the consumer is not open: use it with `async with` (without await: `with`)"
             )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from client import wire
 from client.block import HANDED, SETTLING, STALE, Block
-from client.cluster import backoff
-from client.errors import BrokerError, ConnectionClosed
+from client.errors import BrokerError, ConnectionClosed, Fenced, Unavailable
 from client.held import Part
 from client.receipts import Sheet, Terms, forgotten_bodies, merge, sheets, stale_messages
+from client.seeds import backoff
 from client.wire import Frame, Type
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Courier:
     def __init__(self, consumer: "Consumer", tell_stale: Callable[[Block, int], None]) -> None:
         self._consumer = consumer
         self._held = consumer.held
-        self._link = consumer.link
+        self._links = consumer.links
         self._tell_stale = tell_stale
 
     async def carry(self, partition: int, terms: Terms, group: Group) -> None:
@@ -88,19 +88,22 @@ class Courier:
 
     async def _exchange(self, partition: int, terms: Terms, sheet: Sheet, group: Group) -> Frame:
         """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
-        end = monotonic() + self._link.timeout
+        end = monotonic() + self._links.timeout
         body = wire.pack(sheet.flat)
         attempt = 0
         while True:
-            connection = await self._link.connection(max(0.0, end - monotonic()))
+            link = await self._links.reach(partition, max(0.0, end - monotonic()))
+            connection = link.current
             try:
-                return await connection.request(terms.properties(self._link.stream, partition), body)
+                return await link.ask(partition, terms.properties(self._links.stream, partition), body)
             except BrokerError as error:
                 wait = backoff(attempt)
                 # A consumer that is being subscribed anew is not known to the worker for a moment.
-                passing = error.retriable or self._link.current is not connection
+                passing = error.retriable or link.current is not connection
                 if not passing or monotonic() + wait > end:
                     raise
+                if isinstance(error, Fenced | Unavailable) and self._links.serving(partition) is link:
+                    self._links.doubt(partition, error)
             group.resent = True
             attempt += 1
             await asyncio.sleep(wait)

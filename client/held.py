@@ -1,30 +1,40 @@
 """What a consumer holds: its blocks, when leases end, and which messages a rewind takes along."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from time import monotonic
 
 from client.block import BUFFERED, HANDED, SETTLED, SETTLING, STALE, Block
 from client.errors import StaleReceipt
 
 Part = tuple[Block, int, int]  # block, first index, index behind the last
+ALL = -1  # instead of a partition: all of them, where the worker does not say which it serves
+
+
+class _Listing:
+    """What a worker is listing of what was held when it took partitions over."""
+
+    __slots__ = ("before", "left", "seen")
+
+    def __init__(self, before: list[Block], left: int | None) -> None:
+        self.before = before
+        self.left = left  # messages that are still to be listed
+        self.seen: set[tuple[Block, int]] = set()  # those of ours that were
 
 
 class Held:
     """The leases of one consumer.
 
-    `credit` gives permits back where there will be no ACK or NACK, `give_back` nacks.
+    `credit` gives a partition's permits back where there will be no ACK or NACK, `give_back` nacks.
     """
 
-    def __init__(self, credit: Callable[[int], None], give_back: Callable[[list[Part]], object]) -> None:
+    def __init__(self, credit: Callable[[int, int], None], give_back: Callable[[list[Part]], object]) -> None:
         self.mode = "shared"
         self.lease = 30.0  # seconds
         self.blocks: dict[Block, None] = {}  # those with a message that is neither settled nor stale
         self.active = monotonic()  # when the application last took or settled something
         self.credit = credit
         self._give_back = give_back
-        self._before: list[Block] = []  # held when the connection was lost
-        self._listed: set[tuple[Block, int]] = set()  # those of them that the broker knows of
-        self._to_list: int | None = None  # messages that it will still list
+        self._listings: dict[int, _Listing] = {}  # by partition
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
         self._rewinding: dict[tuple[int, str], int] = {}  # lanes being nacked -> from which entry on
 
@@ -69,23 +79,25 @@ class Held:
         """A block has come; what follows a nack that is under way is void."""
         if self.mode != "shared":  # a lane that comes again, perhaps before we knew that its leases ended
             earlier = [old for old in self.blocks if old.partition == block.partition]
-            self.credit(self._forget_older(block, earlier))
+            self.credit(block.partition, self._forget_older(block, earlier))
         if block.open:
             self.blocks[block] = None
         if self._rewinding:
             self._void_rewound(block)
 
-    def reopen(self, listed: int | None) -> None:
-        """There is a new session: so many of the messages held will be listed, and the rest is void."""
-        self._before = list(self.blocks)
-        self._listed = set()
-        self._to_list = listed
+    def reopen(self, partitions: Collection[int], listed: int | None) -> None:
+        """They have a new session: so many of the messages held will be listed, and the rest is void."""
+        listing = _Listing([block for block in self.blocks if _among(block, partitions)], listed)
+        if ALL in partitions:
+            self._listings.clear()
+        self._listings.update(dict.fromkeys(partitions, listing))
         if listed == 0:
-            self._void_unlisted()
+            self._void_unlisted(listing)
 
     def keep(self, block: Block) -> None:
         """A block lists what is held, perhaps delivered before: what we have stays as it is."""
-        both = dict.fromkeys((*self._before, *self.blocks))
+        listing = self._listings.get(block.partition) or self._listings.get(ALL) or _Listing([], None)
+        both = dict.fromkeys((*listing.before, *self.blocks))
         earlier = [old for old in both if old.partition == block.partition]
         known = {
             (old.token, entry): (old, index) for old in earlier for index, entry in enumerate(old.entries)
@@ -94,10 +106,10 @@ class Held:
             old, at = known.get((block.token, entry), (block, index))
             if old is block or old.states[at] == STALE:
                 continue
-            self._listed.add((old, at))
+            listing.seen.add((old, at))
             if old.states[at] == SETTLED:
                 # Settled after the worker had looked: it has counted the message once more.
-                self.credit(1)
+                self.credit(block.partition, 1)
             elif self.lane(old, at):
                 self.restart([(old, at, at + 1)], self.deadline(block, index))
             else:
@@ -105,17 +117,17 @@ class Held:
             self._close(block, index, SETTLED)
         self._forget_older(block, earlier)
         self.add(block)
-        if self._to_list is not None:
-            self._to_list -= len(block)
-            if self._to_list <= 0:
-                self._void_unlisted()
+        if listing.left is not None:
+            listing.left -= len(block)
+            if listing.left <= 0:
+                self._void_unlisted(listing)
 
-    def _void_unlisted(self) -> None:
+    def _void_unlisted(self, listing: _Listing) -> None:
         """What the broker does not list went to others while we were away."""
-        self._to_list = None
-        for old in self._before:
+        listing.left = None
+        for old in listing.before:
             for index, state in enumerate(old.states):
-                if state <= HANDED and (old, index) not in self._listed:
+                if state <= HANDED and (old, index) not in listing.seen:
                     self._close(old, index, STALE)
 
     def _forget_older(self, block: Block, earlier: list[Block]) -> int:
@@ -142,7 +154,7 @@ class Held:
             elif block.states[index] == BUFFERED:
                 self._close(block, index, STALE)
                 ended += 1
-        self.credit(ended)
+        self.credit(block.partition, ended)
 
     # Letting go
 
@@ -159,7 +171,7 @@ class Held:
     def end(self, block: Block, index: int) -> None:
         """The lease of a message has ended without being settled."""
         self._close(block, index, STALE)
-        self.credit(1)
+        self.credit(block.partition, 1)
 
     def settled(self, block: Block, index: int) -> None:
         """The broker has settled a message."""
@@ -187,9 +199,9 @@ class Held:
                 self.blocks.pop(block, None)
         block.states[index] = state
 
-    def clear(self) -> None:
-        """All leases have ended."""
-        for block in list(self.blocks):
+    def clear(self, partitions: Collection[int] = (ALL,)) -> None:
+        """All leases in these partitions have ended."""
+        for block in [block for block in self.blocks if _among(block, partitions)]:
             for index, state in enumerate(block.states):
                 if state < SETTLED:
                     self._close(block, index, STALE)
@@ -222,7 +234,7 @@ class Held:
             return
         self._rewinding.update(nacked)
         partitions = {partition for partition, _ in nacked}
-        ended = 0
+        ended: dict[int, int] = {}
         for block in list(self.blocks):
             if block.partition not in partitions:
                 continue
@@ -231,8 +243,9 @@ class Held:
                     first = nacked.get((block.partition, self.lane(block, index)))
                     if first is not None and block.entries[index] > first:
                         self._close(block, index, STALE)
-                        ended += 1
-        self.credit(ended)
+                        ended[block.partition] = ended.get(block.partition, 0) + 1
+        for partition, count in ended.items():
+            self.credit(partition, count)
 
     def rewound(self, parts: Iterable[Part]) -> None:
         """The nack was answered: what comes now counts."""
@@ -290,3 +303,7 @@ class Held:
             for index, state in enumerate(block.states):
                 if state <= HANDED:
                     yield block, index
+
+
+def _among(block: Block, partitions: Collection[int]) -> bool:
+    return block.partition in partitions or ALL in partitions

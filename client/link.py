@@ -1,181 +1,206 @@
-"""Keeps a consumer subscribed: on one connection, then on the next."""
+"""A consumer's part at one worker: the partitions that are open there, and those that are to be."""
 
 import asyncio
-from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from time import monotonic
+from typing import TYPE_CHECKING
 
 from client import wire
-from client.cluster import Cluster, backoff
-from client.connection import Connection, error_from
+from client.connection import Connection, Redirected, error_from, give_up
 from client.errors import BrokerError, ConnectionClosed, SubscriptionBusy
-from client.tasks import Tasks
-from client.wire import Frame, Type
+from client.held import ALL
+from client.pool import Peer
+from client.seeds import backoff
+from client.wire import Frame, Properties, Type
+
+if TYPE_CHECKING:
+    from client.links import Links
 
 
 class Link:
-    """The worker's side of a consumer; `on_end` hears the error that ends it for good."""
+    """Keeps the partitions it is to serve subscribed: on one connection to its worker, then on the next."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        request: wire.Subscribe,
-        on_open: Callable[[wire.SubscribeReply], None],
-        on_data: Callable[[Frame], None],
-        on_end: Callable[[BrokerError], None],
-    ) -> None:
-        self.stream = request.stream
-        self.timeout = cluster.timeout
-        self.opened = False
-        self.paused = False
-        self.error: BrokerError | None = None
-        self._cluster = cluster
-        self._request = request
-        self._on_open = on_open
-        self._on_data = on_data
-        self._on_end = on_end
-        self.current: Connection | None = None  # on which it is subscribed
-        self._ready: asyncio.Future[Connection]
-        self._broken: asyncio.Future[BrokerError]
-        self._early: list[Frame] = []  # what came before we knew that we are subscribed
+    def __init__(self, links: "Links", peer: Peer) -> None:
+        self.peer = peer
+        self.wanted: set[int] = set()
+        self.open: set[int] = set()
+        self.current: Connection | None = None  # on which its stream is open
+        self._links = links
+        self._limit = 0  # permits
+        self._opening: frozenset[int] = frozenset()
+        self._early: list[Frame] = []  # what came before we knew that it is subscribed
+        self._asked: dict[int, set[asyncio.Future[Frame]]] = {}  # by partition, not answered yet
+        self._trouble: BrokerError | None = None  # what ended its stream
         self._credit = 0
-        self._tasks = Tasks()
+        self._woken = asyncio.Event()
+        self._gone = False
 
-    async def open(self) -> None:
-        """Subscribe for the first time."""
-        self._ready = asyncio.get_running_loop().create_future()
-        end = monotonic() + self.timeout
-        attempt = 0
-        while self.current is None:
-            connection = await self._cluster.connection(max(0.0, end - monotonic()))
-            try:
-                await self._subscribe(connection)
-            except BrokerError as error:
-                wait = backoff(attempt)
-                if _final(error) or monotonic() + wait > end:
-                    raise
-                attempt += 1
-                await asyncio.sleep(wait)
-        self.opened = True
-        self._tasks.start(self._stay())
+    # What the other links' owner calls
 
-    async def leave(self) -> None:
-        """Tell the worker that the consumer is closed: what it holds goes back."""
-        connection = self.current
-        if connection is not None:
-            try:
-                await connection.request(wire.Unsubscribe(self.stream))
-            except BrokerError:
-                pass  # then the worker has ended it, or will when the session does
-            finally:
-                connection.streams.pop(self.stream, None)
+    def wake(self) -> None:
+        """What it is to serve has changed."""
+        self._woken.set()
 
-    async def close(self) -> None:
-        """Do not subscribe again."""
-        await self._tasks.cancel()
-        if self.current is not None:
-            self.current.streams.pop(self.stream, None)
-            self.current.closed.remove_done_callback(self._lost)
+    def ask(self, partition: int, properties: Properties, body: bytes) -> asyncio.Future[Frame]:
+        """Send a request about a partition that it serves."""
+        assert self.current is not None
+        answer = self.current.request(properties, body)
+        waiting = self._asked.setdefault(partition, set())
+        waiting.add(answer)
+        answer.add_done_callback(waiting.discard)
+        return answer
 
-    async def connection(self, within: float) -> Connection:
-        """The connection on which it is subscribed, waiting for it if need be."""
-        end = monotonic() + within
-        while self.current is None:
-            ready = self._ready
-            await asyncio.wait({ready}, timeout=max(0.0, end - monotonic()))
-            if not ready.done():
-                raise self._cluster.error
-            if (ended := ready.exception()) is not None:
-                raise ended
-        return self.current
+    def release(self, partition: int) -> None:
+        """Another worker serves the partition: what was asked here is to be asked there."""
+        self.open.discard(partition)
+        for at in list(self._asked) if partition == ALL else [partition]:
+            for answer in self._asked.pop(at, ()):
+                give_up(answer, Redirected(self._links.topic, at, ""))
+        self.wake()
 
     def pause(self, paused: bool) -> None:
         """Have the worker stop or go on."""
-        self.paused = paused
         if self.current is not None:
-            self.current.send(wire.Flow(self.stream, paused=paused))
+            self.current.send(wire.Flow(self._links.stream, paused=paused))
 
     def credit(self, count: int) -> None:
         """Messages ended without an ACK or NACK: there is room for others."""
-        if count:
-            if not self._credit:
-                asyncio.get_running_loop().call_soon(self._give_credit)
-            self._credit += count
+        if not self._credit:
+            asyncio.get_running_loop().call_soon(self._give_credit)
+        self._credit += count
 
     def _give_credit(self) -> None:
         if self.current is not None:
-            self.current.send(wire.Flow(self.stream, permits=self._credit))
+            self.current.send(wire.Flow(self._links.stream, permits=self._credit))
         self._credit = 0
 
-    async def _subscribe(self, connection: Connection) -> None:
-        self._early.clear()
-        connection.streams[self.stream] = partial(self._pushed, connection)
-        asked = connection.request(self._request)
+    def grant(self, limit: int) -> None:
+        """Let the worker have so many messages out."""
+        self._limit = limit
+        if self.current is not None:
+            self.current.send(wire.Flow(self._links.stream, limit=limit))
+
+    async def lower(self, limit: int) -> None:
+        """Let it have no more than so many out, and wait until that is so."""
+        self._limit = limit
+        if self.current is not None:
+            with suppress(BrokerError):  # what comes next over another connection keeps to the limit
+                await self.current.request(wire.Flow(self._links.stream, limit=limit))
+
+    async def leave(self) -> None:
+        """Tell the worker that the consumer is closed: what it holds goes back."""
+        if (connection := self._let_go()) is not None:
+            with suppress(BrokerError):  # then the worker has ended it, or will when the session does
+                await connection.request(wire.Unsubscribe(self._links.stream))
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        self._let_go()
+
+    def _let_go(self) -> Connection | None:
+        connection, self.current = self.current, None
+        if connection is not None:
+            connection.streams.pop(self._links.stream, None)
+            connection.closed.remove_done_callback(self._lost)
+        return connection
+
+    # Subscribing
+
+    async def run(self) -> None:
+        """Subscribe whenever something is missing, until nothing is to be served here any more."""
+        attempt = 0
+        while self.wanted or self.open:
+            self._woken.clear()
+            error, self._trouble = self._trouble, None
+            missing = frozenset(self.wanted - self.open)
+            if error is None and missing and self._links.may_open(self):
+                try:
+                    await self._subscribe(missing)
+                    attempt = 0
+                except BrokerError as problem:
+                    error = problem
+            elif error is None:
+                await self._woken.wait()
+            if error is not None:
+                if final(error):
+                    self._links.end(error)
+                    return
+                if attempt or not isinstance(error, ConnectionClosed):
+                    await asyncio.sleep(backoff(attempt))
+                    await self._links.look_again(error)
+                attempt += 1
+        self._links.drop(self)
+        if (connection := self._let_go()) is not None:
+            connection.request(wire.Unsubscribe(self._links.stream))
+
+    async def _subscribe(self, partitions: frozenset[int]) -> None:
+        """Open partitions: with a new stream, or added to the one that is open."""
+        connection = await self.peer.connect()
+        stream = self._links.stream
+        fresh = connection is not self.current
+        if fresh:
+            self._early.clear()
+            connection.streams[stream] = partial(self._pushed, connection)
+        self._opening = partitions
+        asked = connection.request(self._links.subscribe(partitions, self._limit))
         try:
             reply = wire.properties_of(await asyncio.shield(asked), wire.SubscribeReply)
         except BaseException as error:
-            connection.streams.pop(self.stream, None)
-            if isinstance(error, asyncio.CancelledError):  # the worker lets it in all the same
-                asked.add_done_callback(lambda _: connection.request(wire.Unsubscribe(self.stream)))
+            if fresh:
+                connection.streams.pop(stream, None)
+                if isinstance(error, asyncio.CancelledError):  # the worker lets it in all the same
+                    asked.add_done_callback(lambda _: connection.request(wire.Unsubscribe(stream)))
             raise
-        self.current = connection
-        self._broken = asyncio.get_running_loop().create_future()
-        self._on_open(reply)
-        self._ready.set_result(connection)
-        connection.closed.add_done_callback(self._lost)
-        if self.paused:
-            connection.send(wire.Flow(self.stream, paused=True))
+        finally:
+            self._opening = frozenset()
+        if fresh:
+            self.current = connection
+            connection.closed.add_done_callback(self._lost)
+            if self._links.paused:
+                connection.send(wire.Flow(stream, paused=True))
+        elif self.current is not connection:
+            return  # it has ended meanwhile
+        self.open |= partitions
+        self._links.opened(self, partitions, reply)
         early, self._early = self._early, []
         for frame in early:
             self._pushed(connection, frame)
+
+    # What the worker pushes
 
     def _pushed(self, connection: Connection, frame: Frame) -> None:
         if connection is not self.current:
             self._early.append(frame)
         elif frame.type == Type.DATA:
-            self._on_data(frame)
-        else:  # the worker has let go of the consumer, and so of all its leases
-            error = error_from(wire.properties_of(frame, wire.Error))
-            self._on_end(error)
-            self._break(connection, error)
+            data = wire.properties_of(frame, wire.Data)
+            if data.partition in self._opening:
+                self._early.append(frame)
+            elif self._links.serving(data.partition) is self:
+                self._links.on_data(frame, data)
+            # Else another worker has the partition: it lists what we hold.
+        elif frame.type == Type.REDIRECT:
+            to = wire.properties_of(frame, wire.Redirect)
+            if to.partition in self._opening:
+                self._early.append(frame)
+            else:
+                self._links.moved(self, to.partition, to.address)
+        elif frame.type == Type.FLOW:
+            if wire.properties_of(frame, wire.Flow).wanted:
+                self._links.permits.wanted(self)
+        else:  # the worker has let go of the consumer, and so of all the leases that it had there
+            self._break(error_from(wire.properties_of(frame, wire.Error)), void=True)
 
     def _lost(self, closed: asyncio.Future[BrokerError]) -> None:
-        if self.current is not None and self.current.closed is closed:
-            self._break(self.current, closed.result())
+        self._break(closed.result(), void=False)
 
-    def _break(self, connection: Connection, error: BrokerError) -> None:
-        if connection is self.current:
-            connection.streams.pop(self.stream, None)
-            connection.closed.remove_done_callback(self._lost)
-            self.current = None
-            self._ready = asyncio.get_running_loop().create_future()
-            self._broken.set_result(error)
-
-    async def _stay(self) -> None:
-        """Subscribe again whenever the connection or the worker's side of the consumer ends."""
-        while True:
-            await asyncio.wait({self._broken})
-            error: BrokerError | None = self._broken.result()
-            attempt = 0
-            while error is not None:
-                if _final(error):
-                    self._end(error)
-                    return
-                if attempt or not isinstance(error, ConnectionClosed):
-                    await asyncio.sleep(backoff(attempt))
-                attempt += 1
-                try:
-                    await self._subscribe(await self._cluster.connection())
-                    error = None
-                except BrokerError as problem:
-                    error = problem
-
-    def _end(self, error: BrokerError) -> None:
-        self.error = error
-        self._ready.set_exception(error)
-        self._ready.exception()  # retrieved: perhaps nobody waits
-        self._on_end(error)
+    def _break(self, error: BrokerError, *, void: bool) -> None:
+        self._let_go()
+        lost, self.open = self.open, set()
+        self._trouble = error
+        self._links.closed(self, lost, void)
+        self.wake()
 
 
-def _final(error: BrokerError) -> bool:
+def final(error: BrokerError) -> bool:
+    """Whether it is of no use to subscribe again."""
     return not error.retriable or isinstance(error, SubscriptionBusy)

@@ -7,14 +7,23 @@ from typing import NamedTuple
 
 from client import wire
 from client.bodies import Bodies
-from client.cluster import Cluster, backoff
-from client.connection import Connection
-from client.errors import BrokerError, DurabilityNotReached, Unavailable
+from client.connection import Connection, Redirected, give_up
+from client.errors import (
+    BacklogFull,
+    BrokerError,
+    ConnectionClosed,
+    DurabilityNotReached,
+    Overloaded,
+    Unavailable,
+)
+from client.map import TopicMap
+from client.seeds import backoff
 from client.tasks import Tasks
 from client.wire import MAX_BATCH, Frame
 
 _IN_FLIGHT = 8  # frames of a partition that wait for an answer
 _TEXT = 1_000_000  # characters in a frame, of up to four bytes each: far from what is too much for a worker
+_RIGHT_PLACE = Overloaded | BacklogFull | DurabilityNotReached  # said by the worker that has the partition
 _GATHER = 1.0  # seconds in which publishes share a frame: they share its time limit as well
 
 
@@ -39,10 +48,11 @@ class _State(Enum):
 class Parcel:
     """The messages of one PUBLISH frame and who waits for them."""
 
-    __slots__ = ("bodies", "calls", "created", "flat", "resent", "size", "state", "text")
+    __slots__ = ("answer", "bodies", "calls", "created", "flat", "resent", "size", "state", "text")
 
     def __init__(self, created: float) -> None:
         self.created = created
+        self.answer: asyncio.Future[Frame] | None = None  # that is waited for
         self.flat: list[str] = []  # key, uid, about, …
         self.bodies: dict[int, tuple[str, bytes]] = {}  # place in the frame -> name, body
         self.calls: list[tuple[asyncio.Future[Answer], int, int]] = []
@@ -71,12 +81,15 @@ class Outbox:
     """The way of one producer into one partition, at one durability: order holds within it."""
 
     def __init__(
-        self, topic: str, partition: int, durability: str, cluster: Cluster, bodies: Bodies, tasks: Tasks
+        self, where: TopicMap, partition: int, durability: str, limit: float, bodies: Bodies, tasks: Tasks
     ) -> None:
-        self.topic = topic
+        self.topic = where.topic
         self.partition = partition
         self.durability = durability
-        self._cluster = cluster
+        self._map = where
+        self._peer = where.owner(partition)
+        where.watchers[self._look] = None
+        self._limit = limit  # seconds until what is not answered is given up
         self._bodies = bodies
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
@@ -122,6 +135,7 @@ class Outbox:
 
     def close(self, error: BaseException) -> None:
         """Give up what is not answered."""
+        self._map.watchers.pop(self._look, None)
         for timer in (self._pumping, self._expiry):
             if timer is not None:
                 timer.cancel()
@@ -137,7 +151,7 @@ class Outbox:
         parcel = Parcel(now)
         self._waiting.append(parcel)
         if self._expiry is None:
-            self._expiry = self._loop.call_at(now + self._cluster.timeout, self._expire)
+            self._expiry = self._loop.call_at(now + self._limit, self._expire)
         return parcel
 
     # Sending
@@ -154,9 +168,9 @@ class Outbox:
             if self._blocked:
                 break
             if parcel.state is _State.READY:
-                connection = self._cluster.current
+                connection = self._peer.current if self._peer is not None else None
                 if connection is None:
-                    self._fail(parcel, self._cluster.error)
+                    self._fail(parcel, self._no_connection())
                 elif not connection.writable:
                     connection.when_writable(self._schedule)
                     break
@@ -186,6 +200,7 @@ class Outbox:
             wire.pack(parcel.flat),
         )
         self._again = False
+        parcel.answer = answer
         answer.add_done_callback(lambda answer: self._answered(parcel, answer))
 
     async def _upload(self, parcel: Parcel) -> None:
@@ -263,10 +278,12 @@ class Outbox:
     async def _recover(self) -> None:
         """Wait a little, and for a connection; then all that failed goes out again, in order."""
         try:
-            if self._cluster.current is not None:
-                await asyncio.sleep(backoff(self._attempt, 0.02, 1.0))
-            self._attempt += 1
-            await self._cluster.connection()
+            while self._started:
+                if self._peer is not None and self._peer.current is not None:
+                    await asyncio.sleep(backoff(self._attempt, 0.02, 1.0))
+                self._attempt += 1
+                if await self._reach():
+                    break
         finally:
             self._recovering = False
         self._blocked = False
@@ -277,16 +294,55 @@ class Outbox:
                 parcel.resent = True
         self._schedule()
 
+    async def _reach(self) -> bool:
+        """Find out who has the partition, and connect there; whether that has worked."""
+        error, peer = self._error, self._peer
+        try:
+            if isinstance(error, Redirected) and error.address and self._map.owners:
+                if peer is None or peer.address != error.address:
+                    self._map.redirected(self.partition, error.address)
+                    self._map.renew()
+            elif peer is None or not isinstance(error, _RIGHT_PLACE):
+                await self._map.refresh()
+            if self._peer is None:
+                return False
+            await self._peer.connect()
+        except BrokerError as problem:
+            self._error = problem
+            if not problem.retriable:
+                for parcel in (*self._started, *self._waiting):
+                    self._drop(parcel, problem)
+                self._waiting.clear()
+            return False
+        return True
+
+    def _look(self) -> None:
+        """The map has changed: what is not answered goes to the new owner, and the old one is not heard."""
+        peer = self._map.owner(self.partition)
+        if peer is self._peer:
+            return
+        self._peer = peer
+        moved = Redirected(self.topic, self.partition, peer.address if peer is not None else "")
+        for parcel in self._started:
+            if parcel.state is _State.SENT and parcel.answer is not None:
+                give_up(parcel.answer, moved)
+
+    def _no_connection(self) -> BrokerError:
+        peer = self._peer
+        if peer is None:
+            return Unavailable(f"no worker serves partition {self.partition} of {self.topic!r} yet")
+        return peer.error or ConnectionClosed(f"no connection to the worker at {peer.address}")
+
     def _no_answer(self) -> BrokerError:
         return Unavailable(
-            f"partition {self.partition} of {self.topic!r} has not answered in {self._cluster.timeout:g} s; "
+            f"partition {self.partition} of {self.topic!r} has not answered in {self._limit:g} s; "
             "whether it was stored is not known"
         )
 
     def _expire(self) -> None:
         """Give up what has waited for too long, with the last thing that went wrong."""
         self._expiry = None
-        now, limit = self._loop.time(), self._cluster.timeout
+        now, limit = self._loop.time(), self._limit
         for parcel in (*self._started, *self._waiting):
             if now < parcel.created + limit:
                 self._expiry = self._loop.call_at(parcel.created + limit, self._expire)

@@ -3,13 +3,15 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 from client import wire
 from client.bodies import Bodies
 from client.cluster import Cluster
-from client.errors import ConnectionClosed, TopicNotFound
+from client.errors import ConnectionClosed, InvalidArgument, TopicNotFound
+from client.map import TopicMap
 from client.outbox import Answer, Outbox
 from client.outgoing import Slice, check_texts, sort, sort_one
 from client.tasks import Tasks, shared
@@ -84,6 +86,7 @@ class Producer:
         self._group = group or ""
         pack_about(0, self._group)  # raises InvalidName for a group that cannot be
         self._partitions: dict[str, int] = {}
+        self._maps: dict[str, TopicMap] = {}
         self._lookups: dict[str, asyncio.Task[int]] = {}
         self._outboxes: dict[tuple[str, int, str], Outbox] = {}
         self._room = _Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
@@ -120,12 +123,20 @@ class Producer:
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
-        count = self._partitions.get(topic) or await self._partition_count(topic)
-        partition, durability, item = sort_one(message, count, self._group)
-        length = self._measure(item)
-        await self._room.take(1, length)
-        added = self._add(topic, {(partition, durability): item})
-        return (await self._collect(topic, added, 1, length))[0]
+        while True:
+            count = self._partitions.get(topic) or await self._partition_count(topic)
+            partition, durability, item = sort_one(message, count, self._group)
+            length = self._measure(item)
+            await self._room.take(1, length)
+            added = self._add(topic, {(partition, durability): item})
+            try:
+                return (await self._collect(topic, added, 1, length))[0]
+            except InvalidArgument:
+                # Perhaps the topic was made anew, with fewer partitions: then nothing was stored.
+                if not partition or message.partition is not None:
+                    raise
+                if await self._partition_count(topic) == count:
+                    raise
 
     async def close(self) -> None:
         """Give up what is not answered."""
@@ -162,12 +173,26 @@ class Producer:
 
     async def _look_up(self, topic: str) -> int:
         try:
-            answer = await self._cluster.request(wire.DescribeTopic(topic))
-            count = wire.properties_of(answer, wire.TopicReply).partitions
+            known = await self._cluster.map(topic)
+            if topic not in self._maps:
+                self._maps[topic] = known
+                known.watchers[partial(self._recount, known)] = None
+            elif topic not in self._partitions:
+                await known.refresh()
+            if not (count := len(known.owners)):  # a worker that does not tell, or there is no topic
+                answer = await self._cluster.request(wire.DescribeTopic(topic))
+                count = wire.properties_of(answer, wire.TopicReply).partitions
             self._partitions[topic] = count
             return count
         finally:
             del self._lookups[topic]
+
+    def _recount(self, known: TopicMap) -> None:
+        """The map has changed: a topic that was made anew may have another number of partitions."""
+        if known.owners:
+            self._partitions[known.topic] = len(known.owners)
+        else:
+            self._partitions.pop(known.topic, None)
 
     def _add(self, topic: str, slices: dict[tuple[int, str], Slice]) -> list[_Added]:
         if self._closed is not None:
@@ -176,7 +201,8 @@ class Producer:
         for (partition, durability), item in slices.items():
             outbox = self._outboxes.get((topic, partition, durability))
             if outbox is None:
-                outbox = Outbox(topic, partition, durability, self._cluster, self._bodies, self._tasks)
+                limit = self._cluster.timeout
+                outbox = Outbox(self._maps[topic], partition, durability, limit, self._bodies, self._tasks)
                 self._outboxes[topic, partition, durability] = outbox
             answers = outbox.add(item.flat, item.bodies, item.text)
             added.append(_Added(partition, durability, item.places, answers))
@@ -199,8 +225,9 @@ class Producer:
         finally:
             self._room.give(size, length)
         if error is not None:
-            if isinstance(error, TopicNotFound):
-                self._partitions.pop(topic, None)
+            beyond = isinstance(error, InvalidArgument) and any(item.partition for item in added)
+            if beyond or isinstance(error, TopicNotFound):
+                self._partitions.pop(topic, None)  # it may be another one by now, with fewer
             raise error
         return results
 

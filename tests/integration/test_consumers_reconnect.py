@@ -185,13 +185,13 @@ async def test_a_consumer_that_was_away_for_longer_than_its_session_hands_out_no
             await publish(other, topic, "abcd")
             held = await take(lost, 2)
             back = asyncio.Event()
-            connect = away._cluster._connect
+            dial = away._cluster._pool.dial
 
-            async def connect_later() -> Connection:
+            async def dial_later(address: str) -> Connection:
                 await back.wait()
-                return await connect()
+                return await dial(address)
 
-            monkeypatch.setattr(away._cluster, "_connect", connect_later)
+            monkeypatch.setattr(away._cluster._pool, "dial", dial_later)
             cut(away)
             async with other.subscribe(topic, "s", mode=mode) as consumer:
                 messages = await take(consumer, 4)

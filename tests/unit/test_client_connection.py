@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from client import AsyncClient, Client, wire
-from client.cluster import Seed, parse_seeds
+from client.seeds import Seed, parse_seeds
 from client.errors import (
     ConnectionClosed,
     ConnectionFailed,

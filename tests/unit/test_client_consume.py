@@ -616,7 +616,7 @@ async def test_data_that_comes_with_the_answer_is_not_lost(worker: ScriptedWorke
         consumer = client.subscribe("orders", "billing", permits=7, lease=5, name="me", partitions=[2, 3])
         opening = asyncio.ensure_future(consumer.__aenter__())
         request = await worker.expect_subscriber()
-        worker.link.data(2)
+        worker.link.data(2, partition=3)
         asked = request.properties
         assert (asked.permits, asked.lease_ms, asked.consumer, asked.partitions) == (7, 5_000, "me", [2, 3])
         assert (asked.mode, asked.start) == ("shared", "latest")

@@ -1,0 +1,295 @@
+"""All links of a consumer: which worker serves which of its partitions, and who does when that changes."""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from time import monotonic
+
+import msgspec
+
+from client import wire
+from client.cluster import Cluster
+from client.connection import Redirected
+from client.errors import BrokerError, ConnectionClosed, Unavailable
+from client.held import ALL
+from client.link import Link, final
+from client.map import TopicMap
+from client.permits import Permits
+from client.pool import Peer
+from client.tasks import Tasks
+from client.wire import Frame
+
+
+class Links:
+    """The workers' side of a consumer.
+
+    `on_open` hears which partitions are open, and what the worker said; `on_void` whose leases have ended;
+    `on_end` the error that ends the consumer for good.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        request: wire.Subscribe,
+        on_open: Callable[[Collection[int], wire.SubscribeReply], None],
+        on_data: Callable[[Frame, wire.Data], None],
+        on_void: Callable[[Collection[int]], None],
+        on_end: Callable[[BrokerError], None],
+    ) -> None:
+        self.topic = request.topic
+        self.stream = request.stream
+        self.timeout = cluster.timeout
+        self.on_data = on_data
+        self.opened_all = False
+        self.paused = False
+        self.error: BrokerError | None = None
+        self._cluster = cluster
+        self._request = request
+        self._on_open = on_open
+        self._on_void = on_void
+        self._on_end = on_end
+        self._map: TopicMap | None = None
+        self._links: dict[Peer, Link] = {}
+        self._to_serve: dict[int, Link | None] = {}  # partition -> who is to serve it
+        self._serving: dict[int, Link] = {}  # partition -> who does
+        self._exclusive = False
+        self._trouble: BrokerError | None = None  # what went wrong last
+        self._news = asyncio.Event()  # something was opened, or all has ended
+        self._asking: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
+        self.permits = Permits[Link](request.permits, self._tasks)
+
+    # What the consumer calls
+
+    async def open(self) -> None:
+        """Subscribe for the first time: all partitions."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                self._map = await self._cluster.map(self.topic)
+                self._map.watchers[self._place] = None
+                self._place()
+                while not self.opened_all and self.error is None:
+                    self._news.clear()
+                    await self._news.wait()
+            if self.error is not None:
+                raise self.error
+        except TimeoutError:
+            await self.close()
+            raise self._late() from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def leave(self) -> None:
+        """Tell the workers that the consumer is closed: what it holds goes back."""
+        self._forget_map()
+        await asyncio.gather(*(link.leave() for link in self._links.values()))
+
+    async def close(self) -> None:
+        """Do not subscribe again."""
+        self._forget_map()
+        await self._tasks.cancel()
+        for link in self._links.values():
+            link.close() if self.opened_all else self._abandon(link)
+
+    def _abandon(self, link: Link) -> None:
+        """It was never open as a whole: what is open is closed."""
+        if link.current is not None:
+            link.current.request(wire.Unsubscribe(self.stream))
+        link.close()
+
+    def _forget_map(self) -> None:
+        if self._map is not None:
+            self._map.watchers.pop(self._place, None)
+
+    def serving(self, partition: int) -> Link | None:
+        """Who serves a partition."""
+        return self._serving.get(partition) or self._serving.get(ALL)
+
+    async def reach(self, partition: int, within: float) -> Link:
+        """The same, waiting for it if need be."""
+        end = monotonic() + within
+        while (link := self.serving(partition)) is None:
+            if self.error is not None:
+                raise self.error
+            self._news.clear()
+            try:
+                async with asyncio.timeout(max(0.0, end - monotonic())):
+                    await self._news.wait()
+            except TimeoutError:
+                raise self._late() from None
+        return link
+
+    def doubt(self, partition: int, error: BrokerError) -> None:
+        """A request about a partition was refused: perhaps another worker has it."""
+        link = self.serving(partition)
+        if isinstance(error, Redirected) and link is not None:
+            if error.address != link.peer.address:
+                self.moved(link, partition, error.address)
+        elif self._map is not None:
+            self._map.renew()
+
+    def pause(self, paused: bool) -> None:
+        """Have the workers stop or go on."""
+        self.paused = paused
+        for link in self._links.values():
+            link.pause(paused)
+
+    def credit(self, partition: int, count: int) -> None:
+        """Messages ended without an ACK or NACK: there is room for others."""
+        link = self.serving(partition)
+        if count and link is not None:
+            link.credit(count)
+
+    # What links call
+
+    def subscribe(self, partitions: Iterable[int], permits: int) -> wire.Subscribe:
+        """What to ask of a worker."""
+        chosen = sorted(partitions)
+        if chosen == [ALL]:
+            return self._request
+        return msgspec.structs.replace(self._request, partitions=chosen, permits=permits)
+
+    def may_open(self, link: Link) -> bool:
+        """The worker of the lowest partition says who is alone on an exclusive subscription: ask it first."""
+        lowest = min(self._to_serve)
+        first = self._exclusive or not self.opened_all
+        return not first or lowest in self._serving or lowest in link.wanted
+
+    def opened(self, link: Link, partitions: frozenset[int], reply: wire.SubscribeReply) -> None:
+        """A worker serves partitions."""
+        late = {
+            at for at in partitions if self._to_serve.get(at) is not link and self.serving(at) is not None
+        }
+        for partition in partitions:
+            before = self._serving.get(partition)
+            if partition in late:
+                link.open.discard(partition)
+                continue
+            self._serving[partition] = link
+            if before is not None and before is not link:
+                before.release(partition)
+        self._exclusive = reply.mode == "exclusive"
+        self._trouble = None
+        if late:
+            reply = msgspec.structs.replace(reply, held=None)
+        self._on_open(partitions - late, reply)
+        if self._serving.keys() >= self._to_serve.keys():
+            self.opened_all = True
+        self._news.set()
+        for other in self._links.values():
+            other.wake()
+
+    def moved(self, link: Link, partition: int, address: str) -> None:
+        """A worker serves a partition no more; what is held of it stays so."""
+        if self._serving.get(partition) is link:
+            del self._serving[partition]
+        link.release(partition)
+        if self._map is not None:
+            self._map.redirected(partition, address)
+            self._map.renew()
+
+    def closed(self, link: Link, partitions: set[int], void: bool) -> None:
+        """A worker has ended its part, or its connection has ended."""
+        for partition in partitions:
+            if self._serving.get(partition) is link:
+                del self._serving[partition]
+        if void:
+            self._on_void(partitions)
+
+    async def look_again(self, error: BrokerError) -> None:
+        """Something could not be opened: perhaps another worker has it."""
+        self._trouble = error
+        assert self._map is not None
+        try:
+            if isinstance(error, Redirected) and error.address and self._map.owners:
+                self._map.redirected(error.partition, error.address)
+                self._map.renew()
+            else:
+                await self._map.refresh()
+        except BrokerError as problem:
+            self._trouble = problem
+            if final(problem):
+                self.end(problem)
+
+    def drop(self, link: Link) -> None:
+        """A link has nothing to serve any more."""
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+            self._share()
+
+    def end(self, error: BrokerError) -> None:
+        """The consumer has ended for good."""
+        if self.error is None:
+            self.error = error
+            self._forget_map()
+            self._news.set()
+            self._on_end(error)
+
+    # Below: how
+
+    def _place(self) -> None:
+        """The map is known, or has changed: have each partition served by its owner."""
+        assert self._map is not None
+        if self.error is not None:
+            return
+        self._know_partitions(self._map)
+        for partition, before in self._to_serve.items():
+            peer = self._map.owner(partition)
+            if peer is None and 0 < len(self._map.owners) <= partition:
+                peer = next(filter(None, self._map.owners), None)  # it will say that there is no such
+            link = before if peer is None else self._link(peer)
+            if link is not before and link is not None:
+                self._to_serve[partition] = link
+                link.wanted.add(partition)
+                link.wake()
+                if before is not None:
+                    before.wanted.discard(partition)
+                    before.wake()
+        self._share()
+        if None in self._to_serve.values() and self._asking is None:
+            self._asking = self._tasks.start(self._await_owners())
+
+    def _know_partitions(self, known: TopicMap) -> None:
+        """Which partitions there are is known from the map, where workers tell."""
+        if self._request.partitions is not None:
+            wanted: Iterable[int] = self._request.partitions
+        else:
+            wanted = range(len(known.owners)) if known.owners else [ALL]
+        if not self._to_serve:
+            self._to_serve = dict.fromkeys(sorted(wanted))
+        elif ALL in self._to_serve and known.owners:
+            link = self._to_serve.pop(ALL)
+            self._to_serve = dict.fromkeys(wanted, link)
+            if link is not None:
+                link.wanted = set(wanted)
+                if self._serving.pop(ALL, None) is link:
+                    link.open = set(wanted)
+                    self._serving = dict.fromkeys(wanted, link)
+
+    def _link(self, peer: Peer) -> Link:
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = Link(self, peer)
+            asyncio.get_running_loop().call_soon(self._start, link)
+        return link
+
+    def _start(self, link: Link) -> None:
+        if self.error is None:
+            self._tasks.start(link.run())
+
+    def _share(self) -> None:
+        self.permits.share({link: len(link.wanted) for link in self._links.values()})
+
+    async def _await_owners(self) -> None:
+        """Ask until every partition has somebody to serve it."""
+        assert self._map is not None
+        try:
+            while None in self._to_serve.values() and self.error is None:
+                await self.look_again(Unavailable(f"nobody serves some partitions of {self.topic!r} yet"))
+        finally:
+            self._asking = None
+
+    def _late(self) -> BrokerError:
+        return self._trouble or ConnectionClosed(
+            f"no worker that serves {self.topic!r} has answered in {self.timeout:g} s"
+        )

@@ -1,0 +1,108 @@
+"""The partition map of a topic: which worker serves each partition, asked for again when it may be wrong."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from client import wire
+from client.errors import TopicNotFound
+from client.pool import Peer, Pool
+from client.seeds import backoff
+from client.tasks import shared
+
+Ask = Callable[[str], Awaitable[tuple[Peer, wire.InfoReply]]]
+
+
+class TopicMap:
+    """Who serves the partitions of a topic, as far as is known; `watchers` are called when that changes."""
+
+    def __init__(self, topic: str, pool: Pool, ask: Ask, watch: Callable[[Peer, str], None]) -> None:
+        self.topic = topic
+        self.owners: list[Peer | None] = []  # None: nobody yet
+        self.everything: Peer | None = None  # who serves all, where the worker does not say
+        self.watchers: dict[Callable[[], None], None] = {}
+        self._pool = pool
+        self._ask = ask
+        self._watch = watch
+        self._asking: asyncio.Task[None] | None = None
+        self._again = False  # what is being asked may be answered with what was true before
+        self._hurry = asyncio.Event()
+        self._attempt = 0  # answers, one after the other, that told nothing new
+        self._due = 0.0  # not to be asked again before
+
+    @property
+    def known(self) -> bool:
+        """Whether it was ever answered."""
+        return bool(self.owners) or self.everything is not None
+
+    def owner(self, partition: int) -> Peer | None:
+        """Who serves a partition."""
+        if not self.owners:
+            return self.everything
+        return self.owners[partition] if 0 <= partition < len(self.owners) else None
+
+    def names(self, peer: Peer) -> bool:
+        """Whether a worker serves something of the topic."""
+        return peer is self.everything or peer in self.owners
+
+    async def refresh(self) -> None:
+        """Ask, together with all who want that; after answers that told nothing new, not at once."""
+        if self._asking is None:
+            self._asking = self._pool.tasks.start(self._refresh())
+        await shared(self._asking, "the client was closed")
+
+    def renew(self) -> None:
+        """It has changed: ask at once, and nobody waits for it."""
+        self._again = True
+        self._attempt, self._due = 0, 0.0
+        self._hurry.set()
+        if self._asking is None:
+            self._asking = self._pool.tasks.start(self._refresh())
+
+    def redirected(self, partition: int, address: str) -> None:
+        """A worker says who has a partition; the rest of the map may be old, too."""
+        if address and 0 <= partition < len(self.owners):
+            self._set(
+                [*self.owners[:partition], self._pool.peer(address), *self.owners[partition + 1 :]], None
+            )
+
+    async def _refresh(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._again = True
+            while self._again:
+                self._hurry.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._due):
+                        await self._hurry.wait()
+                self._again = False
+                changed = False
+                try:
+                    changed = self._take(*await self._ask(self.topic))
+                except TopicNotFound:
+                    self._set([], None)
+                    raise
+                finally:
+                    self._attempt = 0 if changed else self._attempt + 1
+                    self._due = loop.time() + (0.0 if changed else backoff(self._attempt - 1, maximum=1.0))
+        finally:
+            self._asking = None
+
+    def _take(self, peer: Peer, info: wire.InfoReply) -> bool:
+        """Take what a worker has answered; whether it was news."""
+        peers = [
+            peer if worker.id == info.worker else self._pool.peer(worker.address) for worker in info.workers
+        ]
+        owners = [peers[at] if 0 <= at < len(peers) else None for at in info.owners]
+        return self._set(owners, None if owners else peer)
+
+    def _set(self, owners: list[Peer | None], everything: Peer | None) -> bool:
+        if owners == self.owners and everything is self.everything:
+            return False
+        self.owners, self.everything = owners, everything
+        for peer in set(owners):
+            if peer is not None:
+                self._watch(peer, self.topic)
+        for call in list(self.watchers):
+            call()
+        return True

@@ -1,0 +1,113 @@
+"""A consumer's permits, split over the workers that serve it: never more out than there are in all."""
+
+from collections.abc import Mapping
+from typing import Generic, Protocol, TypeVar
+
+from client.tasks import Tasks
+
+
+class Holder(Protocol):
+    """A worker's side of the consumer, as far as permits go."""
+
+    def grant(self, limit: int) -> None:
+        """Let it have so many out."""
+
+    async def lower(self, limit: int) -> None:
+        """Let it have no more than so many out, and wait until that is so, or it has ended."""
+
+
+H = TypeVar("H", bound=Holder)
+
+
+class Permits(Generic[H]):
+    """Splits permits by the number of partitions; first some are lowered, then others are raised.
+
+    With fewer permits than workers some have none. Who says that it has messages queues up, and whatever
+    permit is free next goes to the first in the queue: so all are served in turn.
+    """
+
+    def __init__(self, total: int, tasks: Tasks) -> None:
+        self._total = total
+        self._tasks = tasks
+        self._aims: dict[H, int] = {}
+        self._limits: dict[H, int] = {}  # what each may have out, as far as it has not said otherwise
+        self._lowering: set[H] = set()
+        self._queue: dict[H, None] = {}
+
+    def share(self, weights: Mapping[H, int]) -> None:
+        """These are the holders now, with so many partitions each."""
+        for gone in [holder for holder in self._limits if holder not in weights]:
+            del self._limits[gone]
+            self._lowering.discard(gone)
+            self._queue.pop(gone, None)
+        for holder in weights:
+            self._limits.setdefault(holder, 0)
+        self._aims = split(self._total, weights, self._limits)
+        self._balance()
+
+    def wanted(self, holder: H) -> None:
+        """It has no permits, and messages that wait for some."""
+        if self._aims.get(holder) == 0:
+            self._queue[holder] = None
+            self._balance()
+
+    def _balance(self) -> None:
+        free = self._total - sum(self._limits.values())
+        while free > 0 and self._queue:
+            first = next(iter(self._queue))
+            del self._queue[first]
+            self._aims[first] = max(self._aims[first], 1)
+            if self._limits[first] == 0 and first not in self._lowering:
+                self._grant(first, 1)
+                free -= 1
+        for holder, aim in self._aims.items():
+            missing = min(free, aim - self._limits[holder])
+            if missing > 0 and holder not in self._lowering:
+                self._grant(holder, self._limits[holder] + missing)
+                free -= missing
+        for holder, limit in self._limits.items():
+            if holder not in self._lowering:
+                if limit > self._aims[holder]:
+                    self._lower(holder, self._aims[holder])
+                elif limit and self._queue:
+                    self._lower(holder, limit - 1)
+
+    def _grant(self, holder: H, limit: int) -> None:
+        self._limits[holder] = limit
+        holder.grant(limit)
+
+    def _lower(self, holder: H, limit: int) -> None:
+        self._lowering.add(holder)
+        self._tasks.start(self._lowered(holder, limit))
+
+    async def _lowered(self, holder: H, limit: int) -> None:
+        await holder.lower(limit)
+        if holder in self._lowering:
+            self._lowering.discard(holder)
+            self._limits[holder] = limit
+            if self._queue:  # its turn is over; if it has more, it says so
+                self._aims[holder] = min(self._aims[holder], limit)
+            self._balance()
+
+
+def split(total: int, weights: Mapping[H, int], limits: Mapping[H, int]) -> dict[H, int]:
+    """Shares by weight, by largest remainder: at least one for each that has a weight, if there are enough.
+
+    If not, those keep their permit that have one.
+
+        >>> split(10, {"a": 3, "b": 1, "c": 0}, {})
+        {'a': 7, 'b': 3, 'c': 0}
+    """
+    shares = dict.fromkeys(weights, 0)
+    some = [holder for holder, weight in weights.items() if weight]
+    if total <= len(some):
+        some.sort(key=lambda holder: not limits.get(holder))
+        shares.update(dict.fromkeys(some[:total], 1))
+        return shares
+    whole, rest = sum(weights.values()), total - len(some)
+    for holder in some:
+        shares[holder] = 1 + rest * weights[holder] // whole
+    left = total - sum(shares.values())
+    for holder in sorted(some, key=lambda holder: -(rest * weights[holder] % whole))[:left]:
+        shares[holder] += 1
+    return shares

@@ -1,0 +1,58 @@
+"""Where workers may listen, and how long to wait before looking there again."""
+
+import random
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from client import wire
+from client.errors import InvalidArgument
+
+
+class Seed(NamedTuple):
+    """Where a worker may listen."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def address(self) -> str:
+        """`host:port`, as workers write it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"keylane{'s' if self.tls else ''}://{self.address}"
+
+
+def parse_seeds(seeds: str | Iterable[str]) -> list[Seed]:
+    """Seeds from one URL, a list of them, or one with several hosts."""
+    found = []
+    for url in [seeds] if isinstance(seeds, str) else seeds:
+        scheme, separator, rest = str(url).partition("://")
+        if not separator or scheme not in ("keylane", "keylanes"):
+            raise InvalidArgument(f"seed {url!r}: use keylane://host:port, or keylanes:// for TLS")
+        for place in rest.rstrip("/").split(","):
+            seed = parse_address(place, scheme == "keylanes")
+            if seed is None:
+                raise InvalidArgument(f"seed {url!r}: {place!r} is not a host and port")
+            found.append(seed)
+    if not found:
+        raise InvalidArgument("no seeds: name at least one worker, such as keylane://127.0.0.1:9999")
+    return found
+
+
+def parse_address(address: str, tls: bool) -> Seed | None:
+    """`host:port` or `host`; None if it is something else."""
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return Seed(host, port or wire.PORT, tls) if host else None
+
+
+def backoff(attempt: int, initial: float = 0.05, maximum: float = 2.0) -> float:
+    """Seconds to wait before the next attempt: exponential, jittered."""
+    ceiling: float = min(maximum, initial * 2.0 ** min(attempt, 20))
+    return ceiling * random.uniform(0.5, 1.0)
