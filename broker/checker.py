@@ -43,6 +43,7 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
     if not partition.meta:
         yield "has no meta hash"
         return
+    yield from _lease_problems(partition)
     yield from _log_problems(partition)
     owed: set[int] = set()
     for subscription in partition.subscriptions:
@@ -57,6 +58,14 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
     expected = _expected_keys(partition)
     for key in sorted(partition.keys - expected):
         yield f"key {key} belongs to nothing"
+
+
+def _lease_problems(partition: PartitionSnapshot) -> Iterator[str]:
+    if partition.lease_ms == -1:
+        yield f"its lease, {partition.lease!r}, never ends"
+    epoch = partition.lease.rpartition(" ")[2]
+    if partition.lease and epoch != partition.meta["epoch"]:
+        yield f"its lease, {partition.lease!r}, is not of the newest epoch {partition.meta['epoch']}"
 
 
 def _log_problems(partition: PartitionSnapshot) -> Iterator[str]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from broker.keys import PartitionKeys
+from broker.keys import BROKERS, CONTROLLER, OWNERS, TOPICS, PartitionKeys, broker_key, topic_key
 from broker.store import Store
 
 _PAGE = 1_000
@@ -30,17 +30,62 @@ class PartitionSnapshot(msgspec.Struct):
 
     topic: str
     partition: int
+    lease: str
+    lease_ms: int  # -1: for ever; -2: there is none
     meta: dict[str, str]
     log: dict[int, tuple[int, str]]
     subscriptions: list[SubscriptionSnapshot]
     keys: set[str]
 
 
+class ClusterSnapshot(msgspec.Struct):
+    """What workers tell each other, as it is stored, and the topics that it is about."""
+
+    now_ms: int
+    heartbeats: dict[str, float]
+    brokers: dict[str, tuple[dict[str, str], int]]  # by worker: fields, and how long they last in ms
+    controller: str
+    controller_ms: int  # as lease_ms
+    owners: dict[str, str]
+    topics: dict[str, dict[str, str]]
+
+
+async def take_cluster_snapshot(store: Store) -> ClusterSnapshot:
+    """Read all that is stored outside of partitions; each key at an instant of its own."""
+    _, now_ms, heartbeats = await store.run("cluster/list", [BROKERS])
+    controller, controller_ms, names = await store.read_all(
+        [("GET", CONTROLLER), ("PTTL", CONTROLLER), ("SMEMBERS", TOPICS)]
+    )
+    workers = sorted(key.removeprefix(broker_key("")) for key in await store.keys_like(broker_key("*")))
+    fields = await store.all_fields([broker_key(worker) for worker in workers])
+    lasting = await store.read_all([("PTTL", broker_key(worker)) for worker in workers])
+    owners = await store.fields(OWNERS)
+    stored = await store.all_fields([topic_key(name) for name in sorted(names)])
+    return ClusterSnapshot(
+        now_ms,
+        _scores(heartbeats),
+        {
+            worker: (found, left_ms)
+            for worker, found, left_ms in zip(workers, fields, lasting, strict=True)
+            if found
+        },
+        controller or "",
+        controller_ms,
+        owners,
+        dict(zip(sorted(names), stored, strict=True)),
+    )
+
+
 async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSnapshot:
     """Read a partition: its state in one transaction, then its log page by page."""
     keys = PartitionKeys.of(topic, partition)
     names = sorted(await store.command("HKEYS", keys.subs))
-    commands: list[tuple[str | int, ...]] = [("HGETALL", keys.meta), ("HGETALL", keys.subs)]
+    commands: list[tuple[str | int, ...]] = [
+        ("GET", keys.lease),
+        ("PTTL", keys.lease),
+        ("HGETALL", keys.meta),
+        ("HGETALL", keys.subs),
+    ]
     for name in names:
         own = keys.subscription(name)
         commands += [
@@ -53,7 +98,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
             ("HGETALL", own.retries),
             ("ZRANGE", own.consumers, 0, -1, "WITHSCORES"),
         ]
-    meta, cursors, *rest = await store.atomically(commands)
+    lease, lease_ms, meta, cursors, *rest = await store.atomically(commands)
     subscriptions = []
     for index, name in enumerate(names):
         settings, lanes, runs, deadlines, ready, queue, retries, consumers = rest[index * 8 : index * 8 + 8]
@@ -75,6 +120,8 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
     return PartitionSnapshot(
         topic,
         partition,
+        lease or "",
+        lease_ms,
         meta,
         await _read_log(store, keys.log),
         subscriptions,

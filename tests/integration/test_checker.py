@@ -21,7 +21,8 @@ def command(*words: str) -> Damage:
 
 
 def _key(story: Story, word: str) -> str:
-    names = {"LOG": story.keys.log, "META": story.keys.meta, "SUBS": story.keys.subs}
+    keys = story.keys
+    names = {"LEASE": keys.lease, "LOG": keys.log, "META": keys.meta, "SUBS": keys.subs}
     if word.startswith("SUB:") or word == "SUB":
         return story.sub().sub + word[3:]
     return names.get(word, word)
@@ -45,6 +46,11 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "the ledgers are out of order": (
         "ledgers are out of order",
         command("HSET", "META", "ledgers", "1:3 1:1"),
+    ),
+    "a lease never ends": ("its lease, 'w1 1', never ends", command("PERSIST", "LEASE")),
+    "a lease is of another epoch": (
+        "its lease, 'w1 7', is not of the newest epoch 1",
+        command("SET", "LEASE", "w1 7", "PX", "60000"),
     ),
     "a cursor is too far": ("its cursor 9 is beyond the last entry 6", command("HSET", "SUBS", "s", "9")),
     "a cursor is behind what is leased": (

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from broker.engine import Engine
-from broker.results import Outgoing, Room, SubscriptionSettings, TopicSettings
+from broker.keys import OWNERS
+from broker.results import BrokerReport, Outgoing, Room, SubscriptionSettings, TopicSettings
 from client.wire import pack_about
 from tests.running import RunningBroker
 
@@ -41,8 +42,8 @@ def test_the_python_examples_of_the_readme_run() -> None:
 
 
 COMMANDS = {
-    "README.md": [line for line in _lines("README.md", "keylane ") if not line.startswith("keylane serve")],
-    "docs/operations.md": _lines("docs/operations.md", "keylane "),
+    page: [line for line in _lines(page, "keylane ") if not line.startswith("keylane serve")]
+    for page in ("README.md", "docs/operations.md")
 }
 
 
@@ -50,7 +51,7 @@ COMMANDS = {
 def test_the_commands_of_readme_and_operations_page_work() -> None:
     """In the order in which they are shown; the broker is one of our own instead of `keylane serve`."""
     bin = Path(sys.executable).parent
-    with RunningBroker() as broker:
+    with RunningBroker(workers=4) as broker:
         environment = {**os.environ, "KEYLANE_SERVER": broker.url, "PATH": f"{bin}:{os.environ['PATH']}"}
         for page, lines in COMMANDS.items():
             assert len(lines) >= 6, page
@@ -76,8 +77,11 @@ def _words(line: str) -> list[str]:
 
 
 async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_url: str) -> None:
-    """On a topic made to have something in every key."""
+    """On a topic and a worker made to have something in every key."""
     engine = Engine.connect(server_url)
+    await engine.enlist(BrokerReport("w1"), ttl_ms=60_000)
+    await engine.lead("w1", ttl_ms=60_000)
+    assert await engine.assign((await engine.owners()).version, {"orders": ["", "", "", "w1"]})
     await engine.create_topic("orders", TopicSettings(partitions=4))
     await engine.create_subscription("orders", "billing", SubscriptionSettings(mode="key_shared"))
     lease = await engine.acquire("orders", 3, "w1", ttl_ms=60_000)
@@ -91,10 +95,12 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
     await engine.nack(lease, "billing", [last._replace(first=last.last)], delay_ms=60_000)
     mark = "1" if await engine.store.command("EXISTS", "kl:{orders:3}:marks:1") else "0"
     lines = _lines("docs/keyspace.md", "redis-cli ")
-    assert len(lines) >= 15
+    assert len(lines) >= 20
     for line in lines:
         words = _words(line.replace("marks:0", f"marks:{mark}"))
         assert await engine.store.command(*words), line
+    await engine.depart("w1")
+    await engine.store.command("DEL", OWNERS)
     await engine.delete_topic("orders")
     assert await engine.store.keys_like("kl:*orders*") == set()
     await engine.close()
