@@ -27,7 +27,7 @@ WORTH = 0.01  # of the gap, that a move must shift: less than that only stirs
 HOT = 0.8  # of the gap, that a move may shift: with more, the hot spot moves and hardly cools
 DOUBT = 1.0  # standard deviations of one cycle's load that a move must stand out by: jitter moves nothing
 WAIT = 5  # cycles after a move: loads are averages that lag, and still tell of the placement before it
-REST = 120  # cycles that a moved partition stays where it is: no two workers toss it to and fro
+REST = 300  # cycles that a moved partition stays where it is: no two workers toss it to and fro
 WEIGHT = 1 / 32  # of a cycle in the averages that decide: long enough to tell a change from jitter
 IDLE = 0.01  # ms/s: an average below this is forgotten
 
