@@ -87,8 +87,9 @@ class Cluster:
 
     @property
     def broker_url(self) -> str:
-        """What `--redis` takes."""
-        return self.url.replace("redis://", "redis+cluster://")
+        """What `--redis` takes: any of these nodes tells of the others."""
+        addresses = ",".join(f"{HOST}:{node.port}" for node in (*self.nodes, *self.replicas))
+        return f"redis+cluster://{addresses}"
 
 
 def single_server(

@@ -45,7 +45,8 @@ def test_a_cluster_promotes_the_replica_of_a_node_that_dies(server_binary: Path)
     config = {"cluster-node-timeout": "1000"}
     with three_node_cluster(binary=server_binary, config=config, replicas=True) as cluster:
         assert len(cluster.replicas) == 3
-        assert cluster.broker_url == f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}/0"
+        ports = [node.port for node in (*cluster.nodes, *cluster.replicas)]
+        assert cluster.broker_url == "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports)
         cluster.nodes[1].kill()
         wait_until(lambda: "role:master" in ask(cluster.replicas[1].port, "INFO", "replication"))
         wait_until(lambda: "cluster_state:ok" in ask(cluster.nodes[0].port, "CLUSTER", "INFO"))
