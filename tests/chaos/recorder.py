@@ -1,11 +1,12 @@
 """An independent record of what applications were told, and the rules that it must follow."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Protocol
 
-from client import Message, Published
+from client import Published
 from client.types import Mode, Outcome
 
 ORDERED, SHARED = "ordered", "shared"
@@ -14,9 +15,31 @@ MODES: dict[str, Mode] = {ORDERED: "key_shared", SHARED: "shared"}
 Name = tuple[str, int]  # of a message: its producer, and that one's count
 
 
+class Delivered(Protocol):
+    """What a consumer sees of a message that is looked at here."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def key(self) -> str | None: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def retry_count(self) -> int: ...
+
+    @property
+    def attributes(self) -> Mapping[str, str]: ...
+
+
 @dataclass
 class Lane:
-    """A key in the ordered subscription."""
+    """What one subscription keeps in order: a key, or a whole partition in exclusive and failover."""
 
     entries: dict[Name, int] = field(default_factory=dict)  # of all that is known
     unsettled: dict[int, Name] = field(default_factory=dict)  # what certainly nobody has settled
@@ -39,21 +62,26 @@ class Told:
 
 
 class Recorder:
-    """Notes what producers and consumers see, and collects what must not be."""
+    """Notes what producers and consumers see, and collects what must not be.
 
-    def __init__(self) -> None:
+    `modes` are those of the subscriptions, by name.
+    """
+
+    def __init__(self, modes: Mapping[str, Mode] = MODES) -> None:
         self.problems: list[str] = []
         self.crashes = 0
+        self.now: float | None = None  # the time of what is noted, where that was earlier
         self._began = monotonic()
         self._journal: dict[Name, list[str]] = defaultdict(
             list
         )  # what happened to each, to explain a problem
         self.answered: dict[Name, Published] = {}
-        self.told = {subscription: Told() for subscription in MODES}
+        self.told = {subscription: Told() for subscription in modes}
+        self._modes = modes
         self._keys: dict[Name, str] = {}
         self._ids: dict[str, tuple[Name, str]] = {}  # id -> message and its uid
         self._id_of: dict[Name, str] = {}
-        self._lanes: dict[str, Lane] = defaultdict(Lane)
+        self._lanes: dict[tuple[str, str], Lane] = defaultdict(Lane)
 
     # Producers
 
@@ -76,14 +104,23 @@ class Recorder:
             self.problems.append(f"{id} is {self._ids[id]} and also {(name, uid)}")
         if self._id_of.setdefault(name, id) != id:
             self.problems.append(f"{name} was stored twice, as {self._id_of[name]} and as {id}")
-        key = self._keys[name]
-        if key and name not in (lane := self._lanes[key]).entries:
-            entry = lane.entries[name] = int(id.rpartition("-")[2])
-            lane.unsettled[entry] = name
+        for subscription in self._modes:
+            lane = self._lane(subscription, name)
+            if lane is not None and name not in lane.entries:
+                entry = lane.entries[name] = int(id.rpartition("-")[2])
+                lane.unsettled[entry] = name
+
+    def _lane(self, subscription: str, name: Name) -> Lane | None:
+        """The lane of a message whose id is known, None if it has no order."""
+        mode = self._modes[subscription]
+        if mode == "shared":
+            return None
+        key = self._keys[name] if mode == "key_shared" else self._id_of[name].partition(":")[0]
+        return self._lanes[subscription, key] if key else None
 
     # Consumers
 
-    def delivered(self, subscription: str, consumer: str, message: Message) -> Name:
+    def delivered(self, subscription: str, consumer: str, message: Delivered) -> Name:
         """The application was handed a message; answers its name."""
         name = _name_of(message)
         told = self.told[subscription]
@@ -93,14 +130,14 @@ class Recorder:
         if self._keys[name] != (message.key or ""):
             self.problems.append(f"{name} came with the key {message.key!r}")
         self._identify(name, message.id, message.uid)
-        if subscription == ORDERED and message.key:
-            self._check_order(consumer, message.key, name, first=name not in told.delivered)
+        if lane := self._lane(subscription, name):
+            self._check_order(subscription, consumer, lane, name, first=name not in told.delivered)
         told.redelivered += name in told.delivered
         told.delivered.add(name)
         return name
 
-    def _check_order(self, consumer: str, key: str, name: Name, first: bool) -> None:
-        lane = self._lanes[key]
+    def _check_order(self, subscription: str, consumer: str, lane: Lane, name: Name, first: bool) -> None:
+        key = f"{self._keys[name]!r} in {subscription}"
         entry = lane.entries[name]
         if consumer != lane.consumer:
             lane.consumer, lane.run = consumer, set()
@@ -119,8 +156,7 @@ class Recorder:
     def nacking(self, subscription: str, name: Name) -> None:
         """A nack is about to be sent: nobody holds the message, nor the later ones of its lane."""
         self._note(name, f"{subscription} is to nack it")
-        if subscription == ORDERED and (key := self._keys[name]):
-            lane = self._lanes[key]
+        if lane := self._lane(subscription, name):
             lane.run = {entry for entry in lane.run if entry < lane.entries[name]}
 
     def acking(self, subscription: str, names: Sequence[Name]) -> int:
@@ -146,11 +182,11 @@ class Recorder:
         self._reckon(subscription, name)
 
     def _reckon(self, subscription: str, name: Name) -> None:
-        """Keep what is certainly unsettled in the ordered subscription."""
-        key = self._keys[name]
-        if subscription != ORDERED or not key:
+        """Keep what is certainly unsettled where there is an order."""
+        lane = self._lane(subscription, name)
+        if lane is None:
             return
-        told, lane = self.told[ORDERED], self._lanes[key]
+        told = self.told[subscription]
         entry = lane.entries[name]
         if name in told.settled or name in told.doubtful or told.asking[name]:
             lane.unsettled.pop(entry, None)
@@ -160,7 +196,8 @@ class Recorder:
     # Explaining
 
     def _note(self, name: Name, what: str) -> None:
-        self._journal[name].append(f"{monotonic() - self._began:.3f} {what}, after {self.crashes} crashes")
+        at = monotonic() - self._began if self.now is None else self.now
+        self._journal[name].append(f"{at:.3f} {what}, after {self.crashes} crashes")
 
     def _complain(self, text: str, *names: Name) -> None:
         stories = ["\n    ".join([f"  {name}:", *self._journal[name]]) for name in names]
@@ -184,7 +221,9 @@ class Recorder:
                 yield f"{name} was never answered"
             for subscription, told in self.told.items():
                 if name not in told.delivered:
-                    yield f"{subscription}: {name} never came"
+                    yield f"{subscription}: {name}, {self._id_of.get(name)}, never came"
+                elif name not in told.settled and name not in told.doubtful:
+                    yield f"{subscription}: {name}, {self._id_of.get(name)}, was never settled"
 
     def _misnumbered(self) -> Iterator[str]:
         """Ids are dense in a partition; those of a producer and key rise in the order of its calls."""
@@ -212,6 +251,6 @@ class Recorder:
         return {self.answered[name].uid for name in names if name in self.answered}
 
 
-def _name_of(message: Message) -> Name:
+def _name_of(message: Delivered) -> Name:
     producer, _, number = message.attributes["name"].partition(" ")
     return producer, int(number)

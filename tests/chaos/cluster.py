@@ -1,0 +1,164 @@
+"""A cluster to which things happen, and how to see from outside who serves what."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+
+from broker.checker import check_topic
+from broker.engine import Engine
+from broker.keys import PartitionKeys
+from broker.server import Server
+from client import AsyncClient, wire
+from client.types import Mode
+from tests.chaos.gaps import Disturbance
+from tests.chaos.plan import Step
+from tests.running import RunningBroker
+
+LOOK = 0.05  # seconds between looks at Redis
+
+
+class Cluster:
+    """Carries out a plan, and keeps what was done when."""
+
+    def __init__(
+        self,
+        broker: RunningBroker,
+        servers: Sequence[Server],
+        engine: Engine,
+        client: AsyncClient,
+        topic: str,
+    ) -> None:
+        self.broker = broker
+        self.engine = engine
+        self.disturbances: list[Disturbance] = []
+        self.started = 0.0
+        self._servers = servers
+        self._client = client
+        self._topic = topic
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, broker: RunningBroker, servers: Sequence[Server], topic: str
+    ) -> AsyncIterator["Cluster"]:
+        """With a client for the operator, and an engine to look at Redis."""
+        engine = Engine.connect(broker.redis_url)
+        try:
+            async with AsyncClient(broker.url, timeout=60) as client:
+                yield cls(broker, servers, engine, client, topic)
+        finally:
+            await engine.close()
+
+    async def create_topic(self, partitions: int, modes: Mapping[str, Mode]) -> None:
+        """Make the topic and its subscriptions, and wait until all of it is served."""
+        await self._client.create_topic(self._topic, partitions=partitions)
+        for name, mode in modes.items():
+            await self._client.create_subscription(self._topic, name, mode=mode)
+        await self.settle_down()
+
+    # What happens
+
+    async def carry_out(self, steps: Sequence[Step]) -> None:
+        """Everything, one after the other, each at its time or when the one before is done."""
+        self.started = start = time.monotonic()
+        for step in steps:
+            await asyncio.sleep(max(0.0, start + step.at - time.monotonic()))
+            before = await self.owners()
+            began = time.monotonic()
+            await self._do(step)
+            ended = time.monotonic()
+            concerned = await self._concerned(step, before)
+            self.disturbances.append(Disturbance(str(step), began, ended, concerned))
+
+    async def _do(self, step: Step) -> None:
+        broker, worker = self.broker, step.worker
+        match step.what:
+            case "kill":
+                await anyio.to_thread.run_sync(broker.kill_worker, worker)
+            case "start":
+                await anyio.to_thread.run_sync(broker.start_worker, worker)
+            case "stop":
+                assert await anyio.to_thread.run_sync(broker.stop_worker, worker) == 0
+            case "pause":
+                broker.pause(worker)
+            case "resume":
+                broker.resume(worker)
+            case "add":
+                assert await anyio.to_thread.run_sync(broker.add_worker) == worker
+            case "drain":
+                await self._client._cluster.request(wire.Drain(broker.ids[worker]))
+            case "undrain":
+                await self._client._cluster.request(wire.Drain(broker.ids[worker], draining=False))
+            case "move":
+                await self._client._cluster.request(wire.MovePartition(self._topic, step.partition, broker.ids[worker]))
+            case "server":
+                server = self._servers[step.node]
+                server.kill()
+                await asyncio.sleep(step.outage)
+                await anyio.to_thread.run_sync(server.start)
+
+    async def _concerned(self, step: Step, before: list[str]) -> list[int]:
+        """The partitions whose service it may interrupt."""
+        match step.what:
+            case "kill" | "stop" | "pause":
+                name = self.broker.ids[step.worker]
+                return [number for number, owner in enumerate(before) if owner == name]
+            case "server":
+                return list(range(len(before)))
+            case "move":
+                return [step.partition]
+        after = await self.owners()
+        return [number for number, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+
+    @property
+    def instants(self) -> list[float]:
+        """When something began or had been done: around these an answer may be lost."""
+        return [instant for item in self.disturbances for instant in (item.began, item.ended)]
+
+    # What is seen from outside
+
+    async def owners(self) -> list[str]:
+        """Which worker is to serve each partition."""
+        return (await self.engine.owners()).topics[self._topic]
+
+    async def holders(self) -> list[str]:
+        """Which worker has the lease of each partition, "" for nobody."""
+        names = [PartitionKeys.of(self._topic, number).lease for number in range(len(await self.owners()))]
+        leases = await asyncio.gather(*(self.engine.store.command("GET", name) for name in names))
+        return [(lease or "").partition(" ")[0] for lease in leases]
+
+    async def settle_down(self) -> None:
+        """Wait until every partition is held by its owner, and that one runs."""
+        while await self.trouble():  # noqa: ASYNC110 - Redis does not tell
+            await asyncio.sleep(LOOK)
+
+    async def trouble(self) -> list[str]:
+        """What keeps partitions from being served."""
+        running = {place.id for place in self.broker.workers if place.process is not None}
+        owners, holders = await self.owners(), await self.holders()
+        return [
+            f"partition {number} is {owner}'s and {holder or 'nobody'} holds it"
+            for number, (owner, holder) in enumerate(zip(owners, holders, strict=True))
+            if owner != holder or owner not in running
+        ]
+
+    async def until_nothing_is_owed(self, subscriptions: Iterable[str]) -> None:
+        """Wait until every message has been settled in each subscription."""
+        while any((await self.backlog(subscriptions)).values()):  # noqa: ASYNC110 - it does not tell
+            await asyncio.sleep(LOOK)
+
+    async def backlog(self, subscriptions: Iterable[str]) -> dict[str, int]:
+        """What each subscription still owes."""
+        described = [await self._client.describe_subscription(self._topic, name) for name in subscriptions]
+        return {item.name: item.backlog for item in described}
+
+    async def check(self) -> list[str]:
+        """What is wrong in the keyspace and in the workers' logs."""
+        problems = await check_topic(self.engine, self._topic)
+        if "a bug" in (log := self.broker.log()):
+            problems.append(log[max(0, log.index("a bug") - 500) :][:3_000])
+        return problems
