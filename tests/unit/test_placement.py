@@ -79,7 +79,7 @@ def fewest(topics: Mapping[str, int], owners: Mapping[Place, str], workers: Coll
 
 
 @given(cluster=clusters())
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_every_partition_is_owned_and_counts_are_even_with_the_fewest_moves(cluster: Cluster) -> None:
     topics, owners, workers, loads, stay = cluster
     moves = place(topics, owners, workers, loads, stay=stay)
@@ -239,7 +239,8 @@ class Simulation:
         self.topics = {f"t{number}": partitions // 4 for number in range(4)}
         self.owners = after({}, place(self.topics, {}, self.workers))
         self.true: Loads = dict.fromkeys(sorted(self.owners), 0.0)
-        self.noise, self.memory = noise, memory
+        self.memory = memory
+        self.noises = [self.random.lognormvariate(-(noise**2) / 2, noise) for _ in range(5_000)]
         self.jitter = dict.fromkeys(self.true, 1.0)
         self.state = Memory()
         self.moved: Counter[Place] = Counter()
@@ -255,8 +256,8 @@ class Simulation:
     def run(self, cycles: int) -> int:
         """Let cycles pass; answers how many load moves there were (an exchange is one)."""
         for _ in range(cycles):
-            for one, jitter in self.jitter.items():
-                new = self.random.lognormvariate(-(self.noise**2) / 2, self.noise)
+            news = self.random.choices(self.noises, k=len(self.jitter))
+            for (one, jitter), new in zip(self.jitter.items(), news, strict=True):
                 self.jitter[one] = self.memory * jitter + (1 - self.memory) * new
             seen = {one: load * self.jitter[one] for one, load in self.true.items()}
             moves, self.state = relieve(self.owners, self.workers, seen, self.state)
@@ -297,7 +298,7 @@ def test_ten_thousand_cycles_of_jitter_do_not_thrash(
     for seed, (workers, size) in enumerate(SHAPES):
         cluster = Simulation(seed, workers, size, noise=noise, memory=memory)
         skewed(cluster)
-        early, late = cluster.run(500), cluster.run(10_000 if size < 32 else 1_500)
+        early, late = cluster.run(500), cluster.run(10_000 if size == 16 else 1_500)
         assert early <= size
         assert late <= (12 if memory else 5)
         assert max(cluster.moved.values(), default=0) <= (5 if memory else 3)
@@ -305,14 +306,14 @@ def test_ten_thousand_cycles_of_jitter_do_not_thrash(
 
 @NOISES
 def test_equal_loads_that_jitter_move_nothing(noise: float, memory: float) -> None:
-    for seed in range(4):
-        cluster = Simulation(seed, 4, 32, noise=noise, memory=memory)
+    for seed in range(3):
+        cluster = Simulation(seed, 4, 16, noise=noise, memory=memory)
         cluster.true = dict.fromkeys(cluster.true, 20.0)
         assert cluster.run(1_000) == 0
 
 
 def test_skewed_loads_come_close_to_the_best() -> None:
-    for seed in range(6):
+    for seed in range(3):
         for skewed in (Simulation.zipf, Simulation.skew):
             cluster = Simulation(seed, 4, 64, noise=0.2)
             skewed(cluster)
@@ -321,7 +322,7 @@ def test_skewed_loads_come_close_to_the_best() -> None:
 
 
 def test_a_topic_that_becomes_hot_is_followed_and_then_all_is_quiet() -> None:
-    for seed in range(4):
+    for seed in range(2):
         cluster = Simulation(seed, 4, 64, noise=0.2)
         cluster.true = dict.fromkeys(cluster.true, 10.0)
         cluster.run(100)
@@ -349,10 +350,10 @@ def test_a_single_hot_partition_stays_and_is_freed_of_company() -> None:
         hot = ("t0", 0)
         cluster.true = dict.fromkeys(cluster.true, 8.0) | {hot: 700.0}
         owner = cluster.owners[hot]
-        assert cluster.run(2_000) == 0  # the others are all alike: nothing to gain
+        assert cluster.run(800) == 0  # the others are all alike: nothing to gain
         friends = [one for one, worker in cluster.owners.items() if worker == owner and one != hot]
         cluster.true |= dict.fromkeys(friends[:2], 90.0)
-        assert cluster.run(1_000) in {2, 3}
+        assert cluster.run(800) in {2, 3}
         assert cluster.moved[hot] == 0
         assert not any(cluster.owners[one] == owner for one in friends[:2])
 
@@ -463,7 +464,7 @@ def test_a_hundred_workers_and_ten_thousand_partitions_through_joins_leaves_and_
     owners = after({}, place(topics, {}, workers))
     true = {one: chance.lognormvariate(0, 1.5) for one in owners}
     memory, load_moves = Memory(), 0
-    for event in range(15):
+    for event in range(9):
         if event % 3 == 0:
             workers -= set(chance.sample(sorted(workers), chance.choice([1, 1, 5, 30])))
         elif event % 3 == 1:
@@ -478,10 +479,13 @@ def test_a_hundred_workers_and_ten_thousand_partitions_through_joins_leaves_and_
         owners = after(owners, moves)
         assert_even(topics, owners, workers)
         for _ in range(10):
-            seen = {one: load * chance.uniform(0.7, 1.3) for one, load in true.items()}
+            noise = chance.choices(range(70, 131), k=len(true))
+            seen = {
+                one: load * percent / 100 for (one, load), percent in zip(true.items(), noise, strict=True)
+            }
             moves, memory = relieve(owners, workers, seen, memory)
             load_moves += bool(moves)
-            owners = after(owners, moves)
+            owners = after(owners, moves) if moves else owners
         assert_even(topics, owners, workers)
         assert place(topics, owners, workers, true) == []
-    assert 0 < load_moves <= 150 / (placement.WAIT + placement.PATIENCE) + 1
+    assert 0 < load_moves <= 90 / (placement.WAIT + placement.PATIENCE) + 1
