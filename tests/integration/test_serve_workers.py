@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import psutil
 import pytest
 
 from broker.server import free_port
-from client import AsyncClient
+from client import AsyncClient, Consumer
 
 pytestmark = pytest.mark.slow  # each broker is several processes
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
 DEADLINE = 40.0
+KEYS = [f"key-{number}" for number in range(12)]
+LAST = 1_000_000
 
 
 class Serving:
@@ -174,6 +177,38 @@ def test_sighup_replaces_one_worker_after_the_other(serve: Callable[..., Serving
     assert "starting it again" not in serving.log
     assert serving.end() == 0
     assert serving.log.count("rolling restart of 3 workers") == 2
+
+
+async def test_an_application_goes_on_through_a_rolling_restart(serve: Callable[..., Serving]) -> None:
+    """No publish fails, and everything is delivered, in order for each key."""
+    serving = serve("--workers", "3")
+    received: dict[str, list[int]] = {key: [] for key in KEYS}
+
+    async def consume(consumer: Consumer) -> None:
+        async for message in consumer:
+            received[message.key or ""].append(int(message.attributes["n"]))
+            await message.ack()
+            if all(numbers[-1:] == [LAST] for numbers in received.values()):
+                return
+
+    async with AsyncClient(serving.url) as client:
+        await client.create_topic("orders", partitions=6)
+        async with (
+            client.subscribe("orders", "billing", mode="key_shared") as consumer,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(consume, consumer)
+            serving.process.send_signal(signal.SIGHUP)
+            rounds = 0
+            while "rolling restart: done" not in serving.log:
+                for key in KEYS:
+                    await client.publish("orders", b"", key=key, attributes={"n": str(rounds)})
+                rounds += 1
+            for key in KEYS:
+                await client.publish("orders", b"", key=key, attributes={"n": str(LAST)})
+    assert rounds > 1
+    assert all(numbers == [*range(rounds), LAST] for numbers in received.values())
+    assert serving.end() == 0
 
 
 def test_a_rolling_restart_waits_for_a_worker_that_cannot_come_back(serve: Callable[..., Serving]) -> None:
