@@ -138,7 +138,7 @@ class Registry:
     async def announce(self, event: str) -> None:
         """Tell all workers that something has changed: a hint, which may get lost."""
         with suppress(Unavailable):
-            await self.store.read_all([("PUBLISH", EVENTS, event)])
+            await self.store.say(EVENTS, event)
 
     def listen(self, on_event: Callable[[str], None]) -> Coroutine[Any, Any, None]:
         """Hear announcements until cancelled; "" says that some may have been missed."""

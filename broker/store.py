@@ -32,7 +32,7 @@ from broker.durability import check_reached, fsync_confirmation, replicas
 from broker.link import LOST, Link, named_errors
 from broker.links import Address, Attempts, Links
 from broker.scripts import Scripts
-from client.errors import DurabilityNotReached, InvalidArgument, Unavailable
+from client.errors import BrokerError, DurabilityNotReached, InvalidArgument, Unavailable
 
 Argument = str | bytes | int
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
@@ -132,6 +132,17 @@ class Store:
         """Run many scripts at once; each server gets its share in one go."""
         return await _together(*(self.run(script, keys, *arguments) for script, keys, arguments in calls))
 
+    async def try_all(self, calls: Sequence[Call]) -> list[list[Any] | BrokerError]:
+        """The same where each may fail by itself."""
+
+        async def attempt(call: Call) -> list[Any] | BrokerError:
+            try:
+                return await self.run(call[0], call[1], *call[2])
+            except BrokerError as error:
+                return error
+
+        return await _together(*(attempt(call) for call in calls))
+
     def groups(self, keys: Sequence[str], limit: int) -> list[list[int]]:
         """The places of keys that one script may take together: all, or on a cluster those of one slot."""
         by_slot: dict[int, list[int]] = defaultdict(list)
@@ -221,6 +232,11 @@ class Store:
             self._begin()
             return {key async for key in self.redis.scan_iter(match=pattern, count=1_000)}
 
+    async def say(self, channel: str, text: str) -> None:
+        """Publish on a channel."""
+        with named_errors():
+            await self._say(channel, text)
+
     async def listen(self, channel: str, on_message: Callable[[str], None]) -> None:
         """Pass on what is published on a channel, until cancelled; "" after each time it was not heard.
 
@@ -269,7 +285,7 @@ class Store:
                 if clock() >= at:
                     if called:
                         raise ConnectionError("this server does not hear what is said to the others")
-                    await self._execute(echo, "PUBLISH", echo, "")
+                    await self._say(echo, "", server.name)
                     called, at = True, clock() + _ECHO
         except LOST:
             self._lost.add(server.name)
@@ -277,15 +293,26 @@ class Store:
         finally:
             await connection.disconnect(nowait=True)
 
-    async def _any_server(self) -> Address:
-        """A server to listen to; on a cluster all of them hear everything."""
+    async def _say(self, channel: str, text: str, but: str = "") -> None:
+        if self._linked:
+            await self._send(await self._any_server(but), "PUBLISH", channel, text)
+        else:
+            await self.redis.execute_command("PUBLISH", channel, text)
+
+    async def _any_server(self, but: str = "") -> Address:
+        """A server to listen or speak to: on a cluster any hears all. Another than `but`, if there is one."""
         self._begin()
         if not isinstance(self.redis, RedisCluster):
             return Address("", self.redis.connection_pool)
         cluster: Any = self.redis
-        if not cluster.nodes_manager.slots_cache or self._lost:
+        if not cluster.nodes_manager.slots_cache:
             await self._searching.join("nodes", self._search)
-        node = choice(cluster.get_primaries())
+        elif self._lost:
+            # A cluster that has lost some of its slots cannot be searched, and yet is one.
+            with contextlib.suppress(*LOST, RedisClusterException):
+                await self._searching.join("nodes", self._search)
+        nodes = cluster.get_primaries()
+        node = choice([node for node in nodes if node.name not in (but, *self._lost)] or nodes)
         return Address(node.name, node)
 
     def _begin(self) -> None:

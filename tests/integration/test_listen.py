@@ -12,6 +12,7 @@ import pytest
 from broker.server import Server, ask
 from broker.store import Store
 from broker.topology import Cluster, replica_pair, single_server, three_node_cluster
+from client.errors import Unavailable
 from tests.integration.test_sentinel import sentinel_of
 from tests.integration.test_sentinel import until as until_said
 from tests.integration.test_store import stopped
@@ -24,12 +25,12 @@ class Ear:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._heard: asyncio.Queue[str] = asyncio.Queue()
-        self.task = asyncio.create_task(store.listen(CHANNEL, self._heard.put_nowait))
+        self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.task = asyncio.create_task(store.listen(CHANNEL, self.heard.put_nowait))
 
     async def subscribed(self) -> None:
         """Wait until it listens, or does so again."""
-        while await self._heard.get() != "":
+        while await self.heard.get() != "":
             pass
 
     async def hears(self, url: str) -> None:
@@ -38,7 +39,7 @@ class Ear:
             while True:
                 with anyio.move_on_after(0.2):
                     await other.command("PUBLISH", CHANNEL, "hello")
-                    while await self._heard.get() != "hello":
+                    while await self.heard.get() != "hello":
                         pass
                     return
 
@@ -178,6 +179,50 @@ async def test_a_node_that_has_left_the_cluster_is_not_listened_to_any_more(clus
         ask(heard_on.port, "CLUSTER", "RESET", "SOFT")
         for node in others:
             await ear.hears(node.url)
+
+
+async def test_what_is_said_is_heard_though_a_node_is_down(cluster: Cluster) -> None:
+    url = cluster.url.replace("redis://", "redis+cluster://")
+    async with listening(url) as ear, speaking(url) as store:
+        await store.say(CHANNEL, "first")
+        heard_on = next(node for node in cluster.nodes if listeners(node))
+        next(node for node in cluster.nodes if node is not heard_on).kill()
+        while True:
+            try:
+                await store.say(CHANNEL, "last")
+                break
+            except Unavailable:
+                pass  # once, over the connection that has just ended
+        while await ear.heard.get() != "last":
+            pass
+
+
+@pytest.mark.slow
+async def test_a_connection_that_goes_deaf_is_left(server: Server) -> None:
+    """As behind a firewall that has forgotten it: both ends think that it is alive."""
+    deaf: list[asyncio.StreamWriter] = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if writer not in deaf:
+                writer.write(data)
+        writer.close()
+
+    writers = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_server, from_server = await asyncio.open_connection("127.0.0.1", server.port)
+        writers.append(writer)
+        await asyncio.gather(forward(reader, from_server), forward(to_server, writer))
+
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1") as proxy,
+        listening(f"redis://127.0.0.1:{proxy.sockets[0].getsockname()[1]}") as ear,
+    ):
+        await ear.hears(server.url)
+        deaf += writers
+        await ear.subscribed()
+        await ear.hears(server.url)
 
 
 @pytest.mark.slow
