@@ -295,16 +295,15 @@ class Connection(asyncio.Protocol):
         self._watch = None
         if self._reason is not None or not any(not answer.done() for answer in self._answers.values()):
             return
+        self._watch = self._loop.call_later(_SILENCE / 2, self._look)
         now = self._loop.time()
         since = max(self._heard, self._owed)
-        if now - since >= _SILENCE and self._probed >= since:
+        if now - since >= _SILENCE * 0.9 and self._probed >= since:
             self._suspected = now
             self._events.fell_silent(self)
-        elif now - since >= _SILENCE / 2 * 0.9:
+        elif now - since >= _SILENCE * 0.4:
             self._probed = now
             self._beat()
-        if self._watch is None:
-            self._watch = self._loop.call_later(_SILENCE / 2, self._look)
 
     def _beat(self) -> None:
         sent, began, used = time.time(), time.monotonic(), self.used

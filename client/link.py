@@ -78,7 +78,7 @@ class Link:
         """Let the worker have so many messages out."""
         self._limit = limit
         if self.current is not None:
-            self.current.send(wire.Flow(self._links.stream, limit=limit))
+            self.current.request(wire.Flow(self._links.stream, limit=limit))
 
     async def lower(self, limit: int) -> None:
         """Let it have no more than so many out, and wait until that is so."""

@@ -235,8 +235,6 @@ class Links:
         self._know_partitions(self._map)
         for partition, before in self._to_serve.items():
             peer = self._map.owner(partition)
-            if peer is None and 0 < len(self._map.owners) <= partition:
-                peer = next(filter(None, self._map.owners), None)  # it will say that there is no such
             link = before if peer is None else self._link(peer)
             if link is not before and link is not None:
                 self._to_serve[partition] = link

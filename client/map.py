@@ -36,10 +36,12 @@ class TopicMap:
         return bool(self.owners) or self.everything is not None
 
     def owner(self, partition: int) -> Peer | None:
-        """Who serves a partition."""
+        """Who serves a partition; of one that is not there, who will say so."""
         if not self.owners:
             return self.everything
-        return self.owners[partition] if 0 <= partition < len(self.owners) else None
+        if 0 <= partition < len(self.owners):
+            return self.owners[partition]
+        return next(filter(None, self.owners), None)
 
     def names(self, peer: Peer) -> bool:
         """Whether a worker serves something of the topic."""

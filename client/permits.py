@@ -47,17 +47,16 @@ class Permits(Generic[H]):
 
     def wanted(self, holder: H) -> None:
         """It has no permits, and messages that wait for some."""
-        if self._aims.get(holder) == 0:
+        if self._aims.get(holder) == 0 or holder in self._lowering:
             self._queue[holder] = None
             self._balance()
 
     def _balance(self) -> None:
         free = self._total - sum(self._limits.values())
-        while free > 0 and self._queue:
-            first = next(iter(self._queue))
+        for first in [holder for holder in self._queue if holder not in self._lowering][: max(free, 0)]:
             del self._queue[first]
-            self._aims[first] = max(self._aims[first], 1)
-            if self._limits[first] == 0 and first not in self._lowering:
+            if self._limits[first] == 0:
+                self._aims[first] = max(self._aims[first], 1)
                 self._grant(first, 1)
                 free -= 1
         for holder, aim in self._aims.items():

@@ -31,6 +31,10 @@ class Request:
         """Answer with no."""
         self.link.send(wire.Error(code, message, **more), self.frame.sequence)
 
+    def redirect(self, topic: str, partition: int, to: "ScriptedWorker | None") -> None:
+        """Answer that another worker has the partition."""
+        self.link.send(wire.Redirect(topic, partition, to.address if to else ""), self.frame.sequence)
+
 
 class Link(asyncio.Protocol):
     """One connection of a client."""
@@ -92,6 +96,7 @@ class ScriptedWorker:
         self.silent = False  # answers nothing any more
         self.refusal: wire.Error | None = None  # of INFO
         self.info: dict[str, Any] = {"version": 1, "payloads": "", "heartbeat_ms": 10_000, **info}
+        self.cluster: ScriptedCluster | None = None
         self._waiting: dict[int, asyncio.Queue[Request]] = defaultdict(asyncio.Queue)
         self._server: asyncio.Server
         self.port = 0
@@ -125,6 +130,10 @@ class ScriptedWorker:
         return f"keylane{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
     def link(self) -> Link:
         """The newest connection."""
         return self.links[-1]
@@ -156,15 +165,16 @@ class ScriptedWorker:
         elif frame.type == Type.INFO and self.refusal is not None:
             link.send(self.refusal, frame.sequence)
         elif frame.type == Type.INFO:
-            link.send(self._info(), frame.sequence)
-            self._waiting[frame.type].put_nowait(Request(link, frame, None))
+            asked = wire.properties_of(frame, wire.Info)
+            link.send(self._info(asked.topic), frame.sequence)
+            self._waiting[frame.type].put_nowait(Request(link, frame, asked))
         else:
             kinds = {kind.TYPE: kind for kind in Properties.__subclasses__() if kind.TYPE != Type.OK}
             kind = kinds.get(frame.type, Properties)  # type: ignore[call-overload]
             properties = wire.properties_of(frame, kind)
             self._waiting[frame.type].put_nowait(Request(link, frame, properties))
 
-    def _info(self) -> wire.InfoReply:
+    def _info(self, topic: str) -> wire.InfoReply:
         return wire.InfoReply(
             **{
                 "worker": "scripted",
@@ -175,5 +185,44 @@ class ScriptedWorker:
                 "session_ms": 10_000,
                 "max_frame": wire.MAX_FRAME,
                 **self.info,
+                **(self.cluster.info(topic) if self.cluster else {}),
             }
         )
+
+
+class ScriptedCluster:
+    """Workers w0, w1, … that share a partition map: `owners`, the place of the owner of each partition."""
+
+    def __init__(self, count: int, topic: str, owners: list[int], **info: Any) -> None:
+        self.workers = [ScriptedWorker(worker=f"w{number}", **info) for number in range(count)]
+        self.topic = topic
+        self.owners = owners
+        self.asked = 0  # how often the map was
+
+    async def __aenter__(self) -> list[ScriptedWorker]:
+        for worker in self.workers:
+            worker.cluster = self
+            await worker.listen()
+        return self.workers
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            await worker.stop()
+
+    def info(self, topic: str) -> dict[str, Any]:
+        """What its workers answer to INFO."""
+        self.asked += topic == self.topic
+        return {
+            "workers": [wire.WorkerAddress(item.info["worker"], item.address) for item in self.workers],
+            "owners": self.owners if topic == self.topic else [],
+        }
+
+    def move(self, partition: int, to: int) -> None:
+        """Give a partition to another worker; those who asked those that answer are told."""
+        self.owners = [*self.owners[:partition], to, *self.owners[partition + 1 :]]
+        for worker in self.workers:
+            for link in worker.links:
+                if not link.closed.done() and not worker.silent:
+                    link.send(wire.Moved(self.topic))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from client import AsyncClient, Client, wire
-from client.seeds import Seed, parse_seeds
 from client.errors import (
     ConnectionClosed,
     ConnectionFailed,
@@ -19,6 +18,7 @@ from client.errors import (
     TopicExists,
     Unauthorized,
 )
+from client.seeds import Seed, parse_seeds
 from tests.scripted_worker import PATIENCE, ScriptedWorker
 
 
