@@ -27,15 +27,15 @@ async def _partitions(worker: "Worker", topic: str) -> list[wire.PartitionReport
     loads = {
         place: rate for broker in member.brokers.values() for place, rate in loads_of(broker.load).items()
     }
-    states = await inspection.ledgers(worker.engine.store, topic, len(owners))
+    states = await inspection.ledgers(worker.engine.store, topic, range(len(owners)))
     return [
         wire.PartitionReport(
             number,
             owner,
-            state.holder,
+            state.worker,
             state.epoch,
-            state.lease_ms,
-            [wire.Ledger(*ledger) for ledger in state.ledgers],
+            state.left_ms,
+            [wire.Ledger(ledger.ledger, ledger.first, ledger.remaining) for ledger in state.ledgers],
             *loads.get((topic, number), (0.0, 0.0)),
         )
         for number, (owner, state) in enumerate(zip(owners, states, strict=True))

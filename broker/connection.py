@@ -230,7 +230,10 @@ class Connection(asyncio.Protocol):
         if request.limit is not None:
             check_int("limit", request.limit, 0, MAX_PERMITS)
             consumer.limit(request.limit, sequence)
-        consumer.give(max(request.permits, 0))
+        if request.permits > 0:
+            consumer.take_back(request.permits, request.partition)
+        else:
+            consumer.give(0)
 
     # Publishing
 

@@ -1,5 +1,6 @@
 """A consumer as its worker sees it: who it is, and how much it may still be sent."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from client import wire
@@ -22,6 +23,7 @@ class Consumer:
         "lease_ms",
         "lowered",
         "name",
+        "out",
         "partitions",
         "paused",
         "permits",
@@ -41,6 +43,7 @@ class Consumer:
         self.partitions: set[int] = set()
         self.permits = request.permits
         self.credit = request.permits  # permits that stand for no message right now
+        self.out: Counter[int] = Counter()  # messages that are not settled, by partition
         self.lowered: list[int] = []  # sequences of FLOW frames that wait until no more than the limit is out
         self.wanted = False  # the client knows that there may be messages, but no permits
         self.paused = False
@@ -79,6 +82,14 @@ class Consumer:
                 if self.credit < _SHARE and len(self.dispatchers) > 1:
                     return
 
+    def take_back(self, messages: int, partition: int | None) -> None:
+        """Messages of a partition are settled, or have ended otherwise: there is room for others."""
+        if partition is None and self.out:  # the client does not say: what fits best
+            partition = max(self.out, key=self.out.__getitem__)
+        if partition is not None:
+            self.out[partition] = max(0, self.out[partition] - messages)
+        self.give(messages)
+
     def limit(self, permits: int, sequence: int) -> None:
         """Allow more or fewer unsettled messages; answers once no more than that are out."""
         self.credit += permits - self.permits
@@ -97,17 +108,23 @@ class Consumer:
         self.lowered.clear()
 
     def part(self, partition: int, address: str) -> None:
-        """Another worker serves a partition from now on; what is held of it stays held."""
+        """Another worker serves a partition from now on; what is held of it stays held, and counts there."""
+        self.connection.send(wire.Redirect(self.topic, partition, address, self.stream))
+        self.drop(partition)
+
+    def drop(self, partition: int) -> None:
+        """Take it off a partition; what it has of it does not count here any more."""
+        self.partitions.discard(partition)
         dispatcher = self.dispatchers.pop(partition, None)
         if dispatcher is not None:
             dispatcher.detach(self)
-        self.partitions.discard(partition)
-        self.connection.send(wire.Redirect(self.topic, partition, address, self.stream))
+        self.give(self.out.pop(partition, 0))
 
     def deliver(
         self, data: wire.Data, ranges: list[int], flat: list[str], retries: list[int], kept: list[str | int]
     ) -> None:
         """Send messages, in as many frames as it takes to keep each of them small."""
+        self.out[data.partition] += len(flat) // 3
         if sum(map(len, flat)) <= FRAME:
             self.connection.send(data, body=wire.pack((ranges, flat, retries, kept)))
             return

@@ -61,12 +61,13 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     consumer = connection.streams.get(request.stream)
     if consumer is None:
         consumer = _take_over(worker, Consumer(connection, request, lease_ms))
-    added = [number for number in numbers if number not in consumer.partitions]
-    consumer.partitions.update(added)
+    for number in numbers:
+        consumer.drop(number)  # if it is open: what it holds is listed again
+    consumer.partitions.update(numbers)
     try:
-        held = await _join(worker, consumer, settings, added)
+        held = await _join(worker, consumer, settings, numbers)
     except BaseException:
-        consumer.partitions.difference_update(added)
+        consumer.partitions.difference_update(numbers)
         if not consumer.partitions:
             consumer.forget()
         raise
@@ -129,8 +130,6 @@ async def _join(
             return await join(number)
         return held
 
-    if not numbers:
-        return {}
     began = worker.now_ms()
     first, *others = numbers
     held = [await join(first), *await asyncio.gather(*(join(number) for number in others))]
@@ -231,7 +230,8 @@ async def settle(
         return _settled(result), b""
     if dispatcher is not None and (dispatcher.ordered or not isinstance(request, wire.Ack)):
         dispatcher.feed()
-    consumer.give(sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4)  # type: ignore[arg-type]
+    count: int = sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4  # type: ignore[arg-type]
+    consumer.take_back(count, request.partition)
     return _settled(result), b""
 
 

@@ -93,7 +93,11 @@ class Controller:
 
     async def _write(self, owners: Owners, topics: Mapping[str, int], moves: Collection[wire.Move]) -> bool:
         """Write what has changed; topics that are gone go."""
-        changed: dict[str, list[str] | None] = {topic: None for topic in owners.topics if topic not in topics}
+        changed: dict[str, list[str] | None] = {
+            topic: names[: topics[topic]] if topic in topics else None
+            for topic, names in owners.topics.items()
+            if len(names) > topics.get(topic, 0)
+        }
         for move in moves:
             names = changed.get(move.topic)
             if names is None:

@@ -56,7 +56,7 @@ from broker.results import (
 )
 from broker.store import Call, Store
 from broker.tail import TailCache
-from client.errors import InvalidArgument, SubscriptionBusy
+from client.errors import BrokerError, InvalidArgument, SubscriptionBusy
 from client.wire import MAX_BATCH
 
 _LEASES = 250  # that one call renews or releases
@@ -119,31 +119,35 @@ class Engine(Administration, Registry):
         self._tails.begin(lease)
         return lease
 
-    async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
-        """Extend leases, many with one call; False for each that is lost."""
+    async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool | None]:
+        """Extend leases, many with one call; False for each that is lost, None where Redis was away."""
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
         return await self._for_leases("partition/renew", leases, ttl_ms)
 
     async def release(self, lease: Lease) -> bool:
         """Give a partition up; False if it was lost before."""
         [released] = await self.release_all([lease])
-        return released
+        return bool(released)
 
-    async def release_all(self, leases: Sequence[Lease]) -> list[bool]:
-        """Give partitions up, many with one call; False for each that was lost before."""
+    async def release_all(self, leases: Sequence[Lease]) -> list[bool | None]:
+        """Give partitions up, many with one call; False for each that was lost before, None as in renew."""
         return await self._for_leases("partition/release", leases)
 
-    async def _for_leases(self, script: str, leases: Sequence[Lease], *arguments: int) -> list[bool]:
+    async def _for_leases(self, script: str, leases: Sequence[Lease], *arguments: int) -> list[bool | None]:
         keys = [partition_keys(held.topic, held.partition).lease for held in leases]
         groups = self.store.groups(keys, _LEASES)
         calls: list[Call] = [
             (script, [keys[index] for index in group], [*arguments, *(leases[index].text for index in group)])
             for group in groups
         ]
-        kept = [True] * len(leases)
-        for group, (_, lost) in zip(groups, await self.store.run_all(calls), strict=True):
-            for index in lost:
-                kept[group[index]] = False
+        kept: list[bool | None] = [True] * len(leases)
+        for group, answer in zip(groups, await self.store.try_all(calls), strict=True):
+            if isinstance(answer, BrokerError):  # one node of a cluster, perhaps
+                for place in group:
+                    kept[place] = None
+            else:
+                for index in answer[1]:
+                    kept[group[index]] = False
         return kept
 
     # Publishing

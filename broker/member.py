@@ -157,11 +157,13 @@ class Member:
             # We could not be heard, so others could not either: give them time to be heard again.
             self._trusted = now + self._worker.lease_ms / 2_000
         self.load.add(self._engine.take_loads(), max(now - self._beaten, 0.001))
-        await self._worker.renew_leases()
-        await self._engine.heartbeat(self._report(), self._ttl_ms)
-        self._beaten = now
+        try:
+            await self._worker.renew_leases()
+        finally:  # one node of a Redis Cluster may be away
+            await self._engine.heartbeat(self._report(), self._ttl_ms)
+            self._beaten = now
+            self.stir()
         await self._worker.set_clock()
-        self.stir()
 
     @property
     def _ttl_ms(self) -> int:

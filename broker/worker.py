@@ -194,11 +194,13 @@ class Worker:
         if leases:
             until = time.monotonic() + self.lease_ms / 1_000
             kept = await self.engine.renew(leases, self.lease_ms)
-            for partition, lease, ok in zip(held, leases, kept, strict=True):
-                if ok and partition.held is lease:
+            for partition, lease, state in zip(held, leases, kept, strict=True):
+                if state and partition.held is lease:
                     partition.kept_until = until
-                elif not ok:
+                elif state is False:
                     partition.lose(lease)
+            if None in kept:
+                raise Unavailable(f"{kept.count(None)} of {len(kept)} leases could not be renewed")
 
     async def _renew_sessions(self) -> None:
         """Tell Redis which consumers are still here."""

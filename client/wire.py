@@ -396,8 +396,9 @@ class Data(Properties, frozen=True):
 class Flow(Properties, frozen=True):
     """FLOW: more permits, another limit to them, or pause and go on.
 
-    Settling gives permits back by itself. Permits never exceed those of SUBSCRIBE or the last `limit`. Not
-    answered, but for one with a `limit`: by OK, once no more than that is out.
+    Settling gives permits back by itself, and so does the move of a partition for what is held of it: that
+    counts with the new owner. Permits never exceed those of SUBSCRIBE or the last `limit`. Not answered, but
+    for one with a `limit`: by OK, once no more than that is out.
 
     From a worker, with `wanted`: it may have messages for the consumer, whose limit here is 0. Said once
     until the limit is another.
@@ -407,6 +408,7 @@ class Flow(Properties, frozen=True):
 
     stream: int
     permits: int = 0
+    partition: int | None = None  # of the messages that the permits were for
     paused: bool | None = None
     limit: int | None = None
     wanted: bool = False
