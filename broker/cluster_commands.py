@@ -35,7 +35,7 @@ async def _partitions(worker: "Worker", topic: str) -> list[wire.PartitionReport
             state.worker,
             state.epoch,
             state.left_ms,
-            [wire.Ledger(ledger.ledger, ledger.first, ledger.remaining) for ledger in state.ledgers],
+            [wire.Ledger(ledger.ledger, ledger.first, ledger.entries) for ledger in state.ledgers],
             *loads.get((topic, number), (0.0, 0.0)),
         )
         for number, (owner, state) in enumerate(zip(owners, states, strict=True))
