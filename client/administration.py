@@ -1,4 +1,4 @@
-"""What a client does with topics and subscriptions besides publishing and consuming."""
+"""What a client does with topics, subscriptions and the cluster besides publishing and consuming."""
 
 from client import wire
 from client.cluster import Cluster
@@ -7,18 +7,23 @@ from client.times import Position, Seconds, milliseconds, moment, position_text,
 from client.types import (
     Backoff,
     ClusterInfo,
+    ClusterReport,
     Delivery,
+    LedgerInfo,
     Mode,
+    PartitionInfo,
+    PartitionMove,
     PeekedMessage,
     SubscriptionInfo,
     TopicInfo,
+    WorkerAddress,
     WorkerInfo,
 )
 from client.wire import properties_of, unpack
 
 
 class Administration:
-    """Topics and subscriptions: make, look at, change, delete."""
+    """Topics and subscriptions: make, look at, change, delete; who serves what, and how to change that."""
 
     _cluster: Cluster
 
@@ -29,7 +34,7 @@ class Administration:
             version=said.release,
             protocol=said.version,
             worker=said.worker,
-            workers=[WorkerInfo(worker.id, worker.address) for worker in said.workers],
+            workers=[WorkerAddress(worker.id, worker.address) for worker in said.workers],
             time=moment(said.time_ms),
             payloads=said.payloads,
         )
@@ -130,6 +135,64 @@ class Administration:
         """Look at unsettled messages without leasing them."""
         answer = await self._cluster.request(wire.Peek(topic, subscription, partition, limit))
         return [_peeked(message) for message in unpack(answer.body, list[wire.PeekedMessage])]
+
+    async def cluster(self) -> ClusterReport:
+        """The workers, what they do, and who places the partitions."""
+        answer = await self._cluster.request(wire.Cluster())
+        said = properties_of(answer, wire.ClusterReply)
+        return ClusterReport(said.controller, said.version, [_worker_info(worker) for worker in said.workers])
+
+    async def partitions(self, topic: str) -> list[PartitionInfo]:
+        """Who serves the partitions of a topic, and what they hold."""
+        answer = await self._cluster.request(wire.Cluster(topic))
+        return [_partition_info(report) for report in unpack(answer.body, list[wire.PartitionReport])]
+
+    async def rebalance(self, *, dry_run: bool = False) -> list[PartitionMove]:
+        """Place partitions by counts and load now; what moves, or would."""
+        answer = await self._cluster.request(wire.Rebalance(dry_run), repeatable=dry_run)
+        return [
+            PartitionMove(move.topic, move.partition, move.source, move.target, move.reason)
+            for move in unpack(answer.body, list[wire.Move])
+        ]
+
+    async def move_partition(self, topic: str, partition: int, worker: str) -> None:
+        """Give a partition to a worker; it moves as soon as the one that has it has let go."""
+        await self._cluster.request(wire.MovePartition(topic, partition, worker))
+
+    async def drain_worker(self, worker: str) -> None:
+        """Have a worker give all its partitions to others, and get none until it is started again."""
+        await self._cluster.request(wire.Drain(worker))
+
+    async def undrain_worker(self, worker: str) -> None:
+        """Let a worker that is drained have partitions again."""
+        await self._cluster.request(wire.Drain(worker, draining=False))
+
+
+def _worker_info(said: wire.WorkerReport) -> WorkerInfo:
+    return WorkerInfo(
+        id=said.id,
+        address=said.address,
+        release=said.release,
+        state=said.state,
+        started_at=moment(said.started_ms),
+        heartbeat_at=moment(said.heartbeat_ms),
+        partitions=said.partitions,
+        messages_per_second=said.messages,
+        script_time=said.script_ms / 1000,
+    )
+
+
+def _partition_info(said: wire.PartitionReport) -> PartitionInfo:
+    return PartitionInfo(
+        partition=said.partition,
+        worker=said.worker,
+        holder=said.holder,
+        epoch=said.epoch,
+        lease=said.lease_ms / 1000,
+        ledgers=[LedgerInfo(ledger.ledger, ledger.first, ledger.remaining) for ledger in said.ledgers],
+        messages_per_second=said.messages,
+        script_time=said.script_ms / 1000,
+    )
 
 
 def _topic_info(name: str, said: wire.TopicReply) -> TopicInfo:

@@ -32,9 +32,12 @@ from client.types import (
     Backoff,
     Body,
     ClusterInfo,
+    ClusterReport,
     Delivery,
     Mode,
     OutgoingMessage,
+    PartitionInfo,
+    PartitionMove,
     PeekedMessage,
     Published,
     SubscriptionInfo,
@@ -209,6 +212,32 @@ class Client:
     ) -> list[PeekedMessage]:
         """Look at unsettled messages without leasing them."""
         return self._call(self._client.peek, topic, subscription, partition=partition, limit=limit)
+
+    # The cluster
+
+    def cluster(self) -> ClusterReport:
+        """The workers, what they do, and who places the partitions."""
+        return self._call(self._client.cluster)
+
+    def partitions(self, topic: str) -> list[PartitionInfo]:
+        """Who serves the partitions of a topic, and what they hold."""
+        return self._call(self._client.partitions, topic)
+
+    def rebalance(self, *, dry_run: bool = False) -> list[PartitionMove]:
+        """Place partitions by counts and load now; what moves, or would."""
+        return self._call(self._client.rebalance, dry_run=dry_run)
+
+    def move_partition(self, topic: str, partition: int, worker: str) -> None:
+        """Give a partition to a worker; it moves as soon as the one that has it has let go."""
+        self._call(self._client.move_partition, topic, partition, worker)
+
+    def drain_worker(self, worker: str) -> None:
+        """Have a worker give all its partitions to others, and get none until it is started again."""
+        self._call(self._client.drain_worker, worker)
+
+    def undrain_worker(self, worker: str) -> None:
+        """Let a worker that is drained have partitions again."""
+        self._call(self._client.undrain_worker, worker)
 
     # Publishing and consuming
 

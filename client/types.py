@@ -77,7 +77,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     consumers: list[str]
 
 
-class WorkerInfo(msgspec.Struct, frozen=True):
+class WorkerAddress(msgspec.Struct, frozen=True):
     """A worker of the cluster and where it listens."""
 
     id: str
@@ -90,9 +90,60 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     version: str
     protocol: int
     worker: str
-    workers: list[WorkerInfo]
+    workers: list[WorkerAddress]
     time: datetime  # the cluster's clock
     payloads: str  # the payload store's URL, "" for none
+
+
+class WorkerInfo(WorkerAddress, frozen=True):
+    """A worker as the cluster sees it."""
+
+    release: str
+    state: str  # serving, draining, stopping or lost
+    started_at: datetime
+    heartbeat_at: datetime  # when it was last heard of
+    partitions: int  # that it is to serve
+    messages_per_second: float  # published and delivered
+    script_time: float  # seconds that its scripts take in Redis, a second
+
+
+class ClusterReport(msgspec.Struct, frozen=True):
+    """The workers, and who places the partitions; `version` counts the changes of placement."""
+
+    controller: str
+    version: int
+    workers: list[WorkerInfo]
+
+
+class LedgerInfo(msgspec.Struct, frozen=True):
+    """What was published in one epoch of a partition, from entry `first` on, and how much of it remains."""
+
+    ledger: int
+    first: int
+    remaining: int
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    """Who is to serve a partition, who has its lease, and its ledgers, the oldest first."""
+
+    partition: int
+    worker: str  # "" for nobody
+    holder: str  # "" while nobody has the lease
+    epoch: int
+    lease: float  # seconds until it ends, unless it is renewed
+    ledgers: list[LedgerInfo]
+    messages_per_second: float
+    script_time: float
+
+
+class PartitionMove(msgspec.Struct, frozen=True):
+    """A partition that gets another worker; `source` is "" where it had none."""
+
+    topic: str
+    partition: int
+    source: str
+    target: str
+    reason: str
 
 
 class PeekedMessage(msgspec.Struct, frozen=True):

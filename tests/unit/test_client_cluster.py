@@ -561,3 +561,49 @@ async def test_a_single_permit_goes_round_the_workers_that_want_it() -> None:
             assert raised.properties.limit == 1
             raised.ok()
         assert served == [0, 1, 2, 3] * 3
+
+
+# Operating
+
+
+async def test_an_operator_asks_any_worker_about_the_cluster_and_tells_it_what_to_do() -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url) as client:
+        asked = asyncio.create_task(client.cluster())
+        report = wire.WorkerReport("w1", "a:1", "0.4", "serving", 1_000, 2_500, 7, 12.5, 250.0)
+        (await worker.expect(wire.Cluster)).ok(wire.ClusterReply("w1", 3, [report]))
+        said = await asked
+        assert (said.controller, said.version) == ("w1", 3)
+        (info,) = said.workers
+        assert (info.id, info.address, info.release, info.state) == ("w1", "a:1", "0.4", "serving")
+        assert (info.started_at.timestamp(), info.heartbeat_at.timestamp()) == (1.0, 2.5)
+        assert (info.partitions, info.messages_per_second, info.script_time) == (7, 12.5, 0.25)
+
+        listed = asyncio.create_task(client.partitions("orders"))
+        request = await worker.expect(wire.Cluster)
+        assert request.properties.topic == "orders"
+        part = wire.PartitionReport(0, "w1", "", 4, 1_500, [wire.Ledger(4, 10, 2)], 1.0, 5.0)
+        request.ok(wire.ClusterReply("w1", 3, []), [part])
+        (partition,) = await listed
+        assert (partition.partition, partition.worker, partition.holder) == (0, "w1", "")
+        assert (partition.epoch, partition.lease, partition.script_time) == (4, 1.5, 0.005)
+        assert [(item.ledger, item.first, item.remaining) for item in partition.ledgers] == [(4, 10, 2)]
+
+        moving = asyncio.create_task(client.rebalance(dry_run=True))
+        request = await worker.expect(wire.Rebalance)
+        assert request.properties.dry_run
+        request.ok(body=[wire.Move("orders", 1, "", "w1", "nobody has it")])
+        (move,) = await moving
+        assert (move.topic, move.partition, move.source, move.target) == ("orders", 1, "", "w1")
+        assert move.reason == "nobody has it"
+
+        telling = asyncio.create_task(client.move_partition("orders", 2, "w1"))
+        request = await worker.expect(wire.MovePartition)
+        assert request.properties == wire.MovePartition("orders", 2, "w1")
+        request.ok()
+        await telling
+        for ask, draining in ((client.drain_worker, True), (client.undrain_worker, False)):
+            telling = asyncio.create_task(ask("w1"))
+            request = await worker.expect(wire.Drain)
+            assert request.properties == wire.Drain("w1", draining)
+            request.ok()
+            await telling
