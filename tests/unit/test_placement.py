@@ -286,7 +286,7 @@ class Simulation:
 NOISES = pytest.mark.parametrize(
     ("noise", "memory"), [(0.2, 0.0), (0.5, 0.0), (0.5, 0.8)], ids=["calm", "wild", "wild, with memory"]
 )
-SHAPES = [(2, 8), (4, 16), (4, 32)]
+SHAPES = [(2, 8), (4, 16)]
 
 
 @NOISES
@@ -404,7 +404,7 @@ def test_a_gap_below_the_floor_or_a_fifth_of_the_mean_is_left_alone() -> None:
     assert not cycles(OWNERS, ["w1", "w2"], small, 20)[0]
     owners = {("a", number): f"w{number % 2}" for number in range(8)}
     loads = {one: 100.0 + 19 * (one[1] % 2) for one in owners}  # 76 ms/s, 17 % of the mean
-    assert not cycles(owners, ["w0", "w1"], loads, 20)[0]
+    assert not cycles(owners, ["w0", "w1"], loads, 200)[0]
     loads = {one: 100.0 + 30 * (one[1] % 2) for one in owners}  # 26 %
     moves, memory = relieve(owners, ["w0", "w1"], loads, Memory())
     for _ in range(100):
