@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from broker.keys import BROKERS, CONTROLLER, OWNERS, TOPICS, PartitionKeys, broker_key, topic_key
-from broker.store import Store
+from broker.store import Store, as_fields
 
 _PAGE = 1_000
 
@@ -98,7 +98,8 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
             ("HGETALL", own.retries),
             ("ZRANGE", own.consumers, 0, -1, "WITHSCORES"),
         ]
-    lease, lease_ms, meta, cursors, *rest = await store.atomically(commands)
+    lease, lease_ms, meta, subs, *rest = await store.atomically(commands)
+    cursors = as_fields(subs)
     subscriptions = []
     for index, name in enumerate(names):
         settings, lanes, runs, deadlines, ready, queue, retries, consumers = rest[index * 8 : index * 8 + 8]
@@ -107,13 +108,13 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
                 SubscriptionSnapshot(
                     name,
                     int(cursors[name]),
-                    settings,
-                    lanes,
+                    as_fields(settings),
+                    as_fields(lanes),
                     _scores(runs),
                     _scores(deadlines),
                     ready,
                     queue,
-                    retries,
+                    as_fields(retries),
                     _scores(consumers),
                 )
             )
@@ -122,7 +123,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         partition,
         lease or "",
         lease_ms,
-        meta,
+        as_fields(meta),
         await _read_log(store, keys.log),
         subscriptions,
         await store.keys_like(f"kl:{{{topic}:{partition}}}:*"),

@@ -200,20 +200,28 @@ class Store:
 
     async def all_fields(self, keys: Sequence[str]) -> list[dict[str, str]]:
         """All fields of each of some hashes."""
-        answers = await self.read_all([("HGETALL", key) for key in keys])
-        return [
-            found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
-            for found in answers
-        ]
+        return [as_fields(found) for found in await self.read_all([("HGETALL", key) for key in keys])]
 
     async def atomically(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
-        """Run plain commands on the keys of one partition as one transaction."""
+        """Run plain commands on the keys of one partition as one transaction; answered as in read_all."""
         with named_errors():
-            self._begin()
-            pipeline = self.redis.pipeline(transaction=True)
-            for command in commands:
-                pipeline.execute_command(*command)
-            return list(await pipeline.execute())
+            if self._linked:
+                key, wrapped = str(commands[0][1]), [("MULTI",), *commands, ("EXEC",)]
+                try:
+                    *_, answers = await self._alone(key, wrapped)
+                except MovedError:  # nothing was done, and now it is known where to
+                    *_, answers = await self._alone(key, wrapped)
+                if isinstance(answers, Exception):
+                    raise answers
+            else:
+                pipeline = self.redis.pipeline(transaction=True)
+                for command in commands:
+                    pipeline.execute_command(*command)
+                answers = await pipeline.execute()
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+            return list(answers)
 
     async def command(self, *command: Argument) -> Any:
         """Run one plain command, the way redis-py does and answers it."""
@@ -366,26 +374,36 @@ class Store:
     async def _pair(
         self, key: str, first: tuple[Argument, ...], second: tuple[Argument, ...]
     ) -> tuple[Any, Any]:
-        """Two commands back to back on a connection that has nothing else to do.
+        """A command and one that waits for what it wrote; the second answer may be an exception.
 
-        WAIT is about the writes of its own connection, and holds up what comes behind it. The second
-        answer may be an exception.
+        WAIT is about the writes of its own connection, and holds up what comes behind it.
         """
         if not self._linked:
             return await self.redis.execute_command(*first), await self.redis.execute_command(*second)
+        answer, waited = await self._alone(key, [first, second], int(second[-1]) / 1_000)
+        if isinstance(waited, ResponseError) and (shared := self._links.get(await self._server_of(key))):
+            shared.fsync = None  # its settings have changed
+        return answer, waited
+
+    async def _alone(
+        self, key: str, commands: Sequence[tuple[Argument, ...]], wait: float = 0.0
+    ) -> list[Any]:
+        """Commands back to back on a connection that has nothing else to do.
+
+        The last answer may be an exception, unless the server may have died, and what it stored with it.
+        """
         server = await self._server_of(key)
         link: Link | None = None
-        answer: Any
-        waited: Any
         try:
             async with self._links.lend(server) as link:
-                link.patience = self._patience + int(second[-1]) / 1_000
-                calls = link.call(*first), link.call(*second)
-                answer, waited = await asyncio.gather(*calls, return_exceptions=True)
-            if isinstance(answer, BaseException):
-                raise answer
-            if isinstance(waited, ConnectionError):
-                raise waited  # the server may have died, and what it stored with it
+                link.patience = self._patience + wait
+                calls = [link.call(*command) for command in commands]
+                answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+            for answer in answers[:-1]:
+                if isinstance(answer, BaseException):
+                    raise answer
+            if isinstance(answers[-1], ConnectionError):
+                raise answers[-1]
         except MovedError:
             if self.on_lost is not None:
                 self.on_lost(lambda other: other.partition("}")[0] == key.partition("}")[0])
@@ -394,9 +412,7 @@ class Store:
         except LOST as error:
             self._lose(server, link, error)
             raise
-        if isinstance(waited, ResponseError) and (shared := self._links.get(server)):
-            shared.fsync = None  # its settings have changed
-        return answer, waited
+        return answers
 
     def _lose(self, server: Address, link: Link | None, error: Exception) -> None:
         """Look for a server again before its next use."""
@@ -508,6 +524,11 @@ async def _together(*calls: Any) -> list[Any]:
         if isinstance(answer, BaseException):
             raise answer
     return answers
+
+
+def as_fields(answer: Any) -> dict[str, str]:
+    """What HGETALL answers, as the server or as redis-py puts it."""
+    return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
 
 
 def _as_it_is(response: Any, **_options: Any) -> Any:

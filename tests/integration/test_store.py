@@ -237,6 +237,36 @@ async def test_a_store_that_is_closed_while_it_connects_says_so(server_binary: P
             assert await store.run("test/echo", ["k"], "again") == ["again"]
 
 
+# Transactions
+
+
+async def test_a_transaction_is_answered_in_full_or_fails_as_a_whole(
+    server_url: str, cluster_url: str
+) -> None:
+    for url in (server_url, cluster_url.replace("redis://", "redis+cluster://")):
+        async with store_on(url) as store:
+            await store.atomically([("DEL", "{t}h", "{t}s"), ("HSET", "{t}h", "a", 1), ("SET", "{t}s", "x")])
+            assert await store.atomically([("HGETALL", "{t}h"), ("GET", "{t}s")]) == [["a", "1"], "x"]
+            with pytest.raises(Exception, match="WRONGTYPE"):
+                await store.atomically([("GET", "{t}s"), ("GET", "{t}h")])
+            with pytest.raises(Exception, match="NONSENSE"):
+                await store.atomically([("SET", "{t}s", "y"), ("NONSENSE", "{t}s")])
+            assert await store.atomically([("GET", "{t}s")]) == ["x"]
+
+
+async def test_a_transaction_follows_a_slot_that_has_moved(cluster: Cluster) -> None:
+    old, new, _ = cluster.nodes
+    key = key_in(0, 5460)
+    slot = str(key_slot(key.encode()))
+    async with cluster_store(cluster.url) as store:
+        await store.atomically([("SET", key, "1")])
+        ask(old.port, "DEL", key)
+        for node in (new, old):
+            ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ask(new.port, "CLUSTER", "MYID"))
+        assert await store.atomically([("SET", key, "2"), ("GET", key)]) == ["OK", "2"]
+        assert ask(new.port, "GET", key) == "2"
+
+
 # Fsync
 
 
