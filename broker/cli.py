@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from broker.commandline.cluster import add_rebalance, cluster
 from broker.commandline.demo import add_demo
 from broker.commandline.doctor import add_doctor
 from broker.commandline.peek import add_peek
@@ -49,6 +50,8 @@ add_publish(app)
 add_subscribe(app)
 app.add_typer(subscriptions, name="subscription")
 add_peek(app)
+app.add_typer(cluster, name="cluster")
+add_rebalance(app)
 add_doctor(app)
 
 

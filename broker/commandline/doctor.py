@@ -1,5 +1,6 @@
 """`keylane doctor`: is everything as it should be, and if not, what to do."""
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["add_doctor"]
 
 TRIPS = 5
+TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
+LOOK_SECONDS = 0.2
 MOST_DRIFT = 1.0  # seconds
 OLDEST_REDIS = (7, 0)
 
@@ -64,17 +67,43 @@ async def _check_broker(session: Session) -> list[Finding]:
     try:
         async with session.client() as client:
             info = await client.info()
-            workers = ", ".join(f"{worker.id} at {worker.address}" for worker in info.workers)
             return [
                 Finding("broker", True, f"{session.server}, version {info.version}"),
                 Finding("client", True, f"version {version('keylane')}, protocol {info.protocol}"),
-                Finding("workers", True, workers),
+                *await _check_cluster(client),
                 *await _check_times(client),
                 await _check_payloads(info),
             ]
     except BrokerError as error:
         advice = "start a broker with `keylane serve`, or name another with --server"
         return [Finding("broker", False, str(error), advice)]
+
+
+async def _check_cluster(client: "AsyncClient") -> list[Finding]:
+    """Who serves, and whether every partition is served; after a loss that takes a partition lease."""
+    from broker.commandline.cluster import all_partitions
+    from broker.commandline.cluster_view import count_of, partition_troubles
+
+    end = time.monotonic() + TAKE_OVER_SECONDS
+    while True:
+        report = await client.cluster()
+        topics = await all_partitions(client)
+        troubles = partition_troubles(topics)
+        if not troubles or time.monotonic() > end:
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+    workers = ", ".join(
+        f"{worker.id} at {worker.address}{'' if worker.state == 'serving' else f' ({worker.state})'}"
+        for worker in report.workers
+    )
+    partitions = count_of(sum(map(len, topics.values())), "partition")
+    served = f"{partitions} of {count_of(len(topics), 'topic')}, all served"
+    able = any(worker.state == "serving" for worker in report.workers)
+    advice = "see `keylane cluster` and the logs of the workers"
+    return [
+        Finding("workers", able, workers, "none takes partitions: start one, or undo the drain of one"),
+        Finding("partitions", not troubles, "; ".join(troubles) or served, advice),
+    ]
 
 
 async def _check_times(client: "AsyncClient") -> list[Finding]:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ __all__ = [
     "Session",
     "Trouble",
     "Usage",
+    "bare_command",
     "command",
 ]
 
 DEFAULT_SERVER = "keylane://127.0.0.1:9999"
+UNFOLDED = 1_000  # columns, where a program reads
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 ServerOption = Annotated[
@@ -80,10 +83,11 @@ class Session:
 
     @functools.cached_property
     def out(self) -> "Console":
-        """Where people read; colours only if that is a terminal."""
+        """Where people read; colours only if that is a terminal, folded only to the width of one."""
         from rich.console import Console
 
-        return Console(highlight=False)
+        terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+        return Console(highlight=False, width=None if terminal else UNFOLDED)
 
     def document(self, value: object) -> None:
         """Print a value as one line of JSON."""
@@ -156,7 +160,13 @@ def table(columns: Sequence[str] | None, rows: Sequence[Sequence[object]]) -> "R
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=columns is not None)
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        show_header=columns is not None,
+    )
     for place, column in enumerate(columns or ["", ""]):
         numbers = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
         made.add_column(column, justify="right" if numbers else "left", overflow="fold")
@@ -187,25 +197,44 @@ def command(app: typer.Typer, name: str) -> Callable[[Action[P]], Action[P]]:
     """
 
     def register(action: Action[P]) -> Action[P]:
-        @functools.wraps(action)
-        def run(ctx: typer.Context, server: str | None, json: bool, **arguments: Any) -> None:
-            before: Globals = ctx.find_root().obj
-            session = Session(server or before.server, json or before.json)
-            raise typer.Exit(session.run(action(session, **arguments)))  # type: ignore[call-arg]
-
-        own = list(inspect.signature(action).parameters.values())[1:]
-        shared = [
-            _keyword("ctx", typer.Context, inspect.Parameter.empty),
-            *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
-            _keyword("server", ServerOption, None),
-            _keyword("json", JsonOption, False),
-        ]
-        run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}
-        app.command(name)(run)
+        app.command(name)(_runner(action))
         return action
 
     return register
+
+
+def bare_command(app: typer.Typer) -> Callable[[Action[P]], Action[P]]:
+    """Make a coroutine what a group of commands does when none of them is named."""
+
+    def register(action: Action[P]) -> Action[P]:
+        app.callback(invoke_without_command=True)(_runner(action))
+        return action
+
+    return register
+
+
+def _runner(action: Action[P]) -> Callable[..., None]:
+    """The function behind a command, with a signature that typer understands."""
+
+    @functools.wraps(action)
+    def run(ctx: typer.Context, server: str | None, json: bool, **arguments: Any) -> None:
+        before: Globals = ctx.find_root().obj
+        if ctx.invoked_subcommand is not None:
+            ctx.find_root().obj = Globals(server or before.server, json or before.json)
+            return
+        session = Session(server or before.server, json or before.json)
+        raise typer.Exit(session.run(action(session, **arguments)))  # type: ignore[call-arg]
+
+    own = list(inspect.signature(action).parameters.values())[1:]
+    shared = [
+        _keyword("ctx", typer.Context, inspect.Parameter.empty),
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
+        _keyword("server", ServerOption, None),
+        _keyword("json", JsonOption, False),
+    ]
+    run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}
+    return run
 
 
 def _keyword(name: str, annotation: Any, default: object) -> inspect.Parameter:

@@ -9,7 +9,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import yaml
 
 from broker.config import Settings
 from broker.server import free_port
+from client import Client
+from client.errors import ConnectionFailed
 
 pytestmark = pytest.mark.slow  # each command is a process
 
@@ -66,13 +68,15 @@ def test_every_service_has_a_health_check(services: dict[str, Any]) -> None:
     assert services["worker"]["healthcheck"]["test"][1:3] == ["keylane", "doctor"]
 
 
-def test_the_worker_can_be_scaled(services: dict[str, Any]) -> None:
+def test_there_are_several_workers_and_there_can_be_more(services: dict[str, Any]) -> None:
     worker = services["worker"]
+    replicas = worker["deploy"]["replicas"]
+    assert replicas > 1
     assert "container_name" not in worker
     assert "hostname" not in worker
     for port in worker["ports"]:
         first, last, inside = map(int, re.fullmatch(r"(\d+)-(\d+):(\d+)", port).groups())  # type: ignore[union-attr]
-        assert last - first >= 2
+        assert last - first + 1 > replicas
         assert inside == 9999
 
 
@@ -142,6 +146,34 @@ def test_the_workers_command_starts_a_broker_that_its_health_check_finds_healthy
                 break
         assert healthy.returncode == 0, f"{healthy.stdout}{healthy.stderr}{(tmp_path / 'log').read_text()}"
         assert json.loads(healthy.stdout)
+
+
+def test_workers_of_several_containers_are_one_cluster(
+    services: dict[str, Any], server_url: str, tmp_path: Path
+) -> None:
+    """Each started by the command of the file, here on ports of its own."""
+    (script,) = services["worker"]["command"]
+    script = (
+        script.replace("$$", "$").replace("redis://valkey:6379/0", server_url).replace("0.0.0.0", "127.0.0.1")
+    )
+    ports = [free_port() for _ in range(2)]
+    with ExitStack() as stack:
+        for port in ports:
+            (folder := tmp_path / str(port)).mkdir()
+            environment = {
+                **os.environ,
+                "PATH": f"{BIN}:{os.environ['PATH']}",
+                "HOSTNAME": "localhost",
+                "KEYLANE_PORT": str(port),
+            }
+            stack.enter_context(running([*services["worker"]["entrypoint"], script], environment, folder))
+        expected = {f"localhost:{port}" for port in ports}
+        end = time.monotonic() + START_SECONDS
+        found: set[str] = set()
+        while not expected <= found:
+            assert time.monotonic() < end, found
+            with suppress(ConnectionFailed), Client(f"keylane://127.0.0.1:{ports[0]}") as client:
+                found = {worker.address for worker in client.cluster().workers}
 
 
 def test_the_image_is_built_from_files_that_exist_and_are_not_ignored() -> None:
