@@ -120,7 +120,7 @@ class Engine(Administration, Registry):
         return lease
 
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool | None]:
-        """Extend leases, many with one call; False for each that is lost, None where Redis was away."""
+        """Extend leases, many with one call; False for each that is lost, None where its node was away."""
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
         return await self._for_leases("partition/renew", leases, ttl_ms)
 

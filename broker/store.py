@@ -133,7 +133,7 @@ class Store:
         return await _together(*(self.run(script, keys, *arguments) for script, keys, arguments in calls))
 
     async def try_all(self, calls: Sequence[Call]) -> list[list[Any] | BrokerError]:
-        """The same where each may fail by itself."""
+        """The same where each may fail by itself; raises only if all do."""
 
         async def attempt(call: Call) -> list[Any] | BrokerError:
             try:
@@ -141,7 +141,11 @@ class Store:
             except BrokerError as error:
                 return error
 
-        return await _together(*(attempt(call) for call in calls))
+        answers = await asyncio.gather(*(attempt(call) for call in calls))
+        errors = [answer for answer in answers if isinstance(answer, BrokerError)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        return answers
 
     def groups(self, keys: Sequence[str], limit: int) -> list[list[int]]:
         """The places of keys that one script may take together: all, or on a cluster those of one slot."""

@@ -3,11 +3,13 @@
 import asyncio
 
 import pytest
+from redis.crc import key_slot
 
 from broker.engine import Engine
 from broker.keys import PartitionKeys
 from broker.results import Lease, Room, TopicSettings
-from client.errors import Fenced, TopicNotFound
+from broker.topology import three_node_cluster
+from client.errors import Fenced, TopicNotFound, Unavailable
 from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire
 from tests.support import ManualTime
 
@@ -260,3 +262,18 @@ async def test_many_leases_of_all_nodes_are_renewed_and_released_at_once(engine:
     assert await engine.release_all(leases) == [False] * 300
     assert await engine.renew([], HOUR_MS) == []
     assert await engine.release_all([]) == []
+
+
+async def test_the_leases_of_a_node_that_is_away_are_none_and_the_others_renewed(topic: str) -> None:
+    with three_node_cluster(config={"cluster-require-full-coverage": "no"}) as cluster:
+        engine = Engine.connect(cluster.url.replace("redis://", "redis+cluster://"))
+        await engine.create_topic(topic, TopicSettings(partitions=30))
+        leases = [await must_acquire(engine, topic, partition) for partition in range(30)]
+        away = [key_slot(f"{topic}:{partition}".encode()) >= 10_923 for partition in range(30)]
+        assert 0 < sum(away) < 30
+        cluster.nodes[2].kill()
+        assert await engine.renew(leases, HOUR_MS) == [None if gone else True for gone in away]
+        with pytest.raises(Unavailable):
+            await engine.release(leases[away.index(True)])
+        assert await engine.release_all(leases) == [None if gone else True for gone in away]
+        await engine.close()
