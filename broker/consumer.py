@@ -74,21 +74,21 @@ class Consumer:
         if self.credit <= 0 or self.paused or not self.connection.writable:
             return
         for partition, dispatcher in list(self.dispatchers.items()):
-            if dispatcher.hungry or self.name in dispatcher.starved:
+            if dispatcher.starves(self.name):
                 del self.dispatchers[partition]
                 self.dispatchers[partition] = dispatcher
-                dispatcher.starved.discard(self.name)
-                dispatcher.feed()
+                dispatcher.nudge()
                 if self.credit < _SHARE and len(self.dispatchers) > 1:
                     return
 
     def take_back(self, messages: int, partition: int | None) -> None:
         """Messages of a partition are settled, or have ended otherwise: there is room for others."""
-        if partition is None and self.out:  # the client does not say: what fits best
+        if partition is None and self.out:  # the client does not say
             partition = max(self.out, key=self.out.__getitem__)
         if partition is not None:
-            self.out[partition] = max(0, self.out[partition] - messages)
-        self.give(messages)
+            messages = min(messages, self.out[partition])
+            self.out[partition] -= messages
+            self.give(messages)
 
     def limit(self, permits: int, sequence: int) -> None:
         """Allow more or fewer unsettled messages; answers once no more than that are out."""
@@ -108,17 +108,21 @@ class Consumer:
         self.lowered.clear()
 
     def part(self, partition: int, address: str) -> None:
-        """Another worker serves a partition from now on; what is held of it stays held, and counts there."""
-        self.connection.send(wire.Redirect(self.topic, partition, address, self.stream))
-        self.drop(partition)
+        """Another worker serves a partition from now on; what is held of it, and its permits, go there."""
+        gone = self._drop(partition)
+        self.permits -= gone
+        self.connection.send(wire.Redirect(self.topic, partition, address, self.stream, gone))
 
-    def drop(self, partition: int) -> None:
-        """Take it off a partition; what it has of it does not count here any more."""
+    def reopen(self, partition: int) -> None:
+        """Begin again with a partition: what is held of it will be listed, and counted, once more."""
+        self.give(self._drop(partition))
+
+    def _drop(self, partition: int) -> int:
         self.partitions.discard(partition)
         dispatcher = self.dispatchers.pop(partition, None)
         if dispatcher is not None:
             dispatcher.detach(self)
-        self.give(self.out.pop(partition, 0))
+        return self.out.pop(partition, 0)
 
     def deliver(
         self, data: wire.Data, ranges: list[int], flat: list[str], retries: list[int], kept: list[str | int]

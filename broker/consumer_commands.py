@@ -62,7 +62,7 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     if consumer is None:
         consumer = _take_over(worker, Consumer(connection, request, lease_ms))
     for number in numbers:
-        consumer.drop(number)  # if it is open: what it holds is listed again
+        consumer.reopen(number)  # if it is open
     consumer.partitions.update(numbers)
     try:
         held = await _join(worker, consumer, settings, numbers)

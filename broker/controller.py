@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from broker.engine import Engine
 from broker.load import Place, loads_of
-from broker.placement import Memory, place, relieve
+from broker.placement import Memory, place, relieve, rest
 from broker.results import BrokerReport, Owners
 from client import wire
 from client.errors import InvalidArgument, Unavailable
@@ -34,7 +34,7 @@ class Controller:
             brokers, owners, topics = await self._read()
             workers, loads, current = self.able(brokers), script_times(brokers), by_place(owners, topics)
             memory = self._memory
-            moves = place(topics, current, workers, loads) if workers else []
+            moves = place(topics, current, workers, loads, stay=memory.moved) if workers else []
             if by_load and workers and not moves:
                 moves, memory = relieve(current, workers, loads, memory)
             if await self._write(owners, topics, moves):
@@ -80,6 +80,7 @@ class Controller:
             after = {**current, (topic, partition): worker}
             moves += place(topics, after, able, script_times(brokers), stay=[(topic, partition)])
             if await self._write(owners, topics, moves):
+                self._memory = rest(self._memory, [(topic, partition)])
                 return
         raise _busy()
 

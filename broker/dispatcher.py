@@ -33,7 +33,8 @@ class Dispatcher:
         self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
         self.hungry = True  # there may be something to deliver
-        self.starved: set[str] = set()  # consumers that had no room left after the last fetch
+        self._news = 0  # how often something has happened that can bring messages
+        self._asked: dict[str, int] = {}  # consumer -> the news after which it was left with room to spare
         self._settles = delivery == "at_most_once"
         self._cursor = 0  # the last entry that a fetch has passed
         self._expected = 0  # the last entry that was published while a fetch was under way
@@ -62,6 +63,7 @@ class Dispatcher:
         """Serve it no more."""
         if self.consumers.get(consumer.name) is consumer:
             del self.consumers[consumer.name]
+            self._asked.pop(consumer.name, None)
         if not self.consumers:
             self._set_timer(0)
             if self.partition.dispatchers.get(self.subscription) is self:
@@ -89,8 +91,17 @@ class Dispatcher:
 
     def feed(self) -> None:
         """There may be something to deliver."""
+        self._news += 1
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Somebody has room who had none."""
         self.hungry = True
         self.wake()
+
+    def starves(self, consumer: str) -> bool:
+        """Whether there may be something for a consumer that it had no room for."""
+        return self.hungry or self._asked.get(consumer) != self._news
 
     def expect(self, entry: int) -> None:
         """An entry has been published; a fetch that was sent behind it may have got it."""
@@ -210,7 +221,7 @@ class Dispatcher:
     async def _fetch(self, rooms: list[Room]) -> None:
         spare = {room.consumer: room.permits for room in rooms}
         takers = {name: self.consumers[name] for name in spare}
-        self.hungry = False
+        self.hungry, news = False, self._news
         self._expected = self._sooner_ms = 0
         self._quiet.clear()
         try:
@@ -242,7 +253,7 @@ class Dispatcher:
         if behind or fetched.more or (settled is not None and fetched.shares):
             self.hungry = True
         self._part_with(fetched.unknown_consumers)
-        self.starved = {name for name in self.consumers if not spare.get(name)}
+        self._asked.update((name, news) for name, left in spare.items() if left and name in self.consumers)
         for name, consumer in takers.items():
             consumer.give(spare[name])
 

@@ -145,7 +145,8 @@ class Redirect(Properties, frozen=True):
     """REDIRECT: the partition is served elsewhere; in answer to a request, which has changed nothing.
 
     With sequence 0 and a stream: this worker serves the partition to that consumer no more. What it holds
-    stays leased, to be settled with the new owner once it has subscribed there.
+    stays leased, to be settled with the new owner once it has subscribed there, and `permits` of its limit
+    here have gone with that.
     """
 
     TYPE = Type.REDIRECT
@@ -154,6 +155,7 @@ class Redirect(Properties, frozen=True):
     partition: int
     address: str = ""  # "" where the worker does not know
     stream: int | None = None
+    permits: int = 0
 
 
 # Topics and subscriptions
@@ -340,7 +342,8 @@ class Subscribe(Properties, frozen=True):
     not there, with `mode`, `start` and `lease_ms`. A consumer of the same name that is connected elsewhere
     ends. What the name still holds comes first, marked `held`. A worker opens the partitions that it owns; a
     partition named here that another one owns is answered by REDIRECT, and nothing is opened. On a stream
-    that is open, with the same topic, subscription and consumer, it adds partitions to the consumer.
+    that is open, with the same topic, subscription and consumer, it adds partitions to the consumer, whose
+    limit of permits stays what it is.
     """
 
     TYPE = Type.SUBSCRIBE
@@ -396,9 +399,8 @@ class Data(Properties, frozen=True):
 class Flow(Properties, frozen=True):
     """FLOW: more permits, another limit to them, or pause and go on.
 
-    Settling gives permits back by itself, and so does the move of a partition for what is held of it: that
-    counts with the new owner. Permits never exceed those of SUBSCRIBE or the last `limit`. Not answered, but
-    for one with a `limit`: by OK, once no more than that is out.
+    Settling gives permits back by itself. Permits never exceed those of SUBSCRIBE or the last `limit`. Not
+    answered, but for one with a `limit`: by OK, once no more than that is out.
 
     From a worker, with `wanted`: it may have messages for the consumer, whose limit here is 0. Said once
     until the limit is another.
@@ -408,7 +410,7 @@ class Flow(Properties, frozen=True):
 
     stream: int
     permits: int = 0
-    partition: int | None = None  # of the messages that the permits were for
+    partition: int | None = None  # of the messages that the permits stood for
     paused: bool | None = None
     limit: int | None = None
     wanted: bool = False
