@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,7 @@ from broker.checker import check_topic
 from broker.engine import Engine
 from broker.keys import PartitionKeys
 from broker.server import Server
-from client import AsyncClient, wire
+from client import AsyncClient
 from client.types import Mode
 from tests.chaos.gaps import Disturbance
 from tests.chaos.plan import Step
@@ -90,11 +91,11 @@ class Cluster:
             case "add":
                 assert await anyio.to_thread.run_sync(broker.add_worker) == worker
             case "drain":
-                await self._client._cluster.request(wire.Drain(broker.ids[worker]))
+                await self._client.drain_worker(broker.ids[worker])
             case "undrain":
-                await self._client._cluster.request(wire.Drain(broker.ids[worker], draining=False))
+                await self._client.undrain_worker(broker.ids[worker])
             case "move":
-                await self._client._cluster.request(wire.MovePartition(self._topic, step.partition, broker.ids[worker]))
+                await self._client.move_partition(self._topic, step.partition, broker.ids[worker])
             case "server":
                 server = self._servers[step.node]
                 server.kill()
@@ -105,8 +106,7 @@ class Cluster:
         """The partitions whose service it may interrupt."""
         match step.what:
             case "kill" | "stop" | "pause":
-                name = self.broker.ids[step.worker]
-                return [number for number, owner in enumerate(before) if owner == name]
+                return [n for n, owner in enumerate(before) if owner == self.broker.ids[step.worker]]
             case "server":
                 return list(range(len(before)))
             case "move":
@@ -125,10 +125,21 @@ class Cluster:
         """Which worker is to serve each partition."""
         return (await self.engine.owners()).topics[self._topic]
 
+    async def owned_by(self, worker: str) -> list[int]:
+        """The partitions that a worker is to serve."""
+        return [number for number, owner in enumerate(await self.owners()) if owner == worker]
+
+    async def share_of(self, worker: str) -> list[int]:
+        """The same, when all workers have as many and hold them."""
+        await self.settle_down()
+        while len(set(Counter(await self.owners()).values())) > 1 or await self.trouble():  # noqa: ASYNC110
+            await asyncio.sleep(LOOK)
+        return await self.owned_by(worker)
+
     async def holders(self) -> list[str]:
         """Which worker has the lease of each partition, "" for nobody."""
         names = [PartitionKeys.of(self._topic, number).lease for number in range(len(await self.owners()))]
-        leases = await asyncio.gather(*(self.engine.store.command("GET", name) for name in names))
+        leases = await self.engine.store.read_all([("GET", name) for name in names])
         return [(lease or "").partition(" ")[0] for lease in leases]
 
     async def settle_down(self) -> None:

@@ -20,7 +20,7 @@ from broker.server import Server
 from client import AsyncClient, Consumer, Message, OutgoingMessage, PayloadMissing, StaleReceipt, ksuid
 from client.connection import Connection
 from client.outbox import Outbox, Parcel
-from client.wire import Frame
+from client.wire import Data, Frame
 from tests.chaos.recorder import MODES, Name, Recorder
 from tests.running import RunningBroker
 
@@ -391,9 +391,9 @@ async def test_the_record_finds_a_client_that_loses_a_delivery(
 ) -> None:
     receive, chance = Consumer._received, random.Random(1)
 
-    def receive_most(consumer: Consumer, frame: Frame) -> None:
+    def receive_most(consumer: Consumer, frame: Frame, data: Data) -> None:
         if chance.random() > 0.1:
-            receive(consumer, frame)
+            receive(consumer, frame, data)
 
     monkeypatch.setattr(Consumer, "_received", receive_most)
     problems = await run(broker, topic, 10_000, 1, Kills())
