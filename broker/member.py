@@ -187,9 +187,8 @@ class Member:
     def _is_alive(self, broker: BrokerReport) -> bool:
         if broker.id == self._worker.id:
             return True
-        heard_ms = self._worker.now_ms() - broker.heartbeat_ms
-        return heard_ms < self._worker.lease_ms or (
-            time.monotonic() < self._trusted and heard_ms < self._ttl_ms
+        return broker.age_ms < self._worker.lease_ms or (
+            time.monotonic() < self._trusted and broker.age_ms < self._ttl_ms
         )
 
     # Following
@@ -233,7 +232,7 @@ class Member:
         self._learn(owners, brokers)
         for broker in self.brokers.values():
             if broker.id != worker.id and self._is_alive(broker):
-                left_ms = min(left_ms, max(broker.heartbeat_ms + worker.lease_ms - worker.now_ms(), 0) + 1)
+                left_ms = min(left_ms, max(worker.lease_ms - broker.age_ms, 0) + 1)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(left_ms / 1_000 + 0.001, self.stir)
@@ -251,7 +250,7 @@ class Member:
         moves = await self._placing.balance(by_load=by_load)
         self._placed_for = situation  # moves give it another version
         for broker in brokers:
-            if broker.heartbeat_ms + self._ttl_ms < self._worker.now_ms():
+            if broker.age_ms > self._ttl_ms:
                 await self._engine.dismiss(broker.id, broker.heartbeat_ms)
         return bool(moves)
 
