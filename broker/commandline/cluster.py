@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_rebalance", "all_partitions", "cluster"]
 
+ANSWER_SECONDS = 5.0  # to show something: if it takes longer, that is what is to be seen
 LOOK_SECONDS = 0.2  # between two looks at something that is waited for
 MOVE_SECONDS = 15.0  # more than the lease of a worker that is lost in the middle of it
 
@@ -33,7 +34,7 @@ async def show(
     ] = None,
 ) -> None:
     """Show the workers, or the partitions of a topic; move partitions, drain workers."""
-    async with session.client() as client:
+    async with session.client(timeout=ANSWER_SECONDS) as client:
         if topic is None:
             await _show_workers(session, client)
         else:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["add_doctor"]
 
 TRIPS = 5
+ANSWER_SECONDS = 5.0  # whoever asks a doctor wants to know now
 TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
 LOOK_SECONDS = 0.2
 MOST_DRIFT = 1.0  # seconds
@@ -62,10 +63,10 @@ async def doctor(
 
 
 async def _check_broker(session: Session) -> list[Finding]:
-    from client.errors import BrokerError
+    from client.errors import BrokerError, Unavailable
 
     try:
-        async with session.client() as client:
+        async with session.client(timeout=ANSWER_SECONDS) as client:
             info = await client.info()
             return [
                 Finding("broker", True, f"{session.server}, version {info.version}"),
@@ -74,6 +75,9 @@ async def _check_broker(session: Session) -> list[Finding]:
                 *await _check_times(client),
                 await _check_payloads(info),
             ]
+    except Unavailable as error:
+        advice = "bring Redis back: workers go on by themselves, and restarting them does not help"
+        return [Finding("broker", False, str(error), advice)]
     except BrokerError as error:
         advice = "start a broker with `keylane serve`, or name another with --server"
         return [Finding("broker", False, str(error), advice)]

@@ -30,6 +30,7 @@ __all__ = [
 
 DEFAULT_SERVER = "keylane://127.0.0.1:9999"
 UNFOLDED = 1_000  # columns, where a program reads
+PATIENCE = 30.0  # seconds, through fail-overs
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 ServerOption = Annotated[
@@ -75,11 +76,11 @@ class Session:
         self.server = named_server or DEFAULT_SERVER
         self.json = json
 
-    def client(self) -> "AsyncClient":
-        """A client of the broker, to be entered."""
+    def client(self, timeout: float = PATIENCE) -> "AsyncClient":
+        """A client of the broker, to be entered; answers may take so many seconds."""
         from client import AsyncClient
 
-        return AsyncClient(self.server)
+        return AsyncClient(self.server, timeout=timeout)
 
     @functools.cached_property
     def out(self) -> "Console":

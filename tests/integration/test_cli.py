@@ -408,8 +408,30 @@ def test_doctor_finds_a_healthy_broker_healthy(
     done = keylane("doctor", "--redis", broker.redis_url, "--json")
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert all(finding["ok"] for finding in findings.values()), findings
-    assert {"broker", "workers", "round trip", "clocks", "payloads", "redis", "eviction"} <= findings.keys()
+    assert {
+        "broker",
+        "workers",
+        "partitions",
+        "round trip",
+        "clocks",
+        "payloads",
+        "redis",
+        "eviction",
+    } <= findings.keys()
     assert f"topic {topic}" in findings
+
+
+def test_doctor_tells_a_broker_without_redis_from_none(keylane: Keylane) -> None:
+    """Starting workers would not help."""
+    with RunningBroker() as alone:
+        assert not isinstance(alone.server, str)
+        alone.server.kill()
+        shown = keylane("doctor", "--server", alone.url, status=1).stdout
+        assert "Redis cannot be reached" in shown
+        assert "bring Redis back" in shown
+        assert "Redis cannot be reached" in keylane("cluster", "--server", alone.url, status=1).stderr
+        alone.server.start()
+        keylane("doctor", "--server", alone.url)
 
 
 def test_doctor_says_what_is_wrong_and_what_to_do(
