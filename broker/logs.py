@@ -2,8 +2,11 @@
 
 import logging
 import sys
+import time
 
-__all__ = ["start_logging"]
+__all__ = ["Trouble", "start_logging"]
+
+_AGAIN = 10.0  # seconds after which trouble that goes on is worth another line
 
 
 def start_logging(level: str, who: str = "") -> None:
@@ -13,3 +16,26 @@ def start_logging(level: str, who: str = "") -> None:
         level=level.upper(),
         format=f"%(asctime)s %(levelname)s {who}{' ' if who else ''}%(name)s: %(message)s",
     )
+
+
+class Trouble:
+    """Something that is tried again and again: a line when it begins, from time to time, and when it is over."""
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        self._log = log
+        self._what = what
+        self._text = ""
+        self._said = 0.0
+
+    def goes_on(self, error: Exception) -> None:
+        """It has failed, perhaps once more."""
+        now, text = time.monotonic(), str(error)
+        if text != self._text or now - self._said > _AGAIN:
+            self._log.warning("%s: %s", self._what, text)
+            self._text, self._said = text, now
+
+    def is_over(self) -> None:
+        """It has worked."""
+        if self._text:
+            self._log.warning("%s: works again", self._what)
+            self._text = ""

@@ -13,6 +13,7 @@ import anyio
 from broker.controller import Controller
 from broker.links import Attempts
 from broker.load import Load
+from broker.logs import Trouble
 from broker.results import BrokerReport, Owners
 from client import wire
 from client.errors import BrokerError, Fenced, InvalidArgument
@@ -195,6 +196,7 @@ class Member:
 
     async def watch(self) -> None:
         """Look whenever something may have changed, for as long as the worker runs."""
+        trouble = Trouble(log, "a look at the cluster")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._engine.listen, self._heard)
             while True:
@@ -202,8 +204,9 @@ class Member:
                 self._look_again.clear()
                 try:
                     await self.refresh()
+                    trouble.is_over()
                 except BrokerError as error:
-                    log.warning("cannot look at the cluster: %s", error)
+                    trouble.goes_on(error)
                     await asyncio.sleep(_AGAIN)
                     self.stir()
                 except Exception:

@@ -28,6 +28,7 @@ from broker.dispatcher import Dispatcher
 from broker.durability import replicas
 from broker.engine import Engine
 from broker.keys import check_name
+from broker.logs import Trouble
 from broker.member import Member, NotOwner
 from broker.partition import Partition
 from client import wire
@@ -160,13 +161,15 @@ class Worker:
 
     async def _repeat(self, period: float, step: Callable[[], Awaitable[None]]) -> None:
         wait = period
+        trouble = Trouble(log, step.__name__.strip("_"))
         while True:
             await asyncio.sleep(wait)
             wait = period
             try:
                 await step()
+                trouble.is_over()
             except BrokerError as error:
-                log.warning("%s: %s", step.__name__.strip("_"), error)
+                trouble.goes_on(error)
                 wait = min(period, _AGAIN)
             except Exception:
                 log.exception("a bug in %s; the worker goes on", step.__name__)
