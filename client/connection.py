@@ -86,6 +86,7 @@ class Connection(asyncio.Protocol):
         self._events = events
         self._watch: asyncio.TimerHandle | None = None  # while an answer is owed
         self._owed = 0.0  # since when one is
+        self._doubtful: dict[asyncio.Future[Frame], BrokerError] = {}  # to be given up when it is silent
         self._probed = 0.0  # when a heartbeat was sent to find out whether the worker is there
         self._suspected = 0.0  # when it was found that it may not be
 
@@ -124,6 +125,14 @@ class Connection(asyncio.Protocol):
         self._answers[self._sequence] = answer
         self._write(wire.frame(properties, self._sequence, body=body))
         return answer
+
+    def wait_while_heard(self, answer: asyncio.Future[Frame], error: BrokerError) -> None:
+        """Give a request up with an error if the worker says nothing: another can be asked instead."""
+        if self.silent:
+            give_up(answer, error)
+        elif not answer.done():
+            self._doubtful[answer] = error
+            answer.add_done_callback(lambda answer: self._doubtful.pop(answer, None))
 
     def send(self, properties: Properties) -> None:
         """Send a frame that is not answered."""
@@ -300,6 +309,8 @@ class Connection(asyncio.Protocol):
         since = max(self._heard, self._owed)
         if now - since >= _SILENCE * 0.9 and self._probed >= since:
             self._suspected = now
+            for answer, error in list(self._doubtful.items()):
+                give_up(answer, error)
             self._events.fell_silent(self)
         elif now - since >= _SILENCE * 0.4:
             self._probed = now

@@ -1,12 +1,13 @@
 """A consumer's part at one worker: the partitions that are open there, and those that are to be."""
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from client import wire
-from client.connection import Connection, Redirected, error_from, give_up
+from client.connection import Connection, Redirected, error_from
 from client.errors import BrokerError, ConnectionClosed, SubscriptionBusy
 from client.held import ALL
 from client.pool import Peer
@@ -31,9 +32,10 @@ class Link:
         self._early: list[Frame] = []  # what came before we knew that it is subscribed
         self._asked: dict[int, set[asyncio.Future[Frame]]] = {}  # by partition, not answered yet
         self._trouble: BrokerError | None = None  # what ended its stream
-        self._credit = 0
+        self._credit: Counter[int] = Counter()  # by partition
         self._woken = asyncio.Event()
-        self._gone = False
+        self._quiet = asyncio.Event()  # no SUBSCRIBE is under way
+        self._quiet.set()
 
     # What the other links' owner calls
 
@@ -51,11 +53,15 @@ class Link:
         return answer
 
     def release(self, partition: int) -> None:
-        """Another worker serves the partition: what was asked here is to be asked there."""
+        """Another worker serves the partition.
+
+        What was asked here and is not answered may have been done: this one says so, unless it says nothing.
+        """
         self.open.discard(partition)
         for at in list(self._asked) if partition == ALL else [partition]:
             for answer in self._asked.pop(at, ()):
-                give_up(answer, Redirected(self._links.topic, at, ""))
+                if self.current is not None:
+                    self.current.wait_while_heard(answer, Redirected(self._links.topic, at, ""))
         self.wake()
 
     def pause(self, paused: bool) -> None:
@@ -63,16 +69,17 @@ class Link:
         if self.current is not None:
             self.current.send(wire.Flow(self._links.stream, paused=paused))
 
-    def credit(self, count: int) -> None:
+    def credit(self, partition: int, count: int) -> None:
         """Messages ended without an ACK or NACK: there is room for others."""
         if not self._credit:
             asyncio.get_running_loop().call_soon(self._give_credit)
-        self._credit += count
+        self._credit[partition] += count
 
     def _give_credit(self) -> None:
-        if self.current is not None:
-            self.current.send(wire.Flow(self._links.stream, permits=self._credit))
-        self._credit = 0
+        for partition, count in self._credit.items():
+            if self.current is not None and self._links.serving(partition) is self:
+                self.current.send(wire.Flow(self._links.stream, permits=count, partition=partition))
+        self._credit.clear()
 
     def grant(self, limit: int) -> None:
         """Let the worker have so many messages out."""
@@ -83,6 +90,7 @@ class Link:
     async def lower(self, limit: int) -> None:
         """Let it have no more than so many out, and wait until that is so."""
         self._limit = limit
+        await self._quiet.wait()
         if self.current is not None:
             with suppress(BrokerError):  # what comes next over another connection keeps to the limit
                 await self.current.request(wire.Flow(self._links.stream, limit=limit))
@@ -141,23 +149,29 @@ class Link:
         if fresh:
             self._early.clear()
             connection.streams[stream] = partial(self._pushed, connection)
-        self._opening = partitions
-        asked = connection.request(self._links.subscribe(partitions, self._limit))
+            self._links.permits.take_along(self, partitions)
+        self._opening, limit = partitions, self._limit
+        self._quiet.clear()
+        asked = connection.request(self._links.subscribe(partitions, limit))
         try:
             reply = wire.properties_of(await asyncio.shield(asked), wire.SubscribeReply)
         except BaseException as error:
             if fresh:
                 connection.streams.pop(stream, None)
+                self._links.permits.lost(self, partitions)
                 if isinstance(error, asyncio.CancelledError):  # the worker lets it in all the same
                     asked.add_done_callback(lambda _: connection.request(wire.Unsubscribe(stream)))
             raise
         finally:
             self._opening = frozenset()
+            self._quiet.set()
         if fresh:
             self.current = connection
             connection.closed.add_done_callback(self._lost)
             if self._links.paused:
                 connection.send(wire.Flow(stream, paused=True))
+            if self._limit != limit:
+                connection.request(wire.Flow(stream, limit=self._limit))
         elif self.current is not connection:
             return  # it has ended meanwhile
         self.open |= partitions
@@ -183,6 +197,7 @@ class Link:
             if to.partition in self._opening:
                 self._early.append(frame)
             else:
+                self._links.permits.departed(self, to.partition, to.permits)
                 self._links.moved(self, to.partition, to.address)
         elif frame.type == Type.FLOW:
             if wire.properties_of(frame, wire.Flow).wanted:

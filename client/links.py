@@ -138,7 +138,7 @@ class Links:
         """Messages ended without an ACK or NACK: there is room for others."""
         link = self.serving(partition)
         if count and link is not None:
-            link.credit(count)
+            link.credit(partition, count)
 
     # What links call
 
@@ -170,6 +170,7 @@ class Links:
                 before.release(partition)
         self._exclusive = reply.mode == "exclusive"
         self._trouble = None
+        self.permits.opened(link, partitions, reply.held or 0)
         if late:
             reply = msgspec.structs.replace(reply, held=None)
         self._on_open(partitions - late, reply)
@@ -193,6 +194,7 @@ class Links:
         for partition in partitions:
             if self._serving.get(partition) is link:
                 del self._serving[partition]
+        self.permits.lost(link, partitions)
         if void:
             self._on_void(partitions)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from client import wire
 from client.bodies import Bodies
-from client.connection import Connection, Redirected, give_up
+from client.connection import Connection, Redirected
 from client.errors import (
     BacklogFull,
     BrokerError,
@@ -97,6 +97,7 @@ class Outbox:
         self._started: list[Parcel] = []  # uploading, sent or failed, in the order of publishing
         self._pumping: asyncio.Handle | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._sent_to: Connection | None = None  # where the last frame went
         self._blocked = False  # a frame failed: nothing goes out until those behind it are answered
         self._recovering = False
         self._again = False  # the next frame says that it follows a failure
@@ -200,7 +201,7 @@ class Outbox:
             wire.pack(parcel.flat),
         )
         self._again = False
-        parcel.answer = answer
+        parcel.answer, self._sent_to = answer, connection
         answer.add_done_callback(lambda answer: self._answered(parcel, answer))
 
     async def _upload(self, parcel: Parcel) -> None:
@@ -317,15 +318,20 @@ class Outbox:
         return True
 
     def _look(self) -> None:
-        """The map has changed: what is not answered goes to the new owner, and the old one is not heard."""
-        peer = self._map.owner(self.partition)
-        if peer is self._peer:
+        """The map has changed: nothing new goes to the old owner, and what it does not answer to the new one.
+
+        It answers what it has stored, and redirects the rest; unless it says nothing at all.
+        """
+        before, peer = self._peer, self._map.owner(self.partition)
+        if peer is before:
             return
         self._peer = peer
         moved = Redirected(self.topic, self.partition, peer.address if peer is not None else "")
         for parcel in self._started:
-            if parcel.state is _State.SENT and parcel.answer is not None:
-                give_up(parcel.answer, moved)
+            if parcel.state is _State.SENT and parcel.answer is not None and self._sent_to is not None:
+                self._blocked = True
+                self._sent_to.wait_while_heard(parcel.answer, moved)
+        self._schedule()
 
     def _no_connection(self) -> BrokerError:
         peer = self._peer

@@ -1,6 +1,6 @@
 """A consumer's permits, split over the workers that serve it: never more out than there are in all."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from client.tasks import Tasks
@@ -19,8 +19,18 @@ class Holder(Protocol):
 H = TypeVar("H", bound=Holder)
 
 
+class _Transit:
+    """Permits that stand for what is held of partitions that nobody serves right now."""
+
+    def __init__(self, partitions: Collection[int], permits: int) -> None:
+        self.partitions = set(partitions)
+        self.permits = permits
+
+
 class Permits(Generic[H]):
     """Splits permits by the number of partitions; first some are lowered, then others are raised.
+
+    Messages that are held when their partition moves take their permits along: to whoever opens it next.
 
     With fewer permits than workers some have none. Who says that it has messages queues up, and whatever
     permit is free next goes to the first in the queue: so all are served in turn.
@@ -31,7 +41,9 @@ class Permits(Generic[H]):
         self._tasks = tasks
         self._aims: dict[H, int] = {}
         self._limits: dict[H, int] = {}  # what each may have out, as far as it has not said otherwise
+        self._transits: list[_Transit] = []
         self._lowering: set[H] = set()
+        self._crossed: set[H] = set()  # those of them that have parted with permits meanwhile
         self._queue: dict[H, None] = {}
 
     def share(self, weights: Mapping[H, int]) -> None:
@@ -45,6 +57,47 @@ class Permits(Generic[H]):
         self._aims = split(self._total, weights, self._limits)
         self._balance()
 
+    def departed(self, holder: H, partition: int, permits: int) -> None:
+        """A partition has left a holder, which gave up the permits of what is held of it."""
+        if holder in self._limits and permits:
+            self._transits.append(_Transit([partition], permits))
+            if holder in self._lowering:
+                self._crossed.add(holder)
+            else:  # said once more: it may have crossed with another limit on its way
+                self._grant(holder, max(0, self._limits[holder] - permits))
+
+    def lost(self, holder: H, partitions: Collection[int]) -> None:
+        """A holder has lost its connection: how much is out there is known when all is open elsewhere."""
+        if holder in self._limits:
+            self._lowering.discard(holder)
+            self._transits.append(_Transit(partitions, self._limits[holder]))
+            self._limits[holder] = 0
+            holder.grant(0)
+
+    def take_along(self, holder: H, partitions: Collection[int]) -> None:
+        """A holder is about to open, with a new limit, partitions that were lost together."""
+        for transit in self._transits:
+            if holder in self._limits and transit.partitions <= set(partitions):
+                self._grant(holder, self._limits[holder] + transit.permits)
+                transit.permits = 0
+
+    def opened(self, holder: H, partitions: Collection[int], held: int) -> None:
+        """A holder has opened partitions, and counts so many messages that are held already."""
+        limit = self._limits.get(holder, 0)
+        if holder in self._lowering:
+            held = 0
+        for transit in self._transits:
+            if not transit.partitions.isdisjoint(partitions):
+                transit.partitions.difference_update(partitions)
+                brought = min(held, transit.permits)
+                transit.permits -= brought
+                held -= brought
+                limit += brought
+        self._transits = [transit for transit in self._transits if transit.partitions]
+        if holder in self._limits and limit != self._limits[holder]:
+            self._grant(holder, limit)
+        self._balance()
+
     def wanted(self, holder: H) -> None:
         """It has no permits, and messages that wait for some."""
         if self._aims.get(holder) == 0 or holder in self._lowering:
@@ -52,7 +105,7 @@ class Permits(Generic[H]):
             self._balance()
 
     def _balance(self) -> None:
-        free = self._total - sum(self._limits.values())
+        free = self._total - sum(self._limits.values()) - sum(transit.permits for transit in self._transits)
         for first in [holder for holder in self._queue if holder not in self._lowering][: max(free, 0)]:
             del self._queue[first]
             if self._limits[first] == 0:
@@ -84,6 +137,9 @@ class Permits(Generic[H]):
         if holder in self._lowering:
             self._lowering.discard(holder)
             self._limits[holder] = limit
+            if holder in self._crossed:
+                self._crossed.discard(holder)
+                holder.grant(limit)
             if self._queue:  # its turn is over; if it has more, it says so
                 self._aims[holder] = min(self._aims[holder], limit)
             self._balance()
