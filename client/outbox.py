@@ -99,7 +99,7 @@ class Outbox:
         self._expiry: asyncio.TimerHandle | None = None
         self._sent_to: Connection | None = None  # where the last frame went
         self._blocked = False  # a frame failed: nothing goes out until those behind it are answered
-        self._recovering = False
+        self._recovery: asyncio.Task[None] | None = None
         self._again = False  # the next frame says that it follows a failure
         self._attempt = 0
         self._error: BrokerError | None = None  # what went wrong last
@@ -272,21 +272,25 @@ class Outbox:
 
     def _recover_when_quiet(self) -> None:
         sent = any(parcel.state is _State.SENT for parcel in self._started)
-        if self._blocked and not self._recovering and not sent:
-            self._recovering = True
-            self._tasks.start(self._recover())
+        if self._blocked and self._recovery is None and not sent:
+            self._recovery = self._tasks.start(self._recover())
 
-    async def _recover(self) -> None:
-        """Wait a little, and for a connection; then all that failed goes out again, in order."""
+    async def _recover(self, known: bool = False) -> None:
+        """Wait a little, and for a connection; then all that failed goes out again, in order.
+
+        If the map has just told who has the partition it is `known`.
+        """
         try:
             while self._started:
-                if self._peer is not None and self._peer.current is not None:
+                if not known and self._peer is not None and self._peer.current is not None:
                     await asyncio.sleep(backoff(self._attempt, 0.02, 1.0))
                 self._attempt += 1
-                if await self._reach():
+                if await self._reach(known):
                     break
+                known = False
         finally:
-            self._recovering = False
+            if self._recovery is asyncio.current_task():
+                self._recovery = None
         self._blocked = False
         self._again = True
         for parcel in self._started:
@@ -295,11 +299,13 @@ class Outbox:
                 parcel.resent = True
         self._schedule()
 
-    async def _reach(self) -> bool:
+    async def _reach(self, known: bool) -> bool:
         """Find out who has the partition, and connect there; whether that has worked."""
         error, peer = self._error, self._peer
         try:
-            if isinstance(error, Redirected) and error.address and self._map.owners:
+            if known:
+                pass
+            elif isinstance(error, Redirected) and error.address and self._map.owners:
                 if peer is None or peer.address != error.address:
                     self._map.redirected(self.partition, error.address)
                     self._map.renew()
@@ -331,7 +337,9 @@ class Outbox:
             if parcel.state is _State.SENT and parcel.answer is not None and self._sent_to is not None:
                 self._blocked = True
                 self._sent_to.wait_while_heard(parcel.answer, moved)
-        self._schedule()
+        if self._recovery is not None and peer is not None:  # whatever it waits for, this is news
+            self._recovery.cancel()
+            self._recovery = self._tasks.start(self._recover(known=True))
 
     def _no_connection(self) -> BrokerError:
         peer = self._peer
