@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -13,11 +14,13 @@ from broker.checker import check_topic
 from broker.engine import Engine
 from broker.keys import PartitionKeys
 from broker.server import Server
-from client import AsyncClient
+from client import AsyncClient, BrokerError, InvalidArgument
 from client.types import Mode
 from tests.chaos.gaps import Disturbance
 from tests.chaos.plan import Step
 from tests.running import RunningBroker
+
+T = TypeVar("T")
 
 LOOK = 0.05  # seconds between looks at Redis
 
@@ -70,10 +73,14 @@ class Cluster:
             await asyncio.sleep(max(0.0, start + step.at - time.monotonic()))
             before = await self.owners()
             began = time.monotonic()
-            await self._do(step)
+            refused = ""
+            try:
+                await self._do(step)
+            except InvalidArgument:  # a worker that has just come back may not have been heard of yet
+                refused = ", refused"
             ended = time.monotonic()
-            concerned = await self._concerned(step, before)
-            self.disturbances.append(Disturbance(str(step), began, ended, concerned))
+            concerned = [] if refused else await self._concerned(step, before)
+            self.disturbances.append(Disturbance(f"{step}{refused}", began, ended, concerned))
 
     async def _do(self, step: Step) -> None:
         broker, worker = self.broker, step.worker
@@ -123,7 +130,7 @@ class Cluster:
 
     async def owners(self) -> list[str]:
         """Which worker is to serve each partition."""
-        return (await self.engine.owners()).topics[self._topic]
+        return (await insist(self.engine.owners)).topics[self._topic]
 
     async def owned_by(self, worker: str) -> list[int]:
         """The partitions that a worker is to serve."""
@@ -139,7 +146,7 @@ class Cluster:
     async def holders(self) -> list[str]:
         """Which worker has the lease of each partition, "" for nobody."""
         names = [PartitionKeys.of(self._topic, number).lease for number in range(len(await self.owners()))]
-        leases = await self.engine.store.read_all([("GET", name) for name in names])
+        leases = await insist(lambda: self.engine.store.read_all([("GET", name) for name in names]))
         return [(lease or "").partition(" ")[0] for lease in leases]
 
     async def settle_down(self) -> None:
@@ -173,3 +180,14 @@ class Cluster:
         if "a bug" in (log := self.broker.log()):
             problems.append(log[max(0, log.index("a bug") - 500) :][:3_000])
         return problems
+
+
+async def insist(look: Callable[[], Awaitable[T]]) -> T:
+    """Look at Redis, and again while it is away."""
+    while True:
+        try:
+            return await look()
+        except BrokerError as error:
+            if not error.retriable:
+                raise
+        await asyncio.sleep(LOOK)

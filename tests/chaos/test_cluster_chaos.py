@@ -29,7 +29,7 @@ WORKERS = 4
 PARTITIONS = 64
 PRODUCERS = 3
 CONSUMERS = 3  # of each subscription but the exclusive one
-RATE = 120.0  # messages a second
+RATE = 200.0  # messages a second
 LEASE = 2.0  # seconds that a worker's partitions stay its own; shorter than the default, to see more
 
 
