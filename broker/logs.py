@@ -19,7 +19,7 @@ def start_logging(level: str, who: str = "") -> None:
 
 
 class Trouble:
-    """Something that is tried again and again: a line when it begins, from time to time, and when it is over."""
+    """Something that is tried again and again: a line when it begins, now and then, and when it is over."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self._log = log
