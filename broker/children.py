@@ -41,6 +41,7 @@ class WorkerProcess:
         self._redis_url = redis_url
         self._process: Process | None = None
         self._serves = False
+        self._told = False  # to stop: a second signal could hit it when it does not listen any more
 
     @property
     def pid(self) -> int:
@@ -103,10 +104,11 @@ class WorkerProcess:
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            if self._serves:
-                process.send_signal(signal.SIGTERM if hand_over else signal.SIGINT)
-            else:
+            if not self._serves:
                 process.kill()  # it does not listen yet, and has nothing to give up
+            elif not self._told:
+                self._told = True
+                process.send_signal(signal.SIGTERM if hand_over else signal.SIGINT)
         # The worker keeps to the same limit by itself; this is for one that cannot.
         with anyio.move_on_after(self._settings.stop_timeout + STOP_GRACE_SECONDS) as patience:
             await process.wait()
@@ -117,7 +119,7 @@ class WorkerProcess:
             await process.wait()
 
     async def _discard(self) -> None:
-        self._serves = False
+        self._serves = self._told = False
         if self._process is not None:
             with anyio.CancelScope(shield=True):
                 if self._process.returncode is None:

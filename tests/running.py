@@ -1,6 +1,7 @@
 """A broker to test with: a real server and real worker processes, each of which can be killed."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -133,6 +134,8 @@ class RunningBroker:
     def pause(self, worker: int = 0) -> None:
         """Stop its process with SIGSTOP: it neither answers nor knows that time passes."""
         self._process(worker).send_signal(signal.SIGSTOP)
+        # All of its threads have stopped when the kernel says so, and not when the signal is sent.
+        os.waitid(os.P_PID, self.pid_of(worker), os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         self.workers[worker].paused = True
 
     def resume(self, worker: int = 0) -> None:
