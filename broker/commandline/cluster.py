@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_rebalance", "all_partitions", "cluster"]
 
-ANSWER_SECONDS = 5.0  # to show something: if it takes longer, that is what is to be seen
+ANSWER_SECONDS = 10.0  # to show something: if it takes longer, that is what is to be seen
 LOOK_SECONDS = 0.2  # between two looks at something that is waited for
 MOVE_SECONDS = 15.0  # more than the lease of a worker that is lost in the middle of it
 

@@ -84,9 +84,10 @@ def worker_troubles(report: "ClusterReport", now: datetime) -> list[str]:
 
 def partition_rows(partitions: Sequence["PartitionInfo"]) -> list[Sequence[object]]:
     """A line for each partition: who is to serve it, who does, and what it still has."""
+    width = len(str(len(partitions)))
     return [
         (
-            info.partition,
+            str(info.partition).rjust(width),  # a name, not an amount
             info.worker or None,
             _lease(info),
             info.epoch,

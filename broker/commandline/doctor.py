@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["add_doctor"]
 
 TRIPS = 5
-ANSWER_SECONDS = 5.0  # whoever asks a doctor wants to know now
+ANSWER_SECONDS = 10.0  # whoever asks a doctor wants to know now
 TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
 LOOK_SECONDS = 0.2
 MOST_DRIFT = 1.0  # seconds
