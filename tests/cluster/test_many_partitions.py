@@ -1,0 +1,89 @@
+"""Ten thousand partitions on four workers: all are owned, and it costs next to nothing to keep them."""
+
+import time
+
+import pytest
+
+from broker.engine import Engine
+from broker.server import Server, ask
+from client import wire
+from tests.cluster.peer import Peer, connect, publish
+from tests.cluster.view import owners, settled, until
+from tests.running import RunningBroker
+
+PARTITIONS = 10_000
+LEASE = 6.0  # seconds; a period of renewal is a third
+
+
+def scripts_run(server: Server) -> int:
+    """How many script calls a server has had."""
+    stats = ask(server.port, "INFO", "commandstats")
+    lines = dict(line.split(":", 1) for line in stats.splitlines() if line.startswith("cmdstat_eval"))
+    return sum(int(line.split(",")[0].removeprefix("calls=")) for line in lines.values())
+
+
+async def heartbeats(engine: Engine) -> dict[str, int]:
+    """When each worker was last heard of."""
+    return {report.id: report.heartbeat_ms for report in await engine.brokers()}
+
+
+async def beaten(engine: Engine, times: int) -> None:
+    """Wait until every worker has been heard of so many more times."""
+    last, left = await heartbeats(engine), dict.fromkeys(await heartbeats(engine), times)
+
+    async def enough() -> bool:
+        nonlocal last
+        now = await heartbeats(engine)
+        for worker, at in now.items():
+            left[worker] -= at > last[worker]
+        last = now
+        return max(left.values()) <= 0
+
+    await until(enough, times * LEASE)
+
+
+async def takes_publishes(engine: Engine, peers: dict[str, Peer], topic: str) -> None:
+    """Publish to some partitions of each worker."""
+    placed = await owners(engine)
+    for worker, peer in peers.items():
+        own = [number for (_, number), name in placed.items() if name == worker]
+        for number in own[:: len(own) // 3]:
+            assert (await publish(peer, topic, number, f"u-{worker}-{number}", again=True)).unowed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_ten_thousand_partitions_are_owned_renewed_in_bulk_and_taken_over(topic: str) -> None:
+    with RunningBroker(workers=4, partition_lease=LEASE) as broker:
+        assert isinstance(broker.server, Server)
+        engine = Engine.connect(broker.redis_url)
+        async with connect(broker.urls[0]) as one, connect(broker.urls[1]) as two:
+            began = time.monotonic()
+            await one.answer(wire.CreateTopic(topic, PARTITIONS))
+            counts = await settled(engine, *broker.ids)
+            assert sorted(counts.values()) == [PARTITIONS // 4] * 4
+            print(f"made and owned after {time.monotonic() - began:.1f} s")
+
+            before, version = scripts_run(broker.server), (await engine.owners()).version
+            await beaten(engine, 3)
+            spent = scripts_run(broker.server) - before
+            print(f"{spent} script calls in three periods of four workers")
+            assert spent < 4 * 3 * 100, "a tenth of a call for each partition at most"
+            assert (await engine.owners()).version == version, "nothing moved"
+            assert await settled(engine, *broker.ids) == counts, "no lease was lost"
+
+            peers = {broker.ids[0]: one, broker.ids[1]: two}
+            await takes_publishes(engine, peers, topic)
+            placed = await owners(engine)
+            began = time.monotonic()
+            broker.kill_worker(3)
+            await settled(engine, *broker.ids[:3])
+            print(f"taken over after {time.monotonic() - began:.1f} s")
+            after = await owners(engine)
+            assert all(after[place] == name for place, name in placed.items() if name != broker.ids[3])
+            began = time.monotonic()
+            assert broker.stop_worker(2) == 0
+            await settled(engine, *broker.ids[:2])
+            print(f"handed over after {time.monotonic() - began:.1f} s")
+            await takes_publishes(engine, peers, topic)
+        await engine.close()
