@@ -99,8 +99,8 @@ class Consumer:
         self.give(0)
         if not permits:
             for dispatcher in list(self.dispatchers.values()):
-                if dispatcher.hungry:
-                    dispatcher.wake()  # it asks for permits
+                if dispatcher.starves(self.name):
+                    dispatcher.nudge()  # it asks for permits
 
     def _answer_lowered(self) -> None:
         for sequence in self.lowered:
@@ -110,8 +110,11 @@ class Consumer:
     def part(self, partition: int, address: str) -> None:
         """Another worker serves a partition from now on; what is held of it, and its permits, go there."""
         gone = self._drop(partition)
-        self.permits -= gone
+        left = max(0, self.permits - gone)  # none, where the limit has been lowered below what was out
+        self.credit += gone - (self.permits - left)
+        self.permits = left
         self.connection.send(wire.Redirect(self.topic, partition, address, self.stream, gone))
+        self.give(0)
 
     def reopen(self, partition: int) -> None:
         """Begin again with a partition: what is held of it will be listed, and counted, once more."""
