@@ -122,7 +122,7 @@ async def test_settling_with_a_worker_that_lost_the_partition_is_redirected_and_
     [item] = await stream.receive(1)
     await move(peers[owner], topic, 0, other)
     pushed = await peers[owner].push(wire.Redirect)
-    assert pushed == wire.Redirect(topic, 0, address(three, other), stream.number)
+    assert pushed == wire.Redirect(topic, 0, address(three, other), stream.number, permits=1)
     await served(engine, topic, 0, other)
     before = await state_of(engine, topic, 0)
     request = kind(stream.number, 0, lease_ms=1_000) if kind is wire.Extend else kind(stream.number, 0)
