@@ -67,7 +67,7 @@ class Settings(BaseSettings):
         default=5.0, description="Seconds until a lost worker's partitions are free."
     )
     rebalance_interval: Seconds = Field(
-        default=10.0, description="Seconds between looks at the load, each of which may move a partition."
+        default=5.0, description="Seconds between looks at the load, each of which may move a partition."
     )
     default_partitions: Count = Field(default=8, description="Partitions of a topic that does not say.")
     max_partitions: Count = Field(default=10_000, description="Partitions that one topic may have.")
