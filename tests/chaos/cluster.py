@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from broker.checker import check_topic
+from broker.cluster_checker import check_cluster
 from broker.engine import Engine
 from broker.keys import PartitionKeys
 from broker.server import Server
@@ -67,19 +68,24 @@ class Cluster:
     # What happens
 
     async def carry_out(self, steps: Sequence[Step]) -> None:
-        """Everything, one after the other, each at its time or when the one before is done."""
+        """Everything, each at its time or when the one before is done, and until all are served."""
         self.started = start = time.monotonic()
-        for step in steps:
+        owners = await self.owners()
+        for number, step in enumerate(steps):
             await asyncio.sleep(max(0.0, start + step.at - time.monotonic()))
-            before = await self.owners()
-            began = time.monotonic()
+            before, began = owners, time.monotonic()
             refused = ""
             try:
                 await self._do(step)
             except InvalidArgument:  # a worker that has just come back may not have been heard of yet
                 refused = ", refused"
             ended = time.monotonic()
-            concerned = [] if refused else await self._concerned(step, before)
+            if number + 1 < len(steps):  # placement has until the next step to react
+                await asyncio.sleep(max(0.0, start + steps[number + 1].at - time.monotonic()))
+            else:
+                await self.settle_down()
+            owners = await self.owners()
+            concerned = [] if refused else self._concerned(step, before, owners)
             self.disturbances.append(Disturbance(f"{step}{refused}", began, ended, concerned))
 
     async def _do(self, step: Step) -> None:
@@ -109,7 +115,7 @@ class Cluster:
                 await asyncio.sleep(step.outage)
                 await anyio.to_thread.run_sync(server.start)
 
-    async def _concerned(self, step: Step, before: list[str]) -> list[int]:
+    def _concerned(self, step: Step, before: list[str], after: list[str]) -> list[int]:
         """The partitions whose service it may interrupt."""
         match step.what:
             case "kill" | "stop" | "pause":
@@ -118,7 +124,6 @@ class Cluster:
                 return list(range(len(before)))
             case "move":
                 return [step.partition]
-        after = await self.owners()
         return [number for number, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
 
     @property
@@ -176,7 +181,12 @@ class Cluster:
 
     async def check(self) -> list[str]:
         """What is wrong in the keyspace and in the workers' logs."""
-        problems = await check_topic(self.engine, self._topic)
+        problems = await check_topic(self.engine, self._topic) + await check_cluster(self.engine)
+        for seen in await self._client.partitions(self._topic):
+            if seen.worker != seen.holder:
+                problems.append(
+                    f"a client is told that partition {seen.partition} is held by {seen.holder!r}"
+                )
         if "a bug" in (log := self.broker.log()):
             problems.append(log[max(0, log.index("a bug") - 500) :][:3_000])
         return problems

@@ -79,4 +79,8 @@ def report(run: str, gaps: Iterable[Gap], **about: object) -> None:
     if file := os.environ.get(REPORT):
         with open(file, "a", encoding="utf-8") as out:
             for gap in gaps:
-                out.write(json.dumps({"run": run, **about, **gap._asdict()}) + "\n")
+                seconds = {
+                    name: value if name == "event" or value is None else round(value, 3)
+                    for name, value in gap._asdict().items()
+                }
+                out.write(json.dumps({"run": run, **about, **seconds}) + "\n")
