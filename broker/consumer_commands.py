@@ -74,7 +74,9 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     # Once this has been answered: what the client asks then is younger than what is held.
     asyncio.get_running_loop().call_soon(_begin, worker, consumer, settings, held)
     messages = sum(len(delivery.messages) for deliveries in held.values() for delivery in deliveries)
-    return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count, messages), b""
+    found = {number: worker.partitions.get((request.topic, number)) for number in numbers}
+    epochs = {number: partition.epoch for number, partition in found.items() if partition}
+    return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count, messages, epochs), b""
 
 
 def _take_over(worker: "Worker", consumer: Consumer) -> Consumer:
@@ -174,7 +176,10 @@ async def unsubscribe(
                 lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
             )
 
-    left = await asyncio.gather(*(leave(number) for number in consumer.partitions), return_exceptions=True)
+    given_back = consumer.partitions
+    if request.partitions is not None:
+        given_back = given_back.intersection(request.partitions)
+    left = await asyncio.gather(*(leave(number) for number in given_back), return_exceptions=True)
     worker.feed(consumer.topic, consumer.subscription)
     for failure in left:
         if isinstance(failure, BaseException):

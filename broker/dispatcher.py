@@ -243,6 +243,8 @@ class Dispatcher:
             if "" in share.flat[1::3]:
                 share = self._without_lost(share, fetched)
                 self.hungry = True
+            if self.consumers.get(share.consumer) is not takers[share.consumer] and not self._settles:
+                continue  # it went meanwhile: what it has is listed where it comes back
             spare[share.consumer] -= len(share.flat) // 3
             self._send(takers[share.consumer], share, fetched, settled)
         if fetched.shares:

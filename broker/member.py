@@ -235,7 +235,10 @@ class Member:
         self._learn(owners, brokers)
         for broker in self.brokers.values():
             if broker.id != worker.id and self._is_alive(broker):
-                left_ms = min(left_ms, max(worker.lease_ms - broker.age_ms, 0) + 1)
+                left = worker.lease_ms - broker.age_ms
+                if left < 0:  # it is only trusted to come back
+                    left = round((self._trusted - time.monotonic()) * 1_000)
+                left_ms = min(left_ms, max(left, 0) + 1)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(left_ms / 1_000 + 0.001, self.stir)

@@ -48,6 +48,7 @@ class Partition:
         self.topic = topic
         self.number = number
         self.held: Lease | None = None
+        self.epoch = 0  # of the last lease
         self.kept_until = 0.0  # when the lease ends unless it is renewed, by the monotonic clock
         self.leaving = False  # its lease is about to be released
         self.dispatchers: dict[str, Dispatcher] = {}
@@ -91,7 +92,7 @@ class Partition:
                     if member.owner(self.topic, self.number) != worker.id:
                         await worker.engine.release(lease)  # it has just gone elsewhere
                         raise member.not_owner(self.topic, self.number)
-                    self.held = lease
+                    self.held, self.epoch = lease, lease.epoch
                     return lease
                 patience = _RETRY
             elif owner is not None:
@@ -134,6 +135,11 @@ class Partition:
             )
             self.close(beyond)
             raise beyond
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are under way."""
+        return self._calls > 0
 
     @property
     def lapsed(self) -> bool:
@@ -181,7 +187,7 @@ class Partition:
             return
         for dispatcher in list(self.dispatchers.values()):
             dispatcher.part()
-        if not self._calls and not self._pending:
+        if not (self.busy or self._pending or self.held or self.taking):  # else at the next look
             self._forget()
 
     async def call(self, step: Callable[[Engine, Lease], Awaitable[T]]) -> T:

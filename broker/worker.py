@@ -295,8 +295,10 @@ class Worker:
                 partition.close(TopicNotFound(f"topic {topic!r} was deleted"))
             elif owner not in (None, self.id) and not partition.leaving:
                 leaving.append(partition)
-        if leaving:
-            self.start(self._hand_over, leaving)
+        # Those with calls under way go by themselves, so that they hold up nobody.
+        for group in ([p for p in leaving if not p.busy], *([p] for p in leaving if p.busy)):
+            if group:
+                self.start(self._hand_over, group)
         for topic, owners in self.member.owners.items():
             for number, owner in enumerate(owners):
                 if owner == self.id:

@@ -367,14 +367,19 @@ class SubscribeReply(Properties, frozen=True):
     lease_ms: int
     partitions: int
     held: int | None = None  # so many messages follow that are marked `held`; what else the name had is void
+    epochs: dict[int, int] = {}  # partition -> epoch in which this worker serves it: the larger is the newer
 
 
 class Unsubscribe(Properties, frozen=True):
-    """UNSUBSCRIBE: close a consumer; what it holds goes back uncharged. Answered by OK."""
+    """UNSUBSCRIBE: close a consumer; what it holds goes back uncharged. Answered by OK.
+
+    With `partitions` only what it holds of these goes back: the consumer may have others at another worker.
+    """
 
     TYPE = Type.UNSUBSCRIBE
 
     stream: int
+    partitions: list[int] | None = None
 
 
 class Data(Properties, frozen=True):
