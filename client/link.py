@@ -197,8 +197,7 @@ class Link:
             if to.partition in self._opening:
                 self._early.append(frame)
             else:
-                self._links.permits.departed(self, to.partition, to.permits)
-                self._links.moved(self, to.partition, to.address)
+                self._links.moved(self, to.partition, to.address, to.permits)
         elif frame.type == Type.FLOW:
             if wire.properties_of(frame, wire.Flow).wanted:
                 self._links.permits.wanted(self)

@@ -121,11 +121,9 @@ class Links:
 
     def doubt(self, partition: int, error: BrokerError) -> None:
         """A request about a partition was refused: perhaps another worker has it."""
-        link = self.serving(partition)
-        if isinstance(error, Redirected) and link is not None:
-            if error.address != link.peer.address:
-                self.moved(link, partition, error.address)
-        elif self._map is not None:
+        if self._map is not None:
+            if isinstance(error, Redirected):
+                self._map.redirected(partition, error.address)
             self._map.renew()
 
     def pause(self, paused: bool) -> None:
@@ -160,17 +158,18 @@ class Links:
         late = {
             at for at in partitions if self._to_serve.get(at) is not link and self.serving(at) is not None
         }
-        for partition in partitions:
-            before = self._serving.get(partition)
-            if partition in late:
-                link.open.discard(partition)
-                continue
-            self._serving[partition] = link
-            if before is not None and before is not link:
-                before.release(partition)
+        link.open -= late
+        before = {at: self._serving[at] for at in partitions - late if at in self._serving}
+        for other in {other for other in before.values() if other is not link}:
+            # It has not said that it serves them no more, or cannot.
+            self.permits.departed(other, [at for at in before if before[at] is other], reply.held or 0)
+        self._serving.update(dict.fromkeys(partitions - late, link))
+        for partition, other in before.items():
+            if other is not link:
+                other.release(partition)
         self._exclusive = reply.mode == "exclusive"
         self._trouble = None
-        self.permits.opened(link, partitions, reply.held or 0)
+        self.permits.opened(link, partitions - late, reply.held or 0)
         if late:
             reply = msgspec.structs.replace(reply, held=None)
         self._on_open(partitions - late, reply)
@@ -180,10 +179,13 @@ class Links:
         for other in self._links.values():
             other.wake()
 
-    def moved(self, link: Link, partition: int, address: str) -> None:
-        """A worker serves a partition no more; what is held of it stays so."""
+    def moved(self, link: Link, partition: int, address: str, permits: int) -> None:
+        """A worker serves a partition no more; what is held of it stays so, and takes permits along."""
         if self._serving.get(partition) is link:
             del self._serving[partition]
+            self.permits.departed(link, [partition], permits)
+        elif permits:
+            self.permits.repeat(link)
         link.release(partition)
         if self._map is not None:
             self._map.redirected(partition, address)

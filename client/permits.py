@@ -27,6 +27,14 @@ class _Transit:
         self.permits = permits
 
 
+class _Lowering:
+    """A holder is being lowered."""
+
+    def __init__(self, limit: int, turn: bool) -> None:
+        self.limit = limit  # to which
+        self.turn = turn  # whether that is for the sake of one in the queue
+
+
 class Permits(Generic[H]):
     """Splits permits by the number of partitions; first some are lowered, then others are raised.
 
@@ -42,34 +50,47 @@ class Permits(Generic[H]):
         self._aims: dict[H, int] = {}
         self._limits: dict[H, int] = {}  # what each may have out, as far as it has not said otherwise
         self._transits: list[_Transit] = []
-        self._lowering: set[H] = set()
-        self._crossed: set[H] = set()  # those of them that have parted with permits meanwhile
+        self._lowering: dict[H, _Lowering] = {}
         self._queue: dict[H, None] = {}
+        self._scarce = False  # there are fewer permits than holders
 
     def share(self, weights: Mapping[H, int]) -> None:
         """These are the holders now, with so many partitions each."""
         for gone in [holder for holder in self._limits if holder not in weights]:
             del self._limits[gone]
-            self._lowering.discard(gone)
+            self._lowering.pop(gone, None)
             self._queue.pop(gone, None)
         for holder in weights:
             self._limits.setdefault(holder, 0)
         self._aims = split(self._total, weights, self._limits)
+        self._scarce = self._total < sum(1 for weight in weights.values() if weight)
+        self._queue = {holder: None for holder in self._queue if self._scarce and not self._aims[holder]}
         self._balance()
 
-    def departed(self, holder: H, partition: int, permits: int) -> None:
-        """A partition has left a holder, which gave up the permits of what is held of it."""
-        if holder in self._limits and permits:
-            self._transits.append(_Transit([partition], permits))
-            if holder in self._lowering:
-                self._crossed.add(holder)
-            else:  # said once more: it may have crossed with another limit on its way
-                self._grant(holder, max(0, self._limits[holder] - permits))
+    def departed(self, holder: H, partitions: Collection[int], permits: int) -> None:
+        """Partitions have left a holder, and with them the permits of what is held of them."""
+        if holder in self._limits:
+            permits = min(permits, self._limits[holder])
+            self._transits.append(_Transit(partitions, permits))
+            self._change(holder, -permits)
+
+    def repeat(self, holder: H) -> None:
+        """What a holder knows of its limit may be less than it is."""
+        self._change(holder, 0)
+
+    def _change(self, holder: H, by: int) -> None:
+        """Another limit, also for one that is being lowered; said in any case, as it may cross another."""
+        if holder not in self._limits:
+            return
+        limit = self._limits[holder] = self._limits[holder] + by
+        if lowering := self._lowering.get(holder):
+            limit = lowering.limit = max(0, min(lowering.limit, limit) if by < 0 else lowering.limit + by)
+        holder.grant(limit)
 
     def lost(self, holder: H, partitions: Collection[int]) -> None:
         """A holder has lost its connection: how much is out there is known when all is open elsewhere."""
         if holder in self._limits:
-            self._lowering.discard(holder)
+            self._lowering.pop(holder, None)
             self._transits.append(_Transit(partitions, self._limits[holder]))
             self._limits[holder] = 0
             holder.grant(0)
@@ -83,24 +104,22 @@ class Permits(Generic[H]):
 
     def opened(self, holder: H, partitions: Collection[int], held: int) -> None:
         """A holder has opened partitions, and counts so many messages that are held already."""
-        limit = self._limits.get(holder, 0)
-        if holder in self._lowering:
-            held = 0
+        brought = 0
         for transit in self._transits:
             if not transit.partitions.isdisjoint(partitions):
                 transit.partitions.difference_update(partitions)
-                brought = min(held, transit.permits)
-                transit.permits -= brought
-                held -= brought
-                limit += brought
+                taken = min(held - brought, transit.permits)
+                transit.permits -= taken
+                brought += taken
         self._transits = [transit for transit in self._transits if transit.partitions]
-        if holder in self._limits and limit != self._limits[holder]:
-            self._grant(holder, limit)
+        if brought:
+            self._change(holder, brought)
         self._balance()
 
     def wanted(self, holder: H) -> None:
         """It has no permits, and messages that wait for some."""
-        if self._aims.get(holder) == 0 or holder in self._lowering:
+        lowering = self._lowering.get(holder)
+        if self._scarce and (self._aims.get(holder) == 0 or (lowering is not None and lowering.turn)):
             self._queue[holder] = None
             self._balance()
 
@@ -120,28 +139,25 @@ class Permits(Generic[H]):
         for holder, limit in self._limits.items():
             if holder not in self._lowering:
                 if limit > self._aims[holder]:
-                    self._lower(holder, self._aims[holder])
+                    self._lower(holder, self._aims[holder], turn=False)
                 elif limit and self._queue:
-                    self._lower(holder, limit - 1)
+                    self._lower(holder, limit - 1, turn=True)
 
     def _grant(self, holder: H, limit: int) -> None:
         self._limits[holder] = limit
         holder.grant(limit)
 
-    def _lower(self, holder: H, limit: int) -> None:
-        self._lowering.add(holder)
-        self._tasks.start(self._lowered(holder, limit))
+    def _lower(self, holder: H, limit: int, turn: bool) -> None:
+        lowering = self._lowering[holder] = _Lowering(limit, turn)
+        self._tasks.start(self._lowered(holder, lowering))
 
-    async def _lowered(self, holder: H, limit: int) -> None:
-        await holder.lower(limit)
-        if holder in self._lowering:
-            self._lowering.discard(holder)
-            self._limits[holder] = limit
-            if holder in self._crossed:
-                self._crossed.discard(holder)
-                holder.grant(limit)
-            if self._queue:  # its turn is over; if it has more, it says so
-                self._aims[holder] = min(self._aims[holder], limit)
+    async def _lowered(self, holder: H, lowering: _Lowering) -> None:
+        await holder.lower(lowering.limit)
+        if self._lowering.get(holder) is lowering:
+            del self._lowering[holder]
+            self._limits[holder] = lowering.limit
+            if lowering.turn and self._scarce:  # unless who wanted it has got another meanwhile
+                self._aims[holder] = lowering.limit if self._queue else lowering.limit + 1
             self._balance()
 
 
