@@ -23,6 +23,7 @@ from tests.running import RunningBroker
 
 T = TypeVar("T")
 
+PATIENCE = 10.0  # seconds until what should be so counts as wrong
 LOOK = 0.05  # seconds between looks at Redis
 
 
@@ -134,8 +135,8 @@ class Cluster:
     # What is seen from outside
 
     async def owners(self) -> list[str]:
-        """Which worker is to serve each partition."""
-        return (await insist(self.engine.owners)).topics[self._topic]
+        """Which worker is to serve each partition; empty while nobody has placed the topic."""
+        return (await insist(self.engine.owners)).topics.get(self._topic, [])
 
     async def owned_by(self, worker: str) -> list[int]:
         """The partitions that a worker is to serve."""
@@ -163,6 +164,8 @@ class Cluster:
         """What keeps partitions from being served."""
         running = {place.id for place in self.broker.workers if place.process is not None}
         owners, holders = await self.owners(), await self.holders()
+        if not owners or len(owners) != len(holders):
+            return ["the topic is being placed"]
         return [
             f"partition {number} is {owner}'s and {holder or 'nobody'} holds it"
             for number, (owner, holder) in enumerate(zip(owners, holders, strict=True))
@@ -182,14 +185,23 @@ class Cluster:
     async def check(self) -> list[str]:
         """What is wrong in the keyspace and in the workers' logs."""
         problems = await check_topic(self.engine, self._topic) + await check_cluster(self.engine)
-        for seen in await self._client.partitions(self._topic):
-            if seen.worker != seen.holder:
-                problems.append(
-                    f"a client is told that partition {seen.partition} is held by {seen.holder!r}"
-                )
+        problems += await self._misplaced()
         if "a bug" in (log := self.broker.log()):
             problems.append(log[max(0, log.index("a bug") - 500) :][:3_000])
         return problems
+
+    async def _misplaced(self) -> list[str]:
+        """The partitions that a client is told are not held by their owner, long after anything happened."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            found = [
+                f"a client is told that partition {seen.partition} is {seen.worker}'s, held by {seen.holder!r}"
+                for seen in await self._client.partitions(self._topic)
+                if seen.worker != seen.holder
+            ]
+            if not found or time.monotonic() > end:
+                return found
+            await asyncio.sleep(LOOK)
 
 
 async def insist(look: Callable[[], Awaitable[T]]) -> T:
