@@ -195,7 +195,7 @@ class Cluster:
         end = time.monotonic() + PATIENCE
         while True:
             found = [
-                f"a client is told that partition {seen.partition} is {seen.worker}'s, held by {seen.holder!r}"
+                f"clients hear that partition {seen.partition} is {seen.worker}'s, held by {seen.holder!r}"
                 for seen in await self._client.partitions(self._topic)
                 if seen.worker != seen.holder
             ]
