@@ -175,6 +175,7 @@ class Links:
         self._on_open(partitions - late, reply)
         if self._serving.keys() >= self._to_serve.keys():
             self.opened_all = True
+        self._share()
         self._news.set()
         for other in self._links.values():
             other.wake()
@@ -184,6 +185,7 @@ class Links:
         if self._serving.get(partition) is link:
             del self._serving[partition]
             self.permits.departed(link, [partition], permits)
+            self._share()
         elif permits:
             self.permits.repeat(link)
         link.release(partition)
@@ -280,7 +282,12 @@ class Links:
             self._tasks.start(link.run())
 
     def _share(self) -> None:
-        self.permits.share({link: len(link.wanted) for link in self._links.values()})
+        """By what each serves, or is to: a partition that is about to move counts until it has moved."""
+        weights = dict.fromkeys(self._links.values(), 0)
+        for partition, to_serve in self._to_serve.items():
+            if (link := self._serving.get(partition, to_serve)) in weights:
+                weights[link] += 1
+        self.permits.share(weights)
 
     async def _await_owners(self) -> None:
         """Ask until every partition has somebody to serve it."""

@@ -69,8 +69,8 @@ class Permits(Generic[H]):
 
     def departed(self, holder: H, partitions: Collection[int], permits: int) -> None:
         """Partitions have left a holder, and with them the permits of what is held of them."""
-        if holder in self._limits:
-            permits = min(permits, self._limits[holder])
+        permits = min(permits, self._limits.get(holder, 0))
+        if permits:
             self._transits.append(_Transit(partitions, permits))
             self._change(holder, -permits)
 

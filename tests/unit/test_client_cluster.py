@@ -526,9 +526,10 @@ async def test_permits_follow_the_partitions_and_are_lowered_before_others_are_r
     cluster = ScriptedCluster(2, "orders", [0, 0, 0, 1])
     async with cluster as (first, second), consuming(cluster, permits=8):
         cluster.move(2, 1)
+        added = await let_in(second)
+        assert added.properties.partitions == [2]
         lowered = await first.expect(wire.Flow)
         assert lowered.properties.limit == 4
-        await let_in(second)
         await until_told(second)
         assert second.seen(wire.Flow) == 0
         lowered.ok()
