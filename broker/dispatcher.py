@@ -183,6 +183,7 @@ class Dispatcher:
         if result.next_due_ms == due_ms:  # not yet, says Redis: our idea of its clock is wrong
             await self.partition.worker.set_clock()
         self._due_ms = _sooner(result.next_due_ms, self._sooner_ms)
+        self._news += 1
         self.hungry = True
         self._part_with(result.expired_consumers)
 
@@ -253,6 +254,7 @@ class Dispatcher:
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected
         if behind or fetched.more or (settled is not None and fetched.shares):
+            self._news += 1
             self.hungry = True
         self._part_with(fetched.unknown_consumers)
         self._asked.update((name, news) for name, left in spare.items() if left and name in self.consumers)

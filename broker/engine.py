@@ -60,6 +60,7 @@ from client.errors import BrokerError, InvalidArgument, SubscriptionBusy
 from client.wire import MAX_BATCH
 
 _LEASES = 250  # that one call renews or releases
+_RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
 
 class Engine(Administration, Registry):
@@ -68,6 +69,7 @@ class Engine(Administration, Registry):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._tails = TailCache()
+        self._said = {}
         self._messages: dict[str, int] = defaultdict(int)  # published and delivered, by the lease's key
 
     @classmethod
@@ -122,7 +124,7 @@ class Engine(Administration, Registry):
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool | None]:
         """Extend leases, many with one call; False for each that is lost, None where its node was away."""
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
-        return await self._for_leases("partition/renew", leases, ttl_ms)
+        return await self._for_leases("partition/renew", leases, ttl_ms, patience=ttl_ms / 3_000)
 
     async def release(self, lease: Lease) -> bool:
         """Give a partition up; False if it was lost before."""
@@ -131,9 +133,11 @@ class Engine(Administration, Registry):
 
     async def release_all(self, leases: Sequence[Lease]) -> list[bool | None]:
         """Give partitions up, many with one call; False for each that was lost before, None as in renew."""
-        return await self._for_leases("partition/release", leases)
+        return await self._for_leases("partition/release", leases, patience=_RELEASE)
 
-    async def _for_leases(self, script: str, leases: Sequence[Lease], *arguments: int) -> list[bool | None]:
+    async def _for_leases(
+        self, script: str, leases: Sequence[Lease], *arguments: int, patience: float
+    ) -> list[bool | None]:
         keys = [partition_keys(held.topic, held.partition).lease for held in leases]
         groups = self.store.groups(keys, _LEASES)
         calls: list[Call] = [
@@ -141,7 +145,8 @@ class Engine(Administration, Registry):
             for group in groups
         ]
         kept: list[bool | None] = [True] * len(leases)
-        for group, answer in zip(groups, await self.store.try_all(calls), strict=True):
+        # What comes late does no harm, and those on another node must not wait for it.
+        for group, answer in zip(groups, await self.store.try_all(calls, patience), strict=True):
             if isinstance(answer, BrokerError):  # one node of a cluster, perhaps
                 for place in group:
                     kept[place] = None

@@ -16,7 +16,7 @@ from broker.load import Load
 from broker.logs import Trouble
 from broker.results import BrokerReport, Owners
 from client import wire
-from client.errors import BrokerError, Fenced, InvalidArgument
+from client.errors import BrokerError, Fenced, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     from broker.worker import Worker
@@ -103,7 +103,11 @@ class Member:
 
     async def refresh(self) -> None:
         """Look at the cluster now; all who want to at once share one look."""
-        await self._looking.join("look", self._look)
+        try:
+            async with asyncio.timeout(self._worker.lease_ms / 1_000):
+                await self._looking.join("look", self._look)
+        except TimeoutError:
+            raise Unavailable("Redis does not tell about the cluster") from None
 
     def stir(self) -> None:
         """Look at the cluster soon."""

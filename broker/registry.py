@@ -1,5 +1,6 @@
 """The workers of a cluster as Redis knows them: who is alive, who is the controller, who is to own what."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ from broker.store import Store
 from client.errors import InvalidArgument, Unavailable
 
 _VERSION = "#"  # no topic has this name
+_PATIENCE = 1.0  # seconds for a node of a Redis Cluster before one goes on without it
 _NOBODY = "-"  # nor has a worker this one
 
 
@@ -21,6 +23,7 @@ class Registry:
     """What workers tell each other through Redis."""
 
     store: Store
+    _said: dict[str, dict[str, str]]  # what each worker last said about itself
 
     # Workers
 
@@ -44,11 +47,12 @@ class Registry:
             "script_ms": str(report.script_ms),
             "load": msgspec.json.encode(report.load).decode(),
         }
-        await self.store.run_all(
+        await self.store.try_all(
             [
                 ("cluster/heartbeat", [BROKERS], [report.id]),
                 ("cluster/report", [broker_key(report.id)], [ttl_ms, from_scratch, *to_flat(fields)]),
-            ]
+            ],
+            _PATIENCE,
         )
 
     async def depart(self, worker: str) -> None:
@@ -62,11 +66,18 @@ class Registry:
         _, now_ms, found = await self.store.run("cluster/list", [BROKERS])
         heartbeats = {worker: int(float(at)) for worker, at in zip(found[::2], found[1::2], strict=True)}
         ids = sorted(heartbeats)
-        stored = await self.store.all_fields([broker_key(worker) for worker in ids])
+        stored = await asyncio.gather(*(self._fields_of(worker) for worker in ids))
         return [
             _report_of(worker, fields, heartbeats[worker], now_ms - heartbeats[worker])
             for worker, fields in zip(ids, stored, strict=True)
         ]
+
+    async def _fields_of(self, worker: str) -> dict[str, str]:
+        """What a worker says about itself, or said last if the node that has it is away."""
+        with suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                [self._said[worker]] = await self.store.all_fields([broker_key(worker)])
+        return self._said.get(worker, {})
 
     async def dismiss(self, worker: str, heartbeat_ms: int) -> bool:
         """Forget a worker that has died; False if it was heard of since that heartbeat."""

@@ -132,14 +132,17 @@ class Store:
         """Run many scripts at once; each server gets its share in one go."""
         return await _together(*(self.run(script, keys, *arguments) for script, keys, arguments in calls))
 
-    async def try_all(self, calls: Sequence[Call]) -> list[list[Any] | BrokerError]:
-        """The same where each may fail by itself; raises only if all do."""
+    async def try_all(self, calls: Sequence[Call], patience: float) -> list[list[Any] | BrokerError]:
+        """The same where each may fail by itself, or take too long; raises only if all do."""
 
         async def attempt(call: Call) -> list[Any] | BrokerError:
             try:
-                return await self.run(call[0], call[1], *call[2])
+                async with asyncio.timeout(patience):
+                    return await self.run(call[0], call[1], *call[2])
             except BrokerError as error:
                 return error
+            except TimeoutError:
+                return Unavailable(f"Redis has not answered in {patience:g} s")
 
         answers = await asyncio.gather(*(attempt(call) for call in calls))
         errors = [answer for answer in answers if isinstance(answer, BrokerError)]

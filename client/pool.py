@@ -38,6 +38,8 @@ class Peer:
         """The connection; if there is none, one attempt to make it, shared by all who want it."""
         if self.current is not None:
             return self.current
+        if self._pool.closed:
+            raise ConnectionClosed("the client was closed")
         if self._connecting is None:
             self._connecting = self._pool.tasks.start(self._connect())
         return await shared(self._connecting, "the client was closed")
@@ -102,7 +104,7 @@ class Pool:
         self._known: list[str] = []  # addresses of all workers, as the last one to answer has told
         self._found = asyncio.Event()
         self._seeking: asyncio.Task[None] | None = None
-        self._closed = False
+        self.closed = False
 
     @property
     def where(self) -> str:
@@ -123,7 +125,7 @@ class Pool:
 
     async def close(self) -> None:
         """End all connections; those who wait for one get ConnectionClosed."""
-        self._closed = True
+        self.closed = True
         await self.tasks.cancel()
         connections = [peer.current for peer in self._peers.values() if peer.current is not None]
         await asyncio.gather(*(connection.close() for connection in connections))
@@ -140,7 +142,7 @@ class Pool:
         """That to any worker, waiting for it if need be; an error when that takes too long."""
         end = None if within is None else asyncio.get_running_loop().time() + within
         while True:
-            if self._closed:
+            if self.closed:
                 raise ConnectionClosed("the client was closed")
             if self.home is not None and self.home.current is not None:
                 return self.home.current
@@ -196,7 +198,7 @@ class Pool:
 
     def lost(self, peer: Peer, error: BrokerError) -> None:
         """A connection has ended."""
-        if peer is self.home and not self._closed:
+        if peer is self.home and not self.closed:
             others = self.answering()
             if others:
                 _log.info("%s; going on with %s", error, others[0].address)
@@ -209,7 +211,7 @@ class Pool:
 
     def suspect(self, connection: Connection) -> None:
         """A worker does not answer: have others answer what any can."""
-        if self.home is not None and self.home.current is connection and not self._closed:
+        if self.home is not None and self.home.current is connection and not self.closed:
             others = self.answering()
             if others:
                 self._use(others[0])
