@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from client import wire
 from client.connection import Connection, Redirected, error_from
-from client.errors import BrokerError, ConnectionClosed, SubscriptionBusy
+from client.errors import BrokerError, ConnectionClosed, Fenced, SubscriptionBusy
 from client.held import ALL
 from client.pool import Peer
 from client.seeds import backoff
@@ -28,6 +28,7 @@ class Link:
         self.current: Connection | None = None  # on which its stream is open
         self._links = links
         self._limit = 0  # permits
+        self._gone = 0  # permits that have gone with partitions from this stream
         self._opening: frozenset[int] = frozenset()
         self._early: list[Frame] = []  # what came before we knew that it is subscribed
         self._asked: dict[int, set[asyncio.Future[Frame]]] = {}  # by partition, not answered yet
@@ -85,7 +86,10 @@ class Link:
         """Let the worker have so many messages out."""
         self._limit = limit
         if self.current is not None:
-            self.current.request(wire.Flow(self._links.stream, limit=limit))
+            self.current.request(self._flow(limit))
+
+    def _flow(self, limit: int) -> wire.Flow:
+        return wire.Flow(self._links.stream, limit=limit, gone=self._gone)
 
     async def lower(self, limit: int) -> None:
         """Let it have no more than so many out, and wait until that is so."""
@@ -93,13 +97,14 @@ class Link:
         await self._quiet.wait()
         if self.current is not None:
             with suppress(BrokerError):  # what comes next over another connection keeps to the limit
-                await self.current.request(wire.Flow(self._links.stream, limit=limit))
+                await self.current.request(self._flow(limit))
 
     async def leave(self) -> None:
         """Tell the worker that the consumer is closed: what it holds goes back."""
         if (connection := self._let_go()) is not None:
+            open_here = None if ALL in self.open else sorted(self.open)
             with suppress(BrokerError):  # then the worker has ended it, or will when the session does
-                await connection.request(wire.Unsubscribe(self._links.stream))
+                await connection.request(wire.Unsubscribe(self._links.stream, open_here))
 
     def close(self) -> None:
         """Hear nothing more."""
@@ -139,7 +144,8 @@ class Link:
                 attempt += 1
         self._links.drop(self)
         if (connection := self._let_go()) is not None:
-            connection.request(wire.Unsubscribe(self._links.stream))
+            # The worker may have partitions again that are open elsewhere: nothing of them goes back.
+            connection.request(wire.Unsubscribe(self._links.stream, []))
 
     async def _subscribe(self, partitions: frozenset[int]) -> None:
         """Open partitions: with a new stream, or added to the one that is open."""
@@ -148,6 +154,7 @@ class Link:
         fresh = connection is not self.current
         if fresh:
             self._early.clear()
+            self._gone = 0
             connection.streams[stream] = partial(self._pushed, connection)
             self._links.permits.take_along(self, partitions)
         self._opening, limit = partitions, self._limit
@@ -171,11 +178,13 @@ class Link:
             if self._links.paused:
                 connection.send(wire.Flow(stream, paused=True))
             if self._limit != limit:
-                connection.request(wire.Flow(stream, limit=self._limit))
+                connection.request(self._flow(self._limit))
         elif self.current is not connection:
             return  # it has ended meanwhile
         self.open |= partitions
         self._links.opened(self, partitions, reply)
+        if (partitions - self.open) & self.wanted:
+            self._trouble = Fenced(f"the worker at {self.peer.address} has an old lease")
         early, self._early = self._early, []
         for frame in early:
             self._pushed(connection, frame)
@@ -197,6 +206,7 @@ class Link:
             if to.partition in self._opening:
                 self._early.append(frame)
             else:
+                self._gone += to.permits
                 self._links.moved(self, to.partition, to.address, to.permits)
         elif frame.type == Type.FLOW:
             if wire.properties_of(frame, wire.Flow).wanted:

@@ -51,6 +51,7 @@ class Links:
         self._links: dict[Peer, Link] = {}
         self._to_serve: dict[int, Link | None] = {}  # partition -> who is to serve it
         self._serving: dict[int, Link] = {}  # partition -> who does
+        self._epochs: dict[int, int] = {}  # partition -> that of the newest lease under which it was open
         self._exclusive = False
         self._trouble: BrokerError | None = None  # what went wrong last
         self._news = asyncio.Event()  # something was opened, or all has ended
@@ -155,9 +156,8 @@ class Links:
 
     def opened(self, link: Link, partitions: frozenset[int], reply: wire.SubscribeReply) -> None:
         """A worker serves partitions."""
-        late = {
-            at for at in partitions if self._to_serve.get(at) is not link and self.serving(at) is not None
-        }
+        late = {at for at in partitions if self._is_late(link, at, reply.epochs.get(at, 0))}
+        self._epochs.update({at: epoch for at, epoch in reply.epochs.items() if at not in late})
         link.open -= late
         before = {at: self._serving[at] for at in partitions - late if at in self._serving}
         for other in {other for other in before.values() if other is not link}:
@@ -180,14 +180,21 @@ class Links:
         for other in self._links.values():
             other.wake()
 
+    def _is_late(self, link: Link, partition: int, epoch: int) -> bool:
+        """Whether what a worker has opened was opened by another after it: the larger epoch is the newer."""
+        if epoch:
+            return epoch < self._epochs.get(partition, 0)
+        return self._to_serve.get(partition) is not link and self.serving(partition) is not None
+
     def moved(self, link: Link, partition: int, address: str, permits: int) -> None:
         """A worker serves a partition no more; what is held of it stays so, and takes permits along."""
-        if self._serving.get(partition) is link:
-            del self._serving[partition]
-            self.permits.departed(link, [partition], permits)
-            self._share()
-        elif permits:
-            self.permits.repeat(link)
+        if self._serving.get(partition) is not link:  # another has it already: only the permits are news
+            if permits:
+                self.permits.repeat(link)
+            return
+        del self._serving[partition]
+        self.permits.departed(link, [partition], permits)
+        self._share()
         link.release(partition)
         if self._map is not None:
             self._map.redirected(partition, address)
