@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
             consumer.paused = request.paused
         if request.limit is not None:
             check_int("limit", request.limit, 0, MAX_PERMITS)
-            consumer.limit(request.limit, sequence)
+            consumer.limit(request.limit, sequence, request.gone)
         if request.permits > 0:
             consumer.take_back(request.permits, request.partition)
         else:

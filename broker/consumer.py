@@ -20,6 +20,7 @@ class Consumer:
         "connection",
         "credit",
         "dispatchers",
+        "gone",
         "lease_ms",
         "lowered",
         "name",
@@ -44,6 +45,7 @@ class Consumer:
         self.permits = request.permits
         self.credit = request.permits  # permits that stand for no message right now
         self.out: Counter[int] = Counter()  # messages that are not settled, by partition
+        self.gone = 0  # permits that went with partitions, ever
         self.lowered: list[int] = []  # sequences of FLOW frames that wait until no more than the limit is out
         self.wanted = False  # the client knows that there may be messages, but no permits
         self.paused = False
@@ -90,8 +92,12 @@ class Consumer:
             self.out[partition] -= messages
             self.give(messages)
 
-    def limit(self, permits: int, sequence: int) -> None:
-        """Allow more or fewer unsettled messages; answers once no more than that are out."""
+    def limit(self, permits: int, sequence: int, gone: int) -> None:
+        """Allow more or fewer unsettled messages; answers once no more than that are out.
+
+        `gone` is what the client knew to have gone with partitions: what has since is not for us any more.
+        """
+        permits = max(0, permits - max(0, self.gone - gone))
         self.credit += permits - self.permits
         self.permits = permits
         self.wanted = False
@@ -113,6 +119,7 @@ class Consumer:
         left = max(0, self.permits - gone)  # none, where the limit has been lowered below what was out
         self.credit += gone - (self.permits - left)
         self.permits = left
+        self.gone += gone
         self.connection.send(wire.Redirect(self.topic, partition, address, self.stream, gone))
         self.give(0)
 

@@ -56,6 +56,7 @@ class Dispatcher:
     def attach(self, consumer: Consumer) -> None:
         """Serve one more consumer."""
         self.consumers[consumer.name] = consumer
+        self._lost.pop(consumer.name, None)  # it has just been handed all that it holds
         consumer.dispatchers[self.partition.number] = self
         self.feed()
 

@@ -83,6 +83,10 @@ def _error(text: str) -> Exception:
     return kind(rest) if kind else ResponseError(text)
 
 
+class Displaced(ConnectionError):
+    """A new connection leads to another server than the one before."""
+
+
 class Link(asyncio.Protocol):
     """A shared connection; calls are answered in the order in which they were made.
 
@@ -115,6 +119,11 @@ class Link(asyncio.Protocol):
         connection._writer.transport.set_protocol(link)
         connection._reader = connection._writer = None
         return link
+
+    @property
+    def peer(self) -> object:
+        """The address of the server that it leads to."""
+        return self._writer.get_extra_info("peername")
 
     @property
     def usable(self) -> bool:

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NamedTuple
 
-from broker.link import Link
+from broker.link import Displaced, Link
 from client.errors import Unavailable
 
 _IDLE = 8  # connections per server that are kept for commands that wait
@@ -97,7 +97,7 @@ class Links:
         idle = self._idle.setdefault(server.name, [])
         while idle and not idle[-1].usable:
             idle.pop().close()
-        link = idle.pop() if idle else await self._connect(server)
+        link = idle.pop() if idle else await self._connect_as_shared(server)
         self._lent.add(link)
         try:
             yield link
@@ -133,6 +133,16 @@ class Links:
             link.close()
         self._shared.clear()
         self._idle.clear()
+
+    async def _connect_as_shared(self, server: Address) -> Link:
+        """Another connection to where the shared one leads: a new master needs leases that are taken anew."""
+        shared = self.get(server) or await self.open(server)
+        link = await self._connect(server)
+        if self.get(server) is not shared or link.peer != shared.peer:
+            link.close()
+            shared.close("another server has taken its place")
+            raise Displaced("another server has taken its place")
+        return link
 
     async def _connect(self, server: Address) -> Link:
         link = await Link.open(

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 _AGAIN = 0.2  # seconds until something that failed is tried again
 _PLACED = 1.0  # seconds in which a new topic should have owners
-_LOST = 12  # leases after which a worker that is gone is not shown any more
+_LOST = 12  # leases after which a worker that is gone is not shown any more,
+_LOST_MS = 600_000  # but not before this
 
 
 class NotOwner(Fenced):
@@ -55,6 +56,7 @@ class Member:
         self._placing = Controller(worker.engine, self._is_alive)
         self._state = "serving"
         self._started_ms = 0
+        self._gone = False  # nobody is to hear of us any more
         self._beaten = 0.0  # when we were last heard of, by the monotonic clock
         self._trusted = 0.0  # when to believe again that a silent worker is dead
         self._relieved = time.monotonic()  # when loads were last looked at
@@ -113,10 +115,10 @@ class Member:
         """Look at the cluster soon."""
         self._look_again.set()
 
-    async def topics_changed(self) -> None:
+    async def topics_changed(self, deleted: str = "") -> None:
         """A topic was made or deleted: have its partitions placed."""
         self._topics_changed = True
-        await self._engine.announce("topics")
+        await self._engine.announce(f"topics {deleted}".strip())
         if self.controller == self._worker.id:
             await self.refresh()
 
@@ -142,7 +144,7 @@ class Member:
 
     async def depart(self) -> None:
         """Be a worker no more."""
-        self._state = "stopping"
+        self._gone = True
         await self._engine.depart(self._worker.id)
         await self._engine.announce("brokers")
 
@@ -158,7 +160,9 @@ class Member:
     async def beat(self) -> None:
         """Renew the leases, then say that we are here: whoever seems dead has lost its leases before."""
         now = time.monotonic()
-        if now - self._beaten > self._worker.lease_ms / 1_000:
+        if self._gone:
+            return
+        if now - self._beaten > self._worker.lease_ms / 2_000:  # a third is the rule
             # We could not be heard, so others could not either: give them time to be heard again.
             self._trusted = now + self._worker.lease_ms / 2_000
         self.load.add(self._engine.take_loads(), max(now - self._beaten, 0.001))
@@ -173,7 +177,7 @@ class Member:
     @property
     def _ttl_ms(self) -> int:
         """How long what we say about ourselves is kept."""
-        return self._worker.lease_ms * _LOST
+        return max(self._worker.lease_ms * _LOST, _LOST_MS)
 
     def _report(self) -> BrokerReport:
         messages, script_ms = self.load.total()
@@ -218,7 +222,7 @@ class Member:
                     await asyncio.sleep(_AGAIN)
 
     def _heard(self, event: str) -> None:
-        kind, *names = event.split(" ")
+        kind, *names = event.split()[:3] or [""]
         if kind == "subscription" and len(names) == 2:
             self._worker.feed(*names)
         elif kind == "released":
@@ -226,12 +230,16 @@ class Member:
         else:
             if not event:  # we may have missed any
                 self._worker.feed()
+            elif names:
+                self._worker.feed(names[0])  # its consumers find out that they have none
             self._topics_changed = self._topics_changed or kind in ("", "topics")
             self.stir()
 
     async def _look(self) -> None:
         """Learn who is there and who owns what, and place partitions if that is on us."""
         worker = self._worker
+        if self._gone:
+            return
         self.controller, left_ms = await self._engine.lead(worker.id, worker.lease_ms)
         owners, brokers = await self._engine.owners(), await self._engine.brokers()
         if self.controller == worker.id and await self._place(owners, brokers):
@@ -257,7 +265,11 @@ class Member:
         self._topics_changed = False
         if by_load:
             self._relieved = now
-        moves = await self._placing.balance(by_load=by_load)
+        try:
+            moves = await self._placing.balance(by_load=by_load)
+        except BaseException:
+            self._topics_changed = True
+            raise
         self._placed_for = situation  # moves give it another version
         for broker in brokers:
             if broker.age_ms > self._ttl_ms:

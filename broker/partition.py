@@ -71,10 +71,9 @@ class Partition:
 
     async def lease(self) -> Lease:
         """The lease, taken if need be; NotOwner if the partition is another worker's."""
-        if self.held is not None:
-            return self.held
-        lease: Lease = await self._taking.join("lease", self._take)
-        return lease
+        while self.held is None:  # it may be lost again before we hear that it was taken
+            await self._taking.join("lease", self._take)
+        return self.held
 
     async def _take(self) -> Lease:
         """Take the lease when the partition is ours and nobody holds it any more."""

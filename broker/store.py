@@ -282,7 +282,9 @@ class Store:
     async def _listen(self, channel: str, echo: str, hear: Callable[[str], None]) -> None:
         """Listen over one connection, for as long as the echo comes back."""
         server = await self._any_server()
-        connection = server.source.connection_class(**server.source.connection_kwargs)
+        # Anybody can say anything there.
+        options = {**server.source.connection_kwargs, "encoding_errors": "replace"}
+        connection = server.source.connection_class(**options)
         try:
             await connection.connect()
             await connection.send_command("SUBSCRIBE", echo, channel)

@@ -37,11 +37,11 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
         )
     connection.greeted = True
     settings, member = worker.settings, worker.member
-    workers = [broker for broker in member.brokers.values() if broker.address]
     owners: list[str] = []
     if request.topic:
-        connection.topics.add(request.topic)
         owners = await member.placement(request.topic)
+        connection.topics.add(request.topic)
+    workers = [broker for broker in member.brokers.values() if broker.address]
     places = {broker.id: place for place, broker in enumerate(workers)}
     return (
         wire.InfoReply(
@@ -80,7 +80,7 @@ async def delete_topic(worker: "Worker", _: "Connection", request: wire.DeleteTo
     await worker.engine.delete_topic(request.topic)
     for partition in _partitions_of(worker, request.topic):
         partition.close(TopicNotFound(f"topic {request.topic!r} was deleted"))
-    await worker.member.topics_changed()
+    await worker.member.topics_changed(request.topic)
     return DONE
 
 

@@ -218,13 +218,17 @@ class Worker:
         try:
             for start in range(0, len(names), _TOUCHES):
                 part = names[start : start + _TOUCHES]
-                lost = await dispatcher.partition.call(
-                    lambda engine, lease, part=part: engine.touch(  # type: ignore[misc]
-                        lease, dispatcher.subscription, part, self.session_ms
+                # One node of a Redis Cluster that is silent must not cost the sessions on the others.
+                async with asyncio.timeout(self.session_ms / 3_000):
+                    lost = await dispatcher.partition.call(
+                        lambda engine, lease, part=part: engine.touch(  # type: ignore[misc]
+                            lease, dispatcher.subscription, part, self.session_ms
+                        )
                     )
-                )
                 if lost:
                     dispatcher.feed()  # it finds out who, and tells them
+        except TimeoutError:
+            return False
         except BrokerError as error:
             log.debug("%s: %s", dispatcher, error)
             dispatcher.feed()
@@ -301,7 +305,7 @@ class Worker:
                 self.start(self._hand_over, group)
         for topic, owners in self.member.owners.items():
             for number, owner in enumerate(owners):
-                if owner == self.id:
+                if owner == self.id and not self.stopping:
                     partition = self.partition(topic, number)
                     if partition.held is None and not partition.taking:
                         self.start(self._claim, partition)

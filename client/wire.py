@@ -418,6 +418,7 @@ class Flow(Properties, frozen=True):
     partition: int | None = None  # of the messages that the permits stood for
     paused: bool | None = None
     limit: int | None = None
+    gone: int = 0  # with a limit: the permits of all REDIRECTs on this stream that the client has seen
     wanted: bool = False
 
 
