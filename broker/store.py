@@ -428,6 +428,8 @@ class Store:
         self._lost.add(server.name)
         if link is None or not link.usable or isinstance(error, (ReadOnlyError, MasterDownError)):
             self._links.drop(server, link)
+        if isinstance(error, (ReadOnlyError, MasterDownError)):
+            self._links.drop(server, self._links.get(server))  # it was lent another one
 
     async def _server_of(self, key: str) -> Address:
         """The server that holds a key."""
