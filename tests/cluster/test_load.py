@@ -36,6 +36,7 @@ async def pouring(
                 again = False
             except (Elsewhere, Refused, KeyError):
                 again = True
+            await asyncio.sleep(0.01)  # busy enough to be told from idle, and leaves the machine to others
 
     tasks = [asyncio.create_task(pour(partition)) for partition in partitions]
     try:
@@ -90,7 +91,7 @@ async def test_load_is_measured_and_can_be_seen(
         assert load[f"{topic}:1"][0] > 10
         assert float(stored["messages"]) > 10
         assert float(stored["script_ms"]) > 0.1
-        assert 0 < await engine.store.command("PTTL", f"kl:broker:{owner}") <= 60_000
+        assert await engine.store.command("PTTL", f"kl:broker:{owner}") > 0
     await peer.answer(wire.DeleteTopic(topic))
 
 
