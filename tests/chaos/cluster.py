@@ -115,6 +115,7 @@ class Cluster:
                 server.kill()
                 await asyncio.sleep(step.outage)
                 await anyio.to_thread.run_sync(server.start)
+                await self.holders()  # a worker that starts gives up, for its supervisor, while Redis is away
 
     def _concerned(self, step: Step, before: list[str], after: list[str]) -> list[int]:
         """The partitions whose service it may interrupt."""
