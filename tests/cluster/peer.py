@@ -69,7 +69,8 @@ class Peer:
 
     async def answer(self, request: Properties, body: bytes = b"") -> Frame:
         """Ask, and wait for the OK; Refused or Elsewhere if it is none."""
-        return checked(await asyncio.wait_for(self.begin(request, body), PATIENCE))
+        async with asyncio.timeout(PATIENCE):  # wait_for of Python 3.11 can swallow a cancellation
+            return checked(await self.begin(request, body))
 
     async def ask(self, request: Properties, reply: type[P], body: bytes = b"") -> P:
         """The same, for the properties of the answer."""
