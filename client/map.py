@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from client import wire
-from client.errors import TopicNotFound
+from client.errors import BrokerError, TopicNotFound
 from client.pool import Peer, Pool
 from client.seeds import backoff
 from client.tasks import shared
@@ -25,7 +25,7 @@ class TopicMap:
         self._ask = ask
         self._watch = watch
         self._asking: asyncio.Task[None] | None = None
-        self._again = False  # what is being asked may be answered with what was true before
+        self._again = False  # somebody has wanted to know since it was asked last
         self._hurry = asyncio.Event()
         self._attempt = 0  # answers, one after the other, that told nothing new
         self._due = 0.0  # not to be asked again before
@@ -49,6 +49,7 @@ class TopicMap:
 
     async def refresh(self) -> None:
         """Ask, together with all who want that; after answers that told nothing new, not at once."""
+        self._again = True
         if self._asking is None:
             self._asking = self._pool.tasks.start(self._refresh())
         await shared(self._asking, "the client was closed")
@@ -71,22 +72,24 @@ class TopicMap:
     async def _refresh(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self._again = True
-            while self._again:
+            while True:
                 self._hurry.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(self._due):
                         await self._hurry.wait()
-                self._again = False
-                changed = False
+                self._again = changed = False
                 try:
                     changed = self._take(*await self._ask(self.topic))
-                except TopicNotFound:
-                    self._set([], None)
-                    raise
+                except BrokerError as error:
+                    if isinstance(error, TopicNotFound):
+                        self._set([], None)
+                    if not self._again:
+                        raise
                 finally:
                     self._attempt = 0 if changed else self._attempt + 1
                     self._due = loop.time() + (0.0 if changed else backoff(self._attempt - 1, maximum=1.0))
+                if not self._again:
+                    return
         finally:
             self._asking = None
 

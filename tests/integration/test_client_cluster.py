@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -49,25 +49,27 @@ class Load:
         self._client = client
         self._topic = topic
         self._over = False
+        self._news = asyncio.Event()  # something was published or consumed
         self._published: list[str] = []
         self._got: list[tuple[str, str]] = []  # subscription, message
-        self._tasks: list[asyncio.Task[None]] = []
 
     @contextlib.asynccontextmanager
     async def running(self, subscriptions: list[str]) -> AsyncIterator[None]:
         """Publish all the while; at the end everything has been consumed, in the order of each key."""
         producers = [asyncio.create_task(self._produce(f"k{number}")) for number in range(KEYS)]
         try:
-            await self._more(KEYS)
+            await self.more(KEYS)
             yield
-            await self._more(KEYS * 5)
+            await self.more(KEYS * 5)
         finally:
             self._over = True
             await asyncio.gather(*producers)
         for name in subscriptions:
-            async with asyncio.timeout(SOON):
-                while len({text for where, text in self._got if where == name}) < len(self._published):
-                    await asyncio.sleep(0.05)
+            await self._until(
+                lambda name=name: {text for where, text in self._got if where == name}.issuperset(  # type: ignore[misc]
+                    self._published
+                )
+            )
 
     async def consume(self, consumer: Consumer) -> None:
         async for message in consumer:
@@ -76,6 +78,7 @@ class Load:
 
     def _note(self, consumer: Consumer, message: Message) -> None:
         self._got.append((consumer.subscription, message.attributes["is"]))
+        self._news.set()
 
     def first_deliveries(self, subscription: str) -> dict[str, list[int]]:
         """The numbers of each key in the order in which they came first."""
@@ -96,14 +99,19 @@ class Load:
             text = f"{key} {number}"
             await self._client.publish(self._topic, key=key, attributes={"is": text})
             self._published.append(text)
+            self._news.set()
             number += 1
 
-    async def _more(self, count: int) -> None:
+    async def more(self, count: int) -> None:
         """Until so many more are published: whatever has happened, publishing goes on."""
         goal = len(self._published) + count
+        await self._until(lambda: len(self._published) >= goal)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(SOON):
-            while len(self._published) < goal:
-                await asyncio.sleep(0.01)
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
 
 
 MODES: list[Mode] = ["shared", "key_shared", "exclusive", "failover"]
@@ -156,8 +164,8 @@ async def test_a_paused_worker_is_left_for_the_ones_that_take_over(
             while any(
                 worker.id == three.ids[2] and worker.partitions for worker in (await client.cluster()).workers
             ):
-                await asyncio.sleep(0.1)
-        await load._more(KEYS * 5)
+                await load.more(1)
+        await load.more(KEYS * 5)
         three.resume(2)
 
 
@@ -167,9 +175,9 @@ async def test_partitions_that_are_moved_by_hand_and_drained_go_unnoticed(
     async with under_load(three, client, topic) as load:
         for partition in range(PARTITIONS):
             await client.move_partition(topic, partition, three.ids[partition % 2])
-        await load._more(KEYS * 2)
+        await load.more(KEYS * 2)
         await client.drain_worker(three.ids[0])
-        await load._more(KEYS * 2)
+        await load.more(KEYS * 2)
         await client.undrain_worker(three.ids[0])
         await client.rebalance()
     assert [load.duplicates(mode) for mode in MODES] == [0, 0, 0, 0]
