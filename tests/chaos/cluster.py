@@ -15,6 +15,7 @@ from broker.cluster_checker import check_cluster
 from broker.engine import Engine
 from broker.keys import PartitionKeys
 from broker.server import Server
+from broker.snapshot import take_snapshot
 from client import AsyncClient, BrokerError, InvalidArgument
 from client.types import Mode
 from tests.chaos.gaps import Disturbance
@@ -182,6 +183,20 @@ class Cluster:
         """What each subscription still owes."""
         described = [await self._client.describe_subscription(self._topic, name) for name in subscriptions]
         return {item.name: item.backlog for item in described}
+
+    async def owed(self) -> list[str]:
+        """What is not settled, as Redis has it: to explain why something did not come to an end."""
+        found = []
+        for number, holder in enumerate(await self.holders()):
+            partition = await take_snapshot(self.engine.store, self._topic, number)
+            for item in partition.subscriptions:
+                fresh = int(partition.meta["last"]) - item.cursor
+                if fresh or item.lanes:
+                    found.append(
+                        f"{item.name} on partition {number} of {holder}: {fresh} fresh, active "
+                        f"{item.settings.get('active')}, sessions {item.consumers}, lanes {item.lanes}"
+                    )
+        return found
 
     async def check(self) -> list[str]:
         """What is wrong in the keyspace and in the workers' logs."""

@@ -62,8 +62,8 @@ async def run(
                 await cluster.until_nothing_is_owed(MODES)
                 await crowd.stop("c")
             if limit.cancelled_caught:
-                owed = await cluster.backlog(MODES)
-                problems.append(f"it did not come to an end: {owed} are owed; {await cluster.trouble()}")
+                problems.append(f"it did not come to an end: {await cluster.backlog(MODES)} are owed")
+                problems += await cluster.trouble() + (await cluster.owed())[:20]
         problems += await cluster.check()
     record = crowd.replay(cluster.instants)
     gaps = measure(cluster.disturbances, crowd.publishes(), cluster.started)
