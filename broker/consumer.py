@@ -83,6 +83,11 @@ class Consumer:
                 if self.credit < _SHARE and len(self.dispatchers) > 1:
                     return
 
+    def count(self, partition: int, messages: int) -> None:
+        """Messages of a partition are out, for which no permits were reserved."""
+        self.out[partition] += messages
+        self.credit -= messages
+
     def take_back(self, messages: int, partition: int | None) -> None:
         """Messages of a partition are settled, or have ended otherwise: there is room for others."""
         if partition is None and self.out:  # the client does not say
@@ -138,7 +143,6 @@ class Consumer:
         self, data: wire.Data, ranges: list[int], flat: list[str], retries: list[int], kept: list[str | int]
     ) -> None:
         """Send messages, in as many frames as it takes to keep each of them small."""
-        self.out[data.partition] += len(flat) // 3
         if sum(map(len, flat)) <= FRAME:
             self.connection.send(data, body=wire.pack((ranges, flat, retries, kept)))
             return

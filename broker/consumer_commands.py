@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
 from broker.consumer import Consumer
+from broker.handover import count_messages
 from broker.keys import check_name
 from broker.member import NotOwner
 from broker.results import Delivery, SettleResult, SubscriptionSettings
@@ -71,12 +72,16 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
         if not consumer.partitions:
             consumer.forget()
         raise
+    counts = {number: count_messages(deliveries) for number, deliveries in held.items()}
+    for number, messages in counts.items():
+        consumer.count(number, messages)
     # Once this has been answered: what the client asks then is younger than what is held.
     asyncio.get_running_loop().call_soon(_begin, worker, consumer, settings, held)
-    messages = sum(len(delivery.messages) for deliveries in held.values() for delivery in deliveries)
     found = {number: worker.partitions.get((request.topic, number)) for number in numbers}
     epochs = {number: partition.epoch for number, partition in found.items() if partition}
-    return wire.SubscribeReply(settings.mode, settings.delivery, lease_ms, count, messages, epochs), b""
+    return wire.SubscribeReply(
+        settings.mode, settings.delivery, lease_ms, count, sum(counts.values()), epochs
+    ), b""
 
 
 def _take_over(worker: "Worker", consumer: Consumer) -> Consumer:
@@ -159,6 +164,8 @@ def _begin(
         except NotOwner as gone:
             consumer.part(number, gone.address)
             continue
+        except Unavailable:
+            return  # the worker is stopping
         dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
         dispatcher.hand_back(consumer, held[number])
         dispatcher.attach(consumer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.arguments import pack_flat_receipts
 from broker.consumer import Consumer
-from broker.handover import flat_receipts, held_frames, without_lost
+from broker.handover import count_messages, flat_receipts, held_frames, without_lost
 from broker.member import NotOwner
 from broker.results import Delivery, Fetched, Lease, Room, Share
 from client import wire
@@ -85,7 +85,6 @@ class Dispatcher:
         """Send what a consumer holds already."""
         for data, ranges, texts, retries in held_frames(held, consumer.stream, self.partition.number):
             self._token = max(self._token, data.token)
-            consumer.credit -= len(texts) // 3
             consumer.deliver(data, ranges, texts, retries, [])
 
     # What happens
@@ -210,6 +209,7 @@ class Dispatcher:
                     )
                 )
             elif self.consumers.get(name) is consumer:  # one that came back has been given it already
+                consumer.count(self.partition.number, count_messages(lost))
                 self.hand_back(consumer, lost)
             del self._lost[name]
 
@@ -293,6 +293,7 @@ class Dispatcher:
             fetched.ledgers,
             settled=settled,
         )
+        consumer.out[self.partition.number] += len(share.flat) // 3
         consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
         consumer.connection.flush()  # before the answers of this turn: somebody waits for it
 

@@ -39,6 +39,11 @@ def without_lost(share: Share) -> tuple[Share, list[int]]:
     )
 
 
+def count_messages(deliveries: Iterable[Delivery]) -> int:
+    """How many messages there are in all."""
+    return sum(len(delivery.messages) for delivery in deliveries)
+
+
 def held_frames(
     held: Iterable[Delivery], stream: int, partition: int
 ) -> list[tuple[wire.Data, list[int], list[str], list[int]]]:

@@ -198,6 +198,9 @@ class Partition:
                 return await step(self.worker.engine, lease)
             except Fenced:
                 self.lose(lease)
+            except TopicNotFound:  # there may be another of that name
+                self.lose(lease)
+                await self._check_existence()
             finally:
                 self._calls -= 1
                 if self._quiet is not None and not self._calls and not self._quiet.done():
