@@ -64,7 +64,6 @@ class Permits(Generic[H]):
             self._limits.setdefault(holder, 0)
         self._aims = split(self._total, weights, self._limits)
         self._scarce = self._total < sum(1 for weight in weights.values() if weight)
-        self._queue = {holder: None for holder in self._queue if self._scarce and not self._aims[holder]}
         self._balance()
 
     def departed(self, holder: H, partitions: Collection[int], permits: int) -> None:
@@ -117,30 +116,31 @@ class Permits(Generic[H]):
         self._balance()
 
     def wanted(self, holder: H) -> None:
-        """It has no permits, and messages that wait for some."""
-        lowering = self._lowering.get(holder)
-        if self._scarce and (self._aims.get(holder) == 0 or (lowering is not None and lowering.turn)):
+        """It has no permits, and messages that wait for some; it says so once."""
+        if self._limits.get(holder) == 0 or holder in self._lowering:
             self._queue[holder] = None
             self._balance()
 
     def _balance(self) -> None:
         free = self._total - sum(self._limits.values()) - sum(transit.permits for transit in self._transits)
-        for first in [holder for holder in self._queue if holder not in self._lowering][: max(free, 0)]:
-            del self._queue[first]
-            if self._limits[first] == 0:
-                self._aims[first] = max(self._aims[first], 1)
-                self._grant(first, 1)
-                free -= 1
+        if self._scarce:
+            for first in [holder for holder in self._queue if holder not in self._lowering][: max(free, 0)]:
+                del self._queue[first]
+                if self._limits[first] == 0:
+                    self._aims[first] = max(self._aims[first], 1)
+                    self._grant(first, 1)
+                    free -= 1
         for holder, aim in self._aims.items():
             missing = min(free, aim - self._limits[holder])
             if missing > 0 and holder not in self._lowering:
                 self._grant(holder, self._limits[holder] + missing)
+                self._queue.pop(holder, None)
                 free -= missing
         for holder, limit in self._limits.items():
             if holder not in self._lowering:
                 if limit > self._aims[holder]:
                     self._lower(holder, self._aims[holder], turn=False)
-                elif limit and self._queue:
+                elif limit and self._queue and self._scarce:
                     self._lower(holder, limit - 1, turn=True)
 
     def _grant(self, holder: H, limit: int) -> None:
