@@ -230,9 +230,11 @@ async def test_an_application_does_not_notice_moves(
         await client.delete_topic(topic)
 
 
+@pytest.mark.parametrize(("mode", "permits"), [("key_shared", 20), ("key_shared", 1), ("failover", 2)])
 async def test_moves_under_load_lose_nothing_repeat_nothing_and_keep_the_order(
-    three: RunningBroker, engine: Engine, peers: dict[str, Peer], topic: str
+    three: RunningBroker, engine: Engine, peers: dict[str, Peer], topic: str, mode: Mode, permits: int
 ) -> None:
+    """Also with fewer permits than workers, which then have them in turn."""
     keys, rounds = 12, 60
     seen: dict[str, list[int]] = defaultdict(list)
     async with AsyncClient(three.url) as client, AsyncClient(three.urls[1]) as other:
@@ -240,7 +242,7 @@ async def test_moves_under_load_lose_nothing_repeat_nothing_and_keep_the_order(
         await settled(engine, *three.ids)
 
         async def consume(via: AsyncClient, name: str) -> None:
-            async with via.subscribe(topic, "s", mode="key_shared", name=name, permits=20) as consumer:
+            async with via.subscribe(topic, "s", mode=mode, name=name, permits=permits) as consumer:
                 async for message in consumer:
                     seen[str(message.key)].append(int(message.attributes["n"]))
                     await message.ack()
@@ -252,7 +254,7 @@ async def test_moves_under_load_lose_nothing_repeat_nothing_and_keep_the_order(
         async def all_seen() -> bool:
             return sum(map(len, seen.values())) >= keys * rounds
 
-        await client.create_subscription(topic, "s", mode="key_shared")
+        await client.create_subscription(topic, "s", mode=mode)
         consumers = [
             asyncio.create_task(consume(client, "c1")),
             asyncio.create_task(consume(other, "c2")),

@@ -18,6 +18,7 @@ import yaml
 
 from broker.config import Settings
 from broker.server import free_port
+from broker.topology import single_server
 from client import Client
 from client.errors import ConnectionFailed
 
@@ -114,6 +115,13 @@ def running(
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def server_url() -> Iterator[str]:
+    """A server of its own: on the one that tests share there are partitions that nobody will ever serve."""
+    with single_server() as server:
+        yield server.url
 
 
 def test_the_workers_command_starts_a_broker_that_its_health_check_finds_healthy(
