@@ -181,7 +181,7 @@ def value_lines(value: Any, indent: str = "") -> Iterator[str]:
         head = wire.pack(value)[: -sum(len(pair[0]) for pair in pairs)]
         yield from example_lines(head, f"{indent}map of {len(pairs)}")
         for packed, name, item in pairs:
-            if isinstance(item, list) and item:
+            if isinstance(item, list | dict) and item:
                 yield from example_lines(wire.pack(name), f"{indent}  {json.dumps(name)}:")
                 yield from value_lines(item, indent + "    ")
             else:
