@@ -47,6 +47,7 @@ class Member:
 
     def __init__(self, worker: "Worker") -> None:
         self.version = -1
+        self._known: Owners | None = None  # None: read them all
         self.owners: dict[str, list[str]] = {}  # topic -> worker of each partition, "" for none
         self.brokers: dict[str, BrokerReport] = {}
         self.controller = ""  # who places partitions
@@ -110,6 +111,11 @@ class Member:
                 await self._looking.join("look", self._look)
         except TimeoutError:
             raise Unavailable("Redis does not tell about the cluster") from None
+
+    def doubt(self) -> None:
+        """Redis may have lost writes: a version that we know can come a second time, and mean another."""
+        self._known = None
+        self.stir()
 
     def stir(self) -> None:
         """Look at the cluster soon."""
@@ -241,7 +247,7 @@ class Member:
         if self._gone:
             return
         self.controller, left_ms = await self._engine.lead(worker.id, worker.lease_ms)
-        owners, brokers = await self._engine.owners(), await self._engine.brokers()
+        owners, brokers = await self._engine.owners(self._known), await self._engine.brokers()
         if self.controller == worker.id and await self._place(owners, brokers):
             owners = await self._engine.owners()
         self._learn(owners, brokers)
@@ -278,6 +284,7 @@ class Member:
 
     def _learn(self, owners: Owners, brokers: list[BrokerReport]) -> None:
         self.brokers = {broker.id: broker for broker in brokers}
+        self._known = owners
         before, self.owners = self.owners, owners.topics
         self.version = owners.version
         moved = {

@@ -110,8 +110,12 @@ class Registry:
 
     # Owners
 
-    async def owners(self) -> Owners:
-        """Which worker is to own which partition."""
+    async def owners(self, known: Owners | None = None) -> Owners:
+        """Which worker is to own which partition. What is known is not read again."""
+        if known is not None:
+            [version] = await self.store.read_all([("HGET", OWNERS, _VERSION)])
+            if int(version or 0) == known.version:
+                return known
         stored = await self.store.fields(OWNERS)
         version = int(stored.pop(_VERSION, "0"))
         return Owners(

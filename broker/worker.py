@@ -334,6 +334,7 @@ class Worker:
 
     def _doubt(self, doubtful: Callable[[str], bool]) -> None:
         """Redis may have lost its newest writes: take the leases anew, so that no id is given twice."""
+        self.member.doubt()
         for partition in self.partitions.values():
             if partition.held and doubtful(partition_keys(partition.topic, partition.number).lease):
                 partition.held = None
