@@ -52,6 +52,11 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     for number in (numbers[0], numbers[-1]):
         check_int("partition", number, 0, count - 1)
     settings = await _settings_of(worker, request)
+    try:
+        for number in numbers:
+            worker.partition(request.topic, number)
+    except NotOwner:  # the worker before may have sent it here, and we have not heard yet
+        await worker.member.refresh()
     for number in numbers:
         await worker.partition(request.topic, number).lease()  # or another worker has it
     lease_ms = settings.lease_ms if request.lease_ms is None else request.lease_ms

@@ -10,6 +10,8 @@ from tests.cluster.peer import Elsewhere, Peer, Refused, Stream, publish
 from tests.cluster.view import owners, settled, until
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
+
 PARTITIONS = 3
 
 

@@ -28,6 +28,8 @@ from tests.cluster.peer import (
 from tests.cluster.view import move, served, state_of
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
+
 RETRIABLE = {"unavailable", "fenced"}
 
 

@@ -1,10 +1,14 @@
 """Each take-over opens a ledger; the old ones drain, key by key, while the new one fills."""
 
+import pytest
+
 from broker.engine import Engine
 from client import wire
 from tests.cluster.peer import Peer, Stream, publish
 from tests.cluster.view import move, owners, served, settled
 from tests.running import RunningBroker
+
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
 
 
 async def ledgers(peer: Peer, topic: str, partition: int) -> list[tuple[int, int]]:

@@ -13,6 +13,8 @@ from tests.cluster.peer import Elsewhere, Peer, Refused, connect
 from tests.cluster.view import epochs, owners, settled, until
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
+
 
 @asynccontextmanager
 async def pouring(

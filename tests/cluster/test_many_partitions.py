@@ -11,6 +11,8 @@ from tests.cluster.peer import Peer, connect, publish
 from tests.cluster.view import owners, settled, until
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
+
 PARTITIONS = 10_000
 LEASE = 6.0  # seconds; a period of renewal is a third
 

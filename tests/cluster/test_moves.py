@@ -15,6 +15,8 @@ from tests.cluster.peer import PATIENCE, Item, Peer, Stream, publish
 from tests.cluster.view import move, owners, served, settled, until
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
+
 PERMITS = 8
 
 

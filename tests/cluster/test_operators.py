@@ -11,6 +11,8 @@ from tests.cluster.peer import Peer, Refused
 from tests.cluster.view import epochs, holders, move, owners, served, settled, until
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
+
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[RunningBroker]:

@@ -13,6 +13,8 @@ from tests.cluster.peer import PATIENCE, Elsewhere, Peer, Refused, connect, publ
 from tests.cluster.view import epochs, holders, owners, served, settled, until
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
+
 
 @asynccontextmanager
 async def watched(broker: RunningBroker) -> AsyncIterator[Engine]:

@@ -18,6 +18,8 @@ from client.errors import Unavailable
 from tests.cluster.view import epochs, owners, settled, until
 from tests.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # real processes, and leases that run out
+
 PARTITIONS = 12
 FAST = {"cluster-node-timeout": "1000"}
 

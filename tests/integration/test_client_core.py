@@ -156,6 +156,7 @@ async def test_a_lease_that_runs_out_brings_the_message_back(client: AsyncClient
         await again.ack()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_leases_are_extended_while_the_application_works(
     client: AsyncClient, topic: str, mode: Mode

@@ -119,6 +119,7 @@ async def test_a_lease_that_is_cut_short_ends_when_it_says(client: AsyncClient, 
         assert (again.id, again.retry_count) == (message.id, 1)
 
 
+@pytest.mark.slow
 async def test_a_deleted_subscription_ends_its_own_consumers_at_once_and_no_others(topic: str) -> None:
     """Also one without room, which would not find out by itself."""
     with RunningBroker(session=1.0) as broker:

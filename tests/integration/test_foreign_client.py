@@ -371,6 +371,7 @@ def test_what_was_sent_behind_a_failed_publish_does_not_overtake_it(
     assert described["backlog"] == 1
 
 
+@pytest.mark.slow
 def test_silence_is_broken_by_heartbeats_and_ended_by_hanging_up() -> None:
     with RunningBroker(heartbeat=0.2) as broker, TinyClient(broker.url) as client:
         assert client.call(INFO, {}).properties["heartbeat_ms"] == 200

@@ -258,6 +258,7 @@ def test_a_cluster_takes_writes_to_every_slot_as_soon_as_it_is_there(server_bina
         assert min(sizes) > 0
 
 
+@pytest.mark.slow
 def test_a_killed_node_comes_back_to_its_cluster(server_binary: Path) -> None:
     with three_node_cluster(binary=server_binary, appendonly=True) as cluster:
         with RedisCluster.from_url(cluster.url) as client:

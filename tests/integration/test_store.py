@@ -482,6 +482,7 @@ async def test_a_master_that_becomes_a_replica_is_left(server_binary: Path) -> N
 # Event loops
 
 
+@pytest.mark.slow
 def test_a_store_goes_on_in_another_event_loop(server_url: str, cluster_url: str, topic: str) -> None:
     for url in (server_url, cluster_url.replace("redis://", "redis+cluster://")):
         store = Store.connect(url, SCRIPTS)

@@ -223,6 +223,7 @@ async def calls(engine: Engine) -> int:
     return sum(info[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in info)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_leases_are_renewed_and_released_with_some_dozen_calls(
     server_url: str, topic: str
 ) -> None:

@@ -89,6 +89,7 @@ async def test_a_redirect_without_an_address_has_the_map_asked_for() -> None:
         await published
 
 
+@pytest.mark.slow
 async def test_what_a_paused_worker_has_not_answered_goes_to_the_new_owner_once_that_is_known() -> None:
     """It keeps its sockets open and says nothing; when it wakes up, what it says is not heard."""
     cluster = ScriptedCluster(2, "orders", [0, 1])
@@ -112,6 +113,7 @@ async def test_what_a_paused_worker_has_not_answered_goes_to_the_new_owner_once_
         assert not paused.link.closed.done()
 
 
+@pytest.mark.slow
 async def test_a_client_notices_by_itself_that_its_only_worker_says_nothing() -> None:
     cluster = ScriptedCluster(2, "orders", [0])
     async with cluster as (paused, other), AsyncClient(paused.url) as client:
@@ -128,6 +130,7 @@ async def test_a_client_notices_by_itself_that_its_only_worker_says_nothing() ->
         assert await asked == []
 
 
+@pytest.mark.slow
 async def test_a_question_that_a_paused_worker_does_not_answer_is_asked_elsewhere() -> None:
     async with ScriptedCluster(2, "orders", [0]) as (paused, other), AsyncClient(paused.url) as client:
         asked = asyncio.create_task(client.topics())
@@ -137,6 +140,7 @@ async def test_a_question_that_a_paused_worker_does_not_answer_is_asked_elsewher
         assert await asked == ["orders"]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_only_slow_is_not_suspected() -> None:
     cluster = ScriptedCluster(2, "orders", [0])
     async with cluster as (slow, other), AsyncClient(slow.url) as client:
@@ -420,6 +424,7 @@ async def test_a_worker_without_partitions_is_left_and_may_come_back() -> None:
         await closing
 
 
+@pytest.mark.slow
 async def test_a_settle_that_a_paused_worker_does_not_answer_goes_to_the_new_owner() -> None:
     cluster = ScriptedCluster(2, "orders", [0, 1])
     async with cluster as (paused, other), consuming(cluster) as consumer:
@@ -440,6 +445,7 @@ async def test_a_settle_that_a_paused_worker_does_not_answer_goes_to_the_new_own
         assert not paused.link.closed.done()
 
 
+@pytest.mark.slow
 async def test_a_consumer_notices_that_a_worker_says_nothing_without_asking_it_anything() -> None:
     cluster = ScriptedCluster(2, "orders", [0, 0], heartbeat_ms=1_000)
     async with cluster as (paused, other), consuming(cluster) as consumer:

@@ -289,6 +289,7 @@ NOISES = pytest.mark.parametrize(
 SHAPES = [(2, 8), (4, 16)]
 
 
+@pytest.mark.slow
 @NOISES
 @pytest.mark.parametrize("skewed", [Simulation.zipf, Simulation.skew], ids=["zipf", "lognormal"])
 def test_ten_thousand_cycles_of_jitter_do_not_thrash(
@@ -457,6 +458,7 @@ def test_what_is_gone_is_forgotten() -> None:
     assert memory.loads == {}
 
 
+@pytest.mark.slow
 def test_a_hundred_workers_and_ten_thousand_partitions_through_joins_leaves_and_drift() -> None:
     chance = random.Random(4)
     topics = {f"t{number}": 40 for number in range(250)}
