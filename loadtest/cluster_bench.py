@@ -131,7 +131,8 @@ def table(found: list[Growth]) -> list[str]:
         lambda growth: f"{growth.server_cpu:.1f}",
         lambda growth: f"{growth.client_cpu:.1f}",
     ]
-    heads = ["workers", "Redis nodes", "messages/s", "against one worker", "workers", "servers", "clients"]
+    heads = ["workers", "Redis nodes", "messages/s", "against one worker"]
+    heads += [f"CPU s, {who}" for who in ("workers", "servers", "clients")]
     return [
         "| " + " | ".join(heads) + " |",
         "|" + "---:|" * len(heads),
