@@ -124,7 +124,7 @@ class Engine(Administration, Registry):
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool | None]:
         """Extend leases, many with one call; False for each that is lost, None where its node was away."""
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
-        return await self._for_leases("partition/renew", leases, ttl_ms, patience=ttl_ms / 3_000)
+        return await self._for_leases("partition/renew", leases, ttl_ms, patience=max(ttl_ms / 3_000, 1.0))
 
     async def release(self, lease: Lease) -> bool:
         """Give a partition up; False if it was lost before."""

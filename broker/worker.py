@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _PROMPT = 0.1  # seconds within which an answer of Redis tells the time
 _AGAIN = 0.2  # seconds until something that is done from time to time is tried again
+_PATIENCE = 1.0  # seconds for the sessions of a partition, at least
 _TOUCHES = 500  # consumers renewed in one call
 _TEXTS = Annotated[list[str], Meta(max_length=wire.MAX_BATCH * 3)]  # bounded before memory is set aside
 
@@ -219,7 +220,7 @@ class Worker:
             for start in range(0, len(names), _TOUCHES):
                 part = names[start : start + _TOUCHES]
                 # One node of a Redis Cluster that is silent must not cost the sessions on the others.
-                async with asyncio.timeout(self.session_ms / 3_000):
+                async with asyncio.timeout(max(self.session_ms / 3_000, _PATIENCE)):
                     lost = await dispatcher.partition.call(
                         lambda engine, lease, part=part: engine.touch(  # type: ignore[misc]
                             lease, dispatcher.subscription, part, self.session_ms

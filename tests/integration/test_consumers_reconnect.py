@@ -170,8 +170,8 @@ async def test_a_nack_that_the_connection_took_along_rewinds_the_lane_when_it_is
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[RunningBroker]:
-    """A broker that gives up a lost consumer after half a second, on a server that can be killed."""
-    with Server(appendfsync="always") as server, RunningBroker(server, session=0.5) as broker:
+    """A broker that gives up a lost consumer after a moment, on a server that can be killed."""
+    with Server(appendfsync="always") as server, RunningBroker(server, session=1.5) as broker:
         yield broker
 
 
@@ -223,7 +223,7 @@ async def test_after_an_absence_of_the_server_longer_than_the_session_nobody_han
             await publish(client, topic, "abcd")
             held = await take(one, 2)
             impatient.server.kill()
-            await asyncio.sleep(0.7)  # the absence
+            await asyncio.sleep(2.0)  # the absence
             impatient.server.start()
             await two.resume()
             async with asyncio.timeout(SOON):
