@@ -227,7 +227,7 @@ class Dispatcher:
         self._expected = self._sooner_ms = 0
         self._quiet.clear()
         try:
-            fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms))
+            fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms, takers))
             if self.partition.lapsed and not self._settles:
                 # Another worker may have the partition by now, and has handed over what this fetch leased.
                 raise Unavailable("the lease of the partition may have ended meanwhile")
@@ -262,9 +262,15 @@ class Dispatcher:
         for name, consumer in takers.items():
             consumer.give(spare[name])
 
-    async def _lease(self, lease: Lease, rooms: list[Room]) -> tuple[Fetched, list[int] | None]:
+    async def _lease(
+        self, lease: Lease, rooms: list[Room], takers: dict[str, Consumer]
+    ) -> tuple[Fetched, list[int] | None]:
         """Fetch; at most once is settled before anybody sees it."""
         engine = self.partition.worker.engine
+        # Who went, or began anew, while we waited for the lease has been told what it holds: nothing more.
+        rooms = [room for room in rooms if self.consumers.get(room.consumer) is takers[room.consumer]]
+        if not rooms:
+            raise Unavailable("those who had room have gone meanwhile")
         fetched = await engine.fetch_flat(lease, self.subscription, rooms)
         if not self._settles:
             return fetched, None
