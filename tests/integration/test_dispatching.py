@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from redis.asyncio import Redis
 
+from broker.config import Settings
 from broker.engine import Engine
 from broker.keys import PartitionKeys
+from broker.results import Lease, Outgoing
+from broker.topology import single_server
+from broker.worker import Worker
 from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionNotFound, wire
 from tests.running import RunningBroker
 
@@ -167,3 +171,44 @@ async def test_a_client_that_does_not_read_does_not_hold_up_a_stop(topic: str) -
             assert await asyncio.to_thread(broker.stop_worker) == 0
             assert not await engine.store.command("EXISTS", PartitionKeys.of(topic, 0).lease)
             await engine.close()
+
+
+@pytest.fixture
+def own_url() -> Iterator[str]:
+    """A server whose partitions no other test has."""
+    with single_server() as server:
+        yield server.url
+
+
+async def test_nothing_is_leased_to_a_consumer_that_went_while_the_lease_was_taken(
+    own_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been told by then what it holds: more would be skipped, and what comes after handed out."""
+    worker, ready = Worker(Settings(port=0), own_url, worker_id=topic), asyncio.Event()
+    serving = asyncio.create_task(worker.serve(ready.set))
+    await ready.wait()
+    async with AsyncClient(f"keylane://{worker.address}") as client:
+        await client.create_topic(topic, partitions=1)
+        async with client.subscribe(topic, "s", mode="exclusive"):
+            partition = worker.partition(topic, 0)
+            dispatcher = partition.dispatchers["s"]
+            await dispatcher.fetched()
+            lease, waits, may_go = await partition.lease(), asyncio.Event(), asyncio.Event()
+
+            async def lease_later() -> Lease:
+                waits.set()
+                await may_go.wait()
+                return lease
+
+            monkeypatch.setattr(partition, "lease", lease_later)
+            await worker.engine.publish(lease, [Outgoing("", "u", wire.pack_about(1))])
+            dispatcher.feed()
+            await waits.wait()
+            [consumer] = dispatcher.consumers.values()
+            consumer.reopen(0)
+            may_go.set()
+            await dispatcher.fetched()
+            assert await worker.engine.held(lease, "s", consumer.name) == []
+            monkeypatch.undo()
+    worker.stop()
+    await serving
