@@ -12,10 +12,10 @@ demo: $(READY)
 	$(BIN)/keylane demo --once
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 bench: $(READY)
 	$(BIN)/python -m loadtest.bench
@@ -28,7 +28,7 @@ check: $(READY)
 
 # The lock names packages and versions only: where they come from is the machine's business.
 lock: $(READY)
-	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --extra dev --strip-extras \
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --extra dev --extra spark --strip-extras \
 		--allow-unsafe --no-emit-options --no-emit-index-url --no-emit-find-links \
 		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
 
