@@ -54,7 +54,7 @@ def dockerfile() -> list[list[str]]:
 
 
 def test_there_are_a_durable_valkey_and_a_worker_that_waits_for_it(services: dict[str, Any]) -> None:
-    assert set(services) == {"valkey", "worker"}
+    assert set(services) == {"valkey", "worker", "spark", "spark-worker"}
     command = services["valkey"]["command"]
     settings = dict(zip(command[1::2], command[2::2], strict=True))
     assert settings["--appendonly"] == "yes"
@@ -67,6 +67,19 @@ def test_there_are_a_durable_valkey_and_a_worker_that_waits_for_it(services: dic
 def test_every_service_has_a_health_check(services: dict[str, Any]) -> None:
     assert services["valkey"]["healthcheck"]["test"] == ["CMD", "valkey-cli", "ping"]
     assert services["worker"]["healthcheck"]["test"][1:3] == ["keylane", "doctor"]
+
+
+def test_spark_is_there_for_those_who_ask_and_shares_a_folder_with_its_workers(
+    services: dict[str, Any],
+) -> None:
+    master, worker = services["spark"], services["spark-worker"]
+    assert master["profiles"] == worker["profiles"] == ["spark"]
+    assert master["volumes"] == worker["volumes"] == ["archive:/archive"]
+    address = dict(zip(master["command"][::2], master["command"][1::2], strict=True))
+    assert worker["command"][0] == f"spark://{address['--host']}:{address['--port']}"
+    stages = {words[-1]: words[1] for words in dockerfile() if words[0] == "FROM" and len(words) == 4}
+    assert master["build"]["target"] == worker["build"]["target"]
+    assert master["build"]["target"] in stages
 
 
 def test_there_are_several_workers_and_there_can_be_more(services: dict[str, Any]) -> None:
@@ -200,5 +213,5 @@ def test_the_image_has_every_package_of_the_wheel_and_runs_as_nobody_special() -
     copied = [words[1] for words in dockerfile() if words[0] == "COPY"]
     assert set(packages) <= set(copied)
     users = [words[1] for words in dockerfile() if words[0] == "USER"]
-    assert users == ["keylane"]
+    assert users == ["keylane", "keylane"]  # one for each of the two images
     assert ["ENTRYPOINT", "[keylane]"] in dockerfile()
