@@ -1,0 +1,63 @@
+"""The data source `keylane`, as Spark sees it: a topic to read from and to write to.
+
+spark.read.format("keylane").option("subscribe", "orders").load()
+"""
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from client.errors import InvalidArgument
+from pipeline.columns import columns_for
+from pipeline.options import ReadOptions
+
+
+class KeylaneSource(DataSource):
+    """Found by Spark without registration, through the module pyspark_keylane."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What to pass to format()."""
+        return "keylane"
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for; the options are checked here, before anything runs."""
+        return columns_for(ReadOptions.parse(self.options))
+
+    # What each of these needs is imported where it is needed: they run in processes of their own.
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For spark.read."""
+        from pipeline.reader import BatchReader
+
+        return BatchReader(ReadOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For spark.readStream."""
+        from pipeline.stream import StreamReader
+
+        return StreamReader(ReadOptions.parse(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For df.write."""
+        from pipeline.sink import batch_writer
+
+        _refuse(overwrite, "mode('append')")
+        return batch_writer(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """For df.writeStream."""
+        from pipeline.sink import stream_writer
+
+        _refuse(overwrite, "outputMode('append') or outputMode('update')")
+        return stream_writer(self.options, schema)
+
+
+def _refuse(overwrite: bool, instead: str) -> None:
+    if overwrite:
+        raise InvalidArgument(f"a topic cannot be overwritten, only added to: use {instead}")

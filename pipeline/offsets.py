@@ -1,0 +1,121 @@
+"""Where a reader is: the position (the next entry to read) in each partition of each topic."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import msgspec
+
+from client.errors import InvalidArgument
+
+EARLIEST, LATEST = -2, -1
+
+Positions = dict[str, dict[int, int]]  # topic -> partition -> position
+Start = Literal["earliest", "latest"] | Positions
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Entries of a partition from `start` up to, but without, `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many entries it spans."""
+        return max(0, self.end - self.start)
+
+
+def parse_offsets(option: str, text: str, topics: Sequence[str]) -> Start:
+    """What startingOffsets and endingOffsets take; InvalidArgument says what is wrong with it."""
+    text = text.strip()
+    if text.lower() in ("earliest", "latest"):
+        if (option, text.lower()) == ("endingOffsets", "earliest"):
+            raise InvalidArgument(f"option {option!r} is 'earliest': nothing would be read")
+        return "earliest" if text.lower() == "earliest" else "latest"
+    try:
+        positions = msgspec.json.decode(text, type=dict[str, dict[int, int]])
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(
+            f"option {option!r} is {text!r}: use earliest, latest, or positions as JSON, "
+            f'such as {{"{topics[0]}":{{"0":17,"1":-2}}}} where -2 is earliest and -1 latest ({error})'
+        ) from None
+    for topic, of in positions.items():
+        if topic not in topics:
+            raise InvalidArgument(f"option {option!r} names topic {topic!r}, which 'subscribe' does not")
+        for partition, position in of.items():
+            if partition < 0 or position < EARLIEST or position == 0:
+                raise InvalidArgument(
+                    f"option {option!r} has position {position} in partition {partition} of {topic!r}: use "
+                    "1 for the first entry and so on, -2 for earliest, -1 for latest"
+                )
+    return positions
+
+
+def wanted(start: Start, topic: str, partition: int, default: int) -> int:
+    """What was asked for in a partition: a position, EARLIEST or LATEST."""
+    if isinstance(start, str):
+        return EARLIEST if start == "earliest" else LATEST
+    return start.get(topic, {}).get(partition, default)
+
+
+def dump(positions: Positions) -> dict[str, dict[str, int]]:
+    """As Spark keeps it in the checkpoint: JSON has no numbers for keys."""
+    return {topic: {str(p): at for p, at in sorted(of.items())} for topic, of in sorted(positions.items())}
+
+
+def load(offset: Mapping[str, Any]) -> Positions:
+    """What dump made."""
+    try:
+        return msgspec.convert(offset, type=dict[str, dict[int, int]], strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(
+            f"the checkpoint has {offset!r}, which is no offset of keylane ({error}): is it of another query?"
+        ) from None
+
+
+def ranges(start: Positions, end: Positions) -> list[Range]:
+    """What lies between, partition by partition, leaving out those where nothing does."""
+    return [
+        Range(topic, partition, start.get(topic, {}).get(partition, at), at)
+        for topic, of in end.items()
+        for partition, at in of.items()
+        if start.get(topic, {}).get(partition, at) < at
+    ]
+
+
+def split(whole: Sequence[Range], least: int) -> list[Range]:
+    """Cut ranges so that there are about `least`, the larger a range the more pieces."""
+    total = sum(range_.size for range_ in whole)
+    if len(whole) >= least or not total:
+        return list(whole)
+    pieces: list[Range] = []
+    for range_ in whole:
+        count = min(range_.size, max(1, round(range_.size / total * least)))
+        cuts = [range_.start + range_.size * at // max(1, count) for at in range(count)] + [range_.end]
+        pieces += [Range(range_.topic, range_.partition, first, end) for first, end in pairwise(cuts)]
+    return pieces
+
+
+def admit(start: Positions, end: Positions, rows: int) -> Positions:
+    """The end of a batch of at most `rows`, each partition getting its share by what waits in it."""
+    backlog = {(range_.topic, range_.partition): range_.size for range_ in ranges(start, end)}
+    total = sum(backlog.values())
+    if total <= rows:
+        return end
+    share = {place: waiting * rows // total for place, waiting in backlog.items()}
+    # What rounding leaves goes to the partitions that lost most by it, so that none waits for ever.
+    rest = sorted(backlog, key=lambda place: (-(backlog[place] * rows % total), place))
+    for place in rest[: rows - sum(share.values())]:
+        share[place] += 1
+    return {
+        topic: {
+            partition: start[topic][partition] + share[topic, partition]
+            if (topic, partition) in share
+            else at
+            for partition, at in of.items()
+        }
+        for topic, of in end.items()
+    }
