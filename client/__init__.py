@@ -7,6 +7,7 @@ async with AsyncClient("keylane://localhost") as client:
 """
 
 from client.aio import AsyncClient
+from client.columns import Columns, Tally
 from client.consumer import Consumer
 from client.errors import (
     BacklogFull,
@@ -64,6 +65,7 @@ __all__ = [
     "Client",
     "ClusterInfo",
     "ClusterReport",
+    "Columns",
     "ConnectionClosed",
     "ConnectionFailed",
     "Consumer",
@@ -94,6 +96,7 @@ __all__ = [
     "SubscriptionNotFound",
     "SyncConsumer",
     "SyncMessage",
+    "Tally",
     "TopicExists",
     "TopicInfo",
     "TopicNotFound",

@@ -21,6 +21,7 @@ from client import wire
 from client.administration import Administration
 from client.bodies import Bodies
 from client.cluster import Cluster
+from client.columns import Columns, Tally
 from client.consumer import Consumer
 from client.errors import InvalidArgument
 from client.handlers import Handler
@@ -110,6 +111,17 @@ class AsyncClient(Administration):
         >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
         """
         return await self._producer.publish(topic, messages)
+
+    async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
+        """Queue messages given by columns, a few thousand at a time; await the task for what became of them.
+
+        It returns when they are queued, behind those of the call before, so that several calls are under way.
+
+        >>> under_way = await client.publish_columns("orders", Columns(keys=["a", "b"], bodies=[b"1", b"2"]))
+        >>> (await under_way).stored
+        2
+        """
+        return await self._producer.publish_columns(topic, columns)
 
     async def fan_out(
         self,

@@ -118,8 +118,8 @@ class Outbox:
                 count = _fitting(flat, start, count, _TEXT - parcel.text)
             answer: asyncio.Future[Answer] = self._loop.create_future()
             parcel.calls.append((answer, parcel.size, count))
-            for place, body in bodies.items():
-                if start <= place < start + count:
+            for place in range(start, start + count) if bodies else ():
+                if (body := bodies.get(place)) is not None:
                     parcel.bodies[place - start + parcel.size] = body
             if count == size:
                 parcel.flat += flat

@@ -75,7 +75,7 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[t
         uid, key = message.uid, message.key
         name = uids[place]
         if message.partition is not None:
-            partition = _check_partition(message.partition, count)
+            partition = check_partition(message.partition, count)
         elif key or uid:
             partition = partition_of(key or uid or "", count)
         else:
@@ -86,11 +86,11 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[t
         body = b"" if message.data is None else _bytes_of(message.data)
         size = len(body)
         if uid and body:  # it may be a duplicate: the name of its body must not be that of the first
-            about = pack_about(now, group, _texts(same), size=size, body=name)
+            about = pack_about(now, group, texts(same), size=size, body=name)
         elif (known := abouts.get(size)) is not None:
             about = known
         else:
-            about = abouts[size] = pack_about(now, group, _texts(same), size=size)
+            about = abouts[size] = pack_about(now, group, texts(same), size=size)
         target = (partition, message.durability or "memory")
         item = slices.get(target)
         if item is None:
@@ -112,7 +112,8 @@ def _bytes_of(data: Body) -> bytes:
     raise InvalidArgument(f"data is {type(data).__name__}: use bytes or str")
 
 
-def _texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
+def texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Attributes as they are sent, None for none; InvalidArgument unless all of them is text."""
     if not attributes:
         return None
     if not isinstance(attributes, Mapping):
@@ -124,7 +125,8 @@ def _texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
     return found
 
 
-def _check_partition(partition: int, count: int) -> int:
+def check_partition(partition: int, count: int) -> int:
+    """A partition that was named; InvalidArgument if the topic has no such one."""
     if type(partition) is not int or not 0 <= partition < count:
         raise InvalidArgument(f"partition {partition!r}: the topic has 0 to {count - 1}")
     return partition

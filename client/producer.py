@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from client import wire
 from client.bodies import Bodies
 from client.cluster import Cluster
+from client.columns import Columns, Tally, sort_columns
 from client.errors import ConnectionClosed, InvalidArgument, TopicNotFound
 from client.map import TopicMap
 from client.outbox import Answer, Outbox
 from client.outgoing import Slice, check_texts, sort, sort_one
+from client.room import Room
 from client.tasks import Tasks, shared
 from client.types import OutgoingMessage, Published
 from client.wire import pack_about
@@ -21,51 +23,6 @@ from client.wire import pack_about
 _QUEUED_MESSAGES = 100_000
 _QUEUED_BYTES = 64 * 1024 * 1024
 _SLICE = 10_000  # messages of a publish_many that are prepared at once
-
-
-class _Room:
-    """A limit to the messages and bytes that wait to be published; those who wait for room queue up."""
-
-    def __init__(self, messages: int, length: int) -> None:
-        self._messages = messages
-        self._length = length
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def take(self, messages: int, length: int) -> None:
-        """Wait for room; the last one in may use more than there is."""
-        if self._messages <= 0 or self._length <= 0 or self._waiting:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            except BaseException:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                self._next()
-                raise
-        self._messages -= messages
-        self._length -= length
-        self._next()
-
-    def give(self, messages: int, length: int) -> None:
-        """Let the next one in."""
-        self._messages += messages
-        self._length += length
-        self._next()
-
-    def close(self, error: Exception) -> None:
-        """Let nobody in any more."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
-
-    def _next(self) -> None:
-        while self._waiting and self._messages > 0 and self._length > 0:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
 
 
 class _Added(NamedTuple):
@@ -89,7 +46,7 @@ class Producer:
         self._maps: dict[str, TopicMap] = {}
         self._lookups: dict[str, asyncio.Task[int]] = {}
         self._outboxes: dict[tuple[str, int, str], Outbox] = {}
-        self._room = _Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
+        self._room = Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
         self._tasks = Tasks()
         self._collecting = Tasks()
         self._closed: ConnectionClosed | None = None
@@ -120,6 +77,15 @@ class Producer:
                 await asyncio.wait(running)
             raise
         return published
+
+    async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
+        """Queue messages given by columns, behind what was queued before; the task counts the answers."""
+        size = len(columns)
+        count = self._partitions.get(topic) or await self._partition_count(topic)
+        slices = sort_columns(columns, count, self._group)
+        length = sum(self._measure(item) for item in slices.values())
+        await self._room.take(size, length)
+        return self._collecting.start(self._count(topic, self._add(topic, slices), size, length))
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
@@ -225,11 +191,45 @@ class Producer:
         finally:
             self._room.give(size, length)
         if error is not None:
-            beyond = isinstance(error, InvalidArgument) and any(item.partition for item in added)
-            if beyond or isinstance(error, TopicNotFound):
-                self._partitions.pop(topic, None)  # it may be another one by now, with fewer
+            self._doubt(topic, added, error)
             raise error
         return results
+
+    async def _count(self, topic: str, added: list[_Added], size: int, length: int) -> Tally:
+        """Wait for the answers and count them."""
+        tally = Tally()
+        error: Exception | None = None
+        try:
+            for item in added:
+                for answer in item.answers:
+                    try:
+                        tally += self._sum_up(topic, await answer)
+                    except Exception as problem:
+                        error = error or problem
+        finally:
+            self._room.give(size, length)
+        if error is not None:
+            self._doubt(topic, added, error)
+            raise error
+        return tally
+
+    def _doubt(self, topic: str, added: list[_Added], error: Exception) -> None:
+        """Ask for the number of partitions again where the topic may be another one by now, with fewer."""
+        beyond = isinstance(error, InvalidArgument) and any(item.partition for item in added)
+        if beyond or isinstance(error, TopicNotFound):
+            self._partitions.pop(topic, None)
+
+    def _sum_up(self, topic: str, answer: Answer) -> Tally:
+        """Count the answers for the messages of one call in one frame; bodies that nobody needs go."""
+        parcel, reply, start, count = answer
+        places = [place for place in reply.duplicates if start <= place < start + count]
+        # Sent twice, a duplicate may be this very message, and the body in use.
+        unused = [] if parcel.resent else list(places)
+        if reply.unowed:
+            unused += set(range(start, start + count)) - set(places)
+        self._bodies.forget(topic, [parcel.bodies[place][0] for place in unused if place in parcel.bodies])
+        rest = count - len(places)
+        return Tally(0 if reply.unowed else rest, len(places), rest if reply.unowed else 0)
 
     def _read(self, topic: str, partition: int, durability: str, answer: Answer) -> list[Published]:
         """The answers for the messages of one call in one frame."""

@@ -13,6 +13,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from client.aio import AsyncClient
+from client.columns import Columns, Tally
 from client.errors import ConnectionClosed
 from client.message import Message
 from client.payloads import PayloadStore
@@ -273,6 +275,14 @@ class Client:
             published += self._call(self._client.publish_many, topic, some)
         return published
 
+    def publish_columns(self, topic: str, columns: Columns) -> Future[Tally]:
+        """Queue messages given by columns, a few thousand at a time; the future tells what became of them.
+
+        It returns when they are queued, behind those of the call before, so that several calls are under way.
+        """
+        task = self._call(self._client.publish_columns, topic, columns)
+        return self._open_portal().start_task_soon(_result_of, task)
+
     def fan_out(
         self,
         topics: Iterable[str],
@@ -321,3 +331,7 @@ class Client:
         )
         portal = self._open_portal()
         return SyncConsumer(portal.call(make), portal, Bridge(self._call, self._post))
+
+
+async def _result_of(task: asyncio.Task[T]) -> T:
+    return await task

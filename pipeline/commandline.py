@@ -1,0 +1,206 @@
+"""What the commands of the pipeline share: the Spark session, how they print, and how they fail."""
+
+import functools
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+
+import typer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Job", "Trouble", "Usage", "command"]
+
+DEFAULT_SERVER = "keylane://127.0.0.1:9999"
+INSTALL = "the pipeline needs Spark: pip install 'keylane[spark]'"
+INTERRUPTED = 130  # as shells have it for Ctrl-C
+QUIET = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+# As an executor's Python tells it, in the middle of a page of JVM.
+_NAMED = re.compile(r"^(?:client\.errors\.|pipeline\.\w+\.)(\w+): (.+)$", re.MULTILINE)
+
+P = ParamSpec("P")
+Action = Callable[Concatenate["Job", P], None]
+
+
+class Trouble(Exception):
+    """Something that a job found wrong by itself; the command ends with status 1."""
+
+    code = "failed"
+    retriable = False
+    status = 1
+
+
+class Usage(Trouble):
+    """What was typed cannot be meant."""
+
+    code = "usage"
+    status = 2
+
+
+class Job:
+    """One run of a command."""
+
+    def __init__(self, server: str | None, json: bool, master: str | None, conf: Sequence[str]) -> None:
+        self.server = server or os.environ.get("KEYLANE_SERVER") or DEFAULT_SERVER
+        self.json = json
+        self._master = master
+        self._conf = dict(QUIET)
+        for word in conf:
+            name, separator, value = word.partition("=")
+            if not (name and separator):
+                raise Usage(f"--conf {word!r} is not of the form name=value")
+            self._conf[name] = value
+
+    def spark(self, app: str) -> "SparkSession":
+        """The session, quiet unless --conf spark.log.level=… says otherwise; under spark-submit that one's."""
+        if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+            raise Trouble(INSTALL)
+        from pipeline.session import JavaMissing, session
+
+        try:
+            spark = session(app, self._master, **self._conf)
+        except JavaMissing as error:
+            raise Trouble(str(error)) from error
+        spark.sparkContext.setLogLevel(self._conf["spark.log.level"])
+        return spark
+
+    def progress(self, text: str) -> None:
+        """Tell people how far it is, beside the result."""
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def say(self, value: object, text: str) -> None:
+        """Print the result as one line of JSON, or the sentences that tell it."""
+        if self.json:
+            import msgspec
+
+            text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def run(self, action: Callable[[], None]) -> int:
+        """Run a command to its end and return the exit status."""
+        from client.errors import BrokerError
+
+        try:
+            action()
+        except Trouble as error:
+            return self.fail(error.code, str(error), error.retriable, error.status)
+        except BrokerError as error:
+            return self.fail(error.code, str(error), error.retriable)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+                raise
+            return self.fail(*told_by_spark(str(error)))
+        return 0
+
+    def fail(self, code: str, message: str, retriable: bool, status: int = 1) -> int:
+        """Say what went wrong and return the exit status."""
+        if self.json:
+            problem = {"code": code, "message": message, "retriable": retriable}
+            self.progress(json.dumps({"error": problem}, ensure_ascii=False))
+        else:
+            self.progress(f"error: {message}")
+        return status
+
+
+def told_by_spark(text: str) -> tuple[str, str, bool]:
+    """Code, message and retriable of an error that came through Spark: the one that we named, if any.
+
+    >>> told_by_spark("…\\nclient.errors.TopicNotFound: no topic 'ordes'\\n\\n\\tat org.apache.spark…")
+    ('topic_not_found', "no topic 'ordes'", False)
+    """
+    from client import errors
+
+    if found := _NAMED.findall(text):
+        name, message = found[-1]
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, errors.BrokerError):
+            return kind.code, message, kind.retriable
+        return "failed", message, False
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "spark", lines[0] if lines else "Spark has failed without a word", False
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Action[P]], Action[P]]:
+    """Make a function a command, with --server, --json, --master and --conf beside its own options.
+
+    @command(pipeline, "archive")
+    def archive(job: Job, topic: Annotated[str, typer.Argument()]) -> None: ...
+    """
+
+    def register(action: Action[P]) -> Action[P]:
+        app.command(name)(_runner(action))
+        return action
+
+    return register
+
+
+def _runner(action: Action[P]) -> Callable[..., None]:
+    """The function behind a command, with a signature that typer understands."""
+
+    @functools.wraps(action)
+    def run(
+        ctx: typer.Context,
+        server: str | None,
+        json: bool,
+        master: str | None,
+        conf: list[str] | None,
+        **arguments: Any,
+    ) -> None:
+        # The command line of the broker has these two in front as well.
+        before = ctx.find_root().obj
+        server = server or getattr(before, "server", None)
+        json = json or bool(getattr(before, "json", False))
+        try:
+            job = Job(server, json, master, conf or [])
+        except Usage as error:
+            raise typer.Exit(Job(server, json, None, []).fail(error.code, str(error), False, 2)) from None
+        raise typer.Exit(job.run(functools.partial(action, job, **arguments)))  # type: ignore[call-arg]
+
+    own = list(inspect.signature(action).parameters.values())[1:]
+    shared = [
+        _keyword("ctx", typer.Context, inspect.Parameter.empty),
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
+        _keyword("master", _MASTER, None),
+        _keyword("conf", _CONF, None),
+        _keyword("server", _SERVER, None),
+        _keyword("json", _JSON, False),
+    ]
+    run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}
+    return run
+
+
+def _keyword(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+_MASTER = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark's master; local[*] by default.", show_default=False),
+]
+_CONF = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="Spark setting; repeat.", show_default=False),
+]
+_SERVER = Annotated[
+    str | None,
+    typer.Option(
+        "--server", metavar="URL", help="Which broker; else KEYLANE_SERVER counts.", show_default=False
+    ),
+]
+_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.", show_default=False)]

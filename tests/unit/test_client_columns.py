@@ -1,0 +1,113 @@
+"""Messages by columns: the same as one by one, on the way out and in the answers."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client import AsyncClient, Columns, InvalidArgument, MessageTooLarge, OutgoingMessage, Tally, wire
+from client.columns import sort_columns
+from client.outgoing import Slice, sort
+from client.wire import unpack_about
+from tests.scripted_worker import ScriptedWorker
+
+MESSAGES = st.lists(
+    st.builds(
+        OutgoingMessage,
+        data=st.none() | st.binary(max_size=5),
+        key=st.none() | st.sampled_from(["", "a", "b", "Zürich"]),
+        attributes=st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+        partition=st.none() | st.integers(0, 3),
+        uid=st.none() | st.text("xyz", max_size=3),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def columns_of(messages: Sequence[OutgoingMessage]) -> Columns:
+    """The same messages by columns; one of which no row has a value is not given."""
+
+    def column(name: str) -> list[Any] | None:
+        values = [getattr(message, name) for message in messages]
+        return None if all(value is None for value in values) else values
+
+    return Columns(
+        column("key") or [None] * len(messages),
+        column("data"),
+        column("uid"),
+        column("attributes"),
+        column("partition"),
+    )
+
+
+def told(slices: dict[tuple[int, str], Slice]) -> dict[tuple[int, str], list[Any]]:
+    """What would be sent, with names and times that differ from call to call taken out."""
+    return {
+        target: [row(item, place) for place in range(len(item.flat) // 3)] for target, item in slices.items()
+    }
+
+
+def row(item: Slice, place: int) -> tuple[object, ...]:
+    key, uid, text = item.flat[place * 3 : place * 3 + 3]
+    about = unpack_about(f"0 {text}", uid)
+    name, body = item.bodies.get(place, ("", b""))
+    assert about.body == name, "the body is where the message says"
+    given = len(uid) <= 3
+    assert not (given and body and name == uid), "a duplicate's body would replace that of the first"
+    return key, uid if given else None, about.attributes, about.size, body, about.producer_group
+
+
+@given(messages=MESSAGES, count=st.integers(4, 6), seed=st.integers(0, 3))
+def test_columns_say_the_same_as_messages(messages: list[OutgoingMessage], count: int, seed: int) -> None:
+    random.seed(seed)
+    ours = told(sort_columns(columns_of(messages), count, "group"))
+    random.seed(seed)
+    assert ours == told(sort(messages, count, "group"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        (Columns(keys=["a", "b"], bodies=[b"1"]), "of one length"),
+        (Columns(keys=["a"], partitions=[9]), "partition 9: the topic has 0 to 3"),
+        (Columns(keys=["\ud800"]), "not Unicode"),
+        (Columns(keys=[7]), "wrong type"),  # type: ignore[list-item]
+        (Columns(attributes=[{"a": 1}]), "names and values are text"),  # type: ignore[dict-item]
+    ],
+)
+def test_what_cannot_be_sent_is_refused_by_name(columns: Columns, complaint: str) -> None:
+    with pytest.raises(InvalidArgument, match=complaint):
+        sort_columns(columns, 4, "")
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker() as worker:
+        yield worker
+
+
+async def test_calls_are_queued_in_order_and_several_are_under_way(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        first = asyncio.create_task(client.publish_columns("orders", Columns(keys=["a"] * 1_000)))
+        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
+        await first
+        second = await client.publish_columns("orders", Columns(keys=["b"] * 1_000))
+        requests = [await worker.expect(wire.Publish), await worker.expect(wire.Publish)]
+        assert [request.body[0] for request in requests] == ["a", "b"]
+        requests[0].ok(wire.PublishReply(7, 1, 1, duplicates={3: "6-1"}))
+        requests[1].ok(wire.PublishReply(7, 0, 1, unowed=True, duplicates={0: "6-2", 1: "6-3"}))
+        assert await first.result() == Tally(stored=999, duplicates=1)
+        assert await second == Tally(duplicates=2, no_subscribers=998)
+
+
+async def test_what_is_too_large_is_refused_before_anything_is_sent(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        call = asyncio.create_task(client.publish_columns("orders", Columns(keys=["a", "b" * 2_000])))
+        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
+        with pytest.raises(MessageTooLarge, match="key has 2000 bytes"):
+            await call
