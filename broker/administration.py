@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from broker.arguments import (
+    MAX_JOURNAL,
+    check_int,
     check_subscription_settings,
     check_topic_settings,
     place_of,
@@ -70,7 +72,22 @@ def checked(
             raise TopicNotFound(f"no topic {topic!r} with a partition {partition}")
         case "NO_SUBSCRIPTION":
             raise SubscriptionNotFound(f"no subscription {subscription!r} on {topic!r}")
+        case "BY_POSITION":
+            raise InvalidArgument(by_position(topic, subscription))
+        case "BY_LEASE":
+            raise InvalidArgument(
+                f"subscription {subscription!r} of {topic!r} has mode {answer[1]}: only one of mode cursor "
+                "is read by position"
+            )
     return answer
+
+
+def by_position(topic: str, subscription: str) -> str:
+    """Why a subscription of mode cursor has no consumers."""
+    return (
+        f"subscription {subscription!r} of {topic!r} is read by position (mode cursor, as Spark does) and "
+        "delivers to nobody: use another subscription"
+    )
 
 
 def near(name: str, names: Iterable[str]) -> str:
@@ -111,13 +128,27 @@ class Administration:
             if stored["state"] == "ready" and not exist_ok:
                 raise TopicExists(f"topic {topic!r} exists already")
         made = topic_settings(stored)
-        fields = to_flat({key: stored[key] for key in ("retain", "dedupe_ms")})
+        fields = to_flat({key: stored[key] for key in ("retain", "dedupe_ms", "journal") if key in stored})
         await self._in_partitions(
             topic, made.partitions, lambda keys: ("partition/create", [keys.meta], fields)
         )
         checked(await self.store.run("topic/change", [topic_key(topic)], "ready", "creating", "ready"), topic)
         if answer[0] == "EXISTS" and not exist_ok:
             raise TopicExists(f"topic {topic!r} exists already")
+        return made
+
+    async def change_topic(self, topic: str, *, journal: int) -> TopicSettings:
+        """Keep so many records of what happens in each partition, 0 for no more; what is there stays."""
+        check_name("topic", topic)
+        check_int("journal", journal, 0, MAX_JOURNAL)
+        changed = ["journal", str(journal)]
+        answer = await self.store.run("topic/set", [topic_key(topic)], *changed)
+        if answer[0] == "NO_TOPIC":
+            raise TopicNotFound(f"no topic {topic!r}{near(topic, await self.topics())}")
+        made = topic_settings(to_dict(answer[1]))
+        await self._in_partitions(
+            topic, made.partitions, lambda keys: ("partition/set", [keys.meta], changed)
+        )
         return made
 
     async def delete_topic(self, topic: str) -> None:
@@ -231,6 +262,11 @@ class Administration:
             lambda keys: ("subscription/pause", keys.subscription(name), ["", name, "1" if paused else ""]),
         )
         for answer in answers:
+            if answer[0] == "BY_POSITION":
+                raise InvalidArgument(
+                    f"subscription {name!r} of {topic!r} is read by position and delivers to nobody: there is "
+                    "nothing to pause; stop its reader instead"
+                )
             checked(answer, topic, name)
 
     async def seek(

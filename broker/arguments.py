@@ -26,9 +26,10 @@ from client.wire import MAX_ABOUT, MAX_BATCH, MAX_KEY, MAX_UID
 MAX_PARTITIONS = 10_000
 MAX_ENTRIES = 10_000  # messages that the receipts of one call stand for
 MAX_PERMITS = 10_000
+MAX_JOURNAL = 10**9  # records
 MAX_MS = 10**12  # a duration of some 30 years
 MAX_TIME_MS = 10**13
-MODES = ("shared", "key_shared", "exclusive", "failover")
+MODES = ("shared", "key_shared", "exclusive", "failover", "cursor")
 DELIVERIES = ("at_least_once", "at_most_once")
 
 LOST = ("", "", "")  # key, uid and about of an entry that the log should have and has not
@@ -164,6 +165,7 @@ def check_topic_settings(settings: TopicSettings) -> None:
     check_int("dedupe_ms", settings.dedupe_ms, 0, MAX_MS)
     if type(settings.retain) is not bool:
         raise InvalidArgument(f"retain is {settings.retain!r:.60}: use True or False")
+    check_int("journal", settings.journal, 0, MAX_JOURNAL)
 
 
 def check_subscription_settings(settings: SubscriptionSettings) -> None:
@@ -172,6 +174,8 @@ def check_subscription_settings(settings: SubscriptionSettings) -> None:
         raise InvalidArgument(f"mode {settings.mode!r:.60}: use one of {', '.join(MODES)}")
     if settings.delivery not in DELIVERIES:
         raise InvalidArgument(f"delivery {settings.delivery!r:.60}: use one of {', '.join(DELIVERIES)}")
+    if (settings.mode, settings.delivery) == ("cursor", "at_most_once"):
+        raise InvalidArgument("mode cursor delivers nothing, at most once or otherwise: leave delivery as it is")
     check_int("lease_ms", settings.lease_ms, 1, MAX_MS)
     backoff = settings.backoff
     if backoff is not None and not (
@@ -280,12 +284,18 @@ def topic_fields(settings: TopicSettings) -> dict[str, str]:
         "partitions": str(settings.partitions),
         "retain": str(int(settings.retain)),
         "dedupe_ms": str(settings.dedupe_ms),
+        "journal": str(settings.journal),
     }
 
 
 def topic_settings(stored: dict[str, str]) -> TopicSettings:
     """Settings out of what is stored."""
-    return TopicSettings(int(stored["partitions"]), stored["retain"] == "1", int(stored["dedupe_ms"]))
+    return TopicSettings(
+        int(stored["partitions"]),
+        stored["retain"] == "1",
+        int(stored["dedupe_ms"]),
+        int(stored.get("journal", "0")),  # topics of an older release have none
+    )
 
 
 def rows(flat: Sequence[Any], width: int) -> Iterable[tuple[Any, ...]]:

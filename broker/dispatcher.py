@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.arguments import pack_flat_receipts
 from broker.consumer import Consumer
-from broker.handover import count_messages, flat_receipts, held_frames, without_lost
+from broker.handover import count_messages, flat_receipts, held_frames
 from broker.member import NotOwner
 from broker.results import Delivery, Fetched, Lease, Room, Share
 from client import wire
@@ -242,9 +242,6 @@ class Dispatcher:
         finally:
             self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
         for share in fetched.shares:
-            if "" in share.flat[1::3]:
-                share = self._without_lost(share, fetched)
-                self.hungry = True
             if self.consumers.get(share.consumer) is not takers[share.consumer] and not self._settles:
                 continue  # it went meanwhile: what it has is listed where it comes back
             spare[share.consumer] -= len(share.flat) // 3
@@ -302,19 +299,6 @@ class Dispatcher:
         consumer.out[self.partition.number] += len(share.flat) // 3
         consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
         consumer.connection.flush()  # before the answers of this turn: somebody waits for it
-
-    def _without_lost(self, share: Share, fetched: Fetched) -> Share:
-        """Leave out entries that Redis should have and has not, and settle them where that can be done."""
-        share, lost = without_lost(share)
-        log.error("%s: entries %s are not in the log; somebody deleted them there", self, lost[:20])
-        if fetched.mode != "key_shared":  # there the key, and so the lane, went with the entry
-            lane = "" if fetched.mode == "shared" else "="
-            receipts = [part for entry in lost for part in (lane, fetched.token, entry, entry)]
-            packed = pack_flat_receipts(receipts)
-            self.partition.worker.start(
-                self.partition.call, lambda engine, lease: engine.ack(lease, self.subscription, packed)
-            )
-        return share
 
 
 def _sooner(one_ms: int, other_ms: int) -> int:

@@ -11,6 +11,7 @@ result = await engine.fetch(lease, "billing", [Room("c1", 100)])
 await engine.ack(lease, "billing", [delivery.receipt for delivery in result.deliveries])
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from broker.administration import STEP, Administration, checked, partition_keys, subscription_keys
+from broker.administration import STEP, checked, partition_keys, subscription_keys
 from broker.arguments import (
     LOST,
     MAX_MS,
@@ -38,7 +39,9 @@ from broker.arguments import (
     split_by_lane,
     stale_parts,
 )
+from broker.handover import without_lost
 from broker.keys import check_name, partition_of
+from broker.reading import Reading
 from broker.registry import Registry
 from broker.results import (
     Delivery,
@@ -59,11 +62,13 @@ from broker.tail import TailCache
 from client.errors import BrokerError, InvalidArgument, SubscriptionBusy
 from client.wire import MAX_BATCH
 
+log = logging.getLogger(__name__)
+
 _LEASES = 250  # that one call renews or releases
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
 
-class Engine(Administration, Registry):
+class Engine(Reading, Registry):
     """The broker's operations on Redis; holds nothing that it cannot lose."""
 
     def __init__(self, store: Store) -> None:
@@ -112,7 +117,7 @@ class Engine(Administration, Registry):
         keys = partition_keys(check_name("topic", topic), partition)
         known_epoch = max(known_epoch, self._tails.newest_epoch(topic, partition))
         answer = await self.store.run(
-            "partition/acquire", [keys.lease, keys.meta, keys.log], worker, ttl_ms, known_epoch
+            "partition/acquire", [keys.lease, keys.meta, keys.log, keys.journal], worker, ttl_ms, known_epoch
         )
         if answer[0] == "HELD":
             return None
@@ -259,7 +264,10 @@ class Engine(Administration, Registry):
         # A scan may name a lane twice while others leave.
         held = list({row[:3]: row for row in rows(found, 5)}.values())
         ranges = [(row[2], row[3]) for row in held]
-        messages = self._as_messages(ledgers, ranges, await self._read(lease, ledgers, ranges), retries)
+        parts, missing = await self._read(lease, ledgers, ranges)
+        if missing:
+            await self._settle_lost(lease, subscription, missing)
+        messages = self._as_messages(ledgers, ranges, parts, retries)
         return [
             Delivery(
                 consumer,
@@ -310,14 +318,18 @@ class Engine(Administration, Registry):
             *((known[0], pack(known[1])) if known else ("", "")),
             *(part for room in consumers for part in room),
         )
-        _, now_ms, next_due_ms, more, mode, token, cursor, ledgers, unknown, found, kept, retries = answer
+        _, now_ms, next_due_ms, more, mode, token, cursor, ledgers, unknown, found, kept, retries, lost = (
+            answer
+        )
+        if lost:
+            self._tell_lost(lease, subscription, rows(lost, 2))
         if mode == "key_shared":
             tail.cursors[subscription] = cursor
         if found:
             delivered = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
             self._messages[partition_keys(lease.topic, lease.partition).lease] += delivered
         ranges = [(first, last) for _, first, last in rows(found, 3)]
-        parts = await self._read(lease, ledgers, ranges)
+        parts, missing = await self._read(lease, ledgers, ranges)
         shares: dict[int, Share] = {}
         for (index, first, last), part in zip(rows(found, 3), parts, strict=True):
             share = shares.get(index)
@@ -326,6 +338,16 @@ class Engine(Administration, Registry):
             else:
                 share.ranges.extend((first, last))
                 share.flat.extend(part)
+        if missing:
+            more = 1  # there is room again
+            await self._settle_lost(lease, subscription, missing)
+            shares = {index: without_lost(share) for index, share in shares.items()}
+            found = [
+                number
+                for index, share in shares.items()
+                for first, last in rows(share.ranges, 2)
+                for number in (index, first, last)
+            ]
         return Fetched(
             mode,
             token,
@@ -443,13 +465,38 @@ class Engine(Administration, Registry):
         )
         return checked(answer, lease.topic, subscription, lease=lease)
 
-    async def _read(self, lease: Lease, ledgers: str, ranges: list[tuple[int, int]]) -> list[list[str]]:
-        """Key, uid and about of each entry, flat, for each range; from the log where they are not at hand."""
+    async def _settle_lost(self, lease: Lease, subscription: str, missing: list[int]) -> None:
+        """Settle entries that were leased and that the log has not, unless they were settled meanwhile."""
+        position, packed = "", pack(missing)
+        while True:
+            _, position, settled = await self._run("lost", lease, subscription, packed, STEP, position)
+            if settled:
+                self._tell_lost(lease, subscription, rows(settled, 2))
+            if not position:
+                return
+
+    def _tell_lost(self, lease: Lease, subscription: str, ranges: Iterable[tuple[int, ...]]) -> None:
+        told = " ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+        log.warning(
+            "partition %d of %r: entries %s are owed to %r and not in the log; somebody deleted them there",
+            lease.partition,
+            lease.topic,
+            told,
+            subscription,
+        )
+
+    async def _read(
+        self, lease: Lease, ledgers: str, ranges: list[tuple[int, int]]
+    ) -> tuple[list[list[str]], list[int]]:
+        """Key, uid and about of each entry, flat, for each range; from the log where they are not at hand.
+
+        And the entries that the log should have and has not, which are LOST in what is flat.
+        """
         tail = self._tails.of(lease)
         found = [tail.read(first, last) for first, last in ranges]
         missing = [bounds for bounds, part in zip(ranges, found, strict=True) if part is None]
         if not missing:
-            return found  # type: ignore[return-value]
+            return found, []  # type: ignore[return-value]
         id_of = id_maker(ledgers)
         covering = covering_ranges(missing)
         read = await self.store.entries(
@@ -461,12 +508,18 @@ class Engine(Administration, Registry):
             for (first, last), part in zip(covering, read, strict=True)
             for entry, fields in entries_of(first, last, part)
         }
-        return [
+        parts = [
             [text for entry in range(first, last + 1) for text in texts.get(entry, LOST)]
             if part is None
             else part
             for (first, last), part in zip(ranges, found, strict=True)
         ]
+        lost: list[int] = []
+        if any(len(part) <= last - first for (first, last), part in zip(covering, read, strict=True)):
+            lost = [
+                entry for first, last in missing for entry in range(first, last + 1) if entry not in texts
+            ]
+        return parts, lost
 
     def _as_messages(
         self, ledgers: str, ranges: Iterable[tuple[int, ...]], parts: Iterable[list[str]], retries: list[int]

@@ -25,17 +25,14 @@ def flat_receipts(fetched: Fetched, share: Share) -> list[str | int]:
     ]
 
 
-def without_lost(share: Share) -> tuple[Share, list[int]]:
-    """A share without the entries that Redis should have and has not, and these."""
+def without_lost(share: Share) -> Share:
+    """A share without the entries that Redis should have and has not."""
     entries, uids = entries_of(share), share.flat[1::3]
     kept = [at for at, uid in enumerate(uids) if uid]
-    return (
-        Share(
-            share.consumer,
-            [entry for at in kept for entry in (entries[at], entries[at])],
-            [text for at in kept for text in share.flat[at * 3 : at * 3 + 3]],
-        ),
-        [entry for entry, uid in zip(entries, uids, strict=True) if not uid],
+    return Share(
+        share.consumer,
+        [entry for at in kept for entry in (entries[at], entries[at])],
+        [text for at in kept for text in share.flat[at * 3 : at * 3 + 3]],
     )
 
 

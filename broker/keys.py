@@ -54,6 +54,7 @@ class SubscriptionKeys(NamedTuple):
     queue: str
     retries: str
     consumers: str
+    journal: str
 
 
 class PartitionKeys(NamedTuple):
@@ -65,12 +66,14 @@ class PartitionKeys(NamedTuple):
     subs: str
     marks_0: str
     marks_1: str
+    journal: str
 
     @classmethod
     def of(cls, topic: str, partition: int) -> "PartitionKeys":
         """Name the keys of a partition."""
         base = f"kl:{{{topic}:{partition}}}:"
-        return cls(*(base + part for part in ("lease", "meta", "log", "subs", "marks:0", "marks:1")))
+        parts = ("lease", "meta", "log", "subs", "marks:0", "marks:1", "journal")
+        return cls(*(base + part for part in parts))
 
     @property
     def subscription_prefix(self) -> str:
@@ -80,7 +83,7 @@ class PartitionKeys(NamedTuple):
     def subscription(self, name: str) -> SubscriptionKeys:
         """Name the keys of one subscription."""
         own = (self.subscription_prefix + name + suffix for suffix in SUBSCRIPTION_SUFFIXES)
-        return SubscriptionKeys(self.lease, self.meta, self.log, self.subs, *own)
+        return SubscriptionKeys(self.lease, self.meta, self.log, self.subs, *own, self.journal)
 
 
 def partition_of(key: str) -> tuple[str, int]:

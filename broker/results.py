@@ -201,6 +201,7 @@ class TopicSettings(msgspec.Struct, frozen=True):
     partitions: int = 1
     retain: bool = False
     dedupe_ms: int = 600_000
+    journal: int = 0  # records that each partition's journal keeps; 0 for none
 
 
 class BrokerReport(msgspec.Struct, frozen=True):
@@ -226,3 +227,28 @@ class Owners(msgspec.Struct, frozen=True):
 
     version: int
     topics: dict[str, list[str]]
+
+
+class Lines(msgspec.Struct):
+    """A part of a log or a journal, flat: ranges of entries, and the values of each of them."""
+
+    ranges: list[int]
+    flat: list[str]
+    ledgers: str
+    next: int  # the position to go on from
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """Whether a reader has a subscription; else who, and for how long at least."""
+
+    granted: bool
+    holder: str
+    remaining_ms: int
+
+
+class Committed(msgspec.Struct):
+    """What a commit has done: the names of bodies that nobody needs any more, and whether there is more to do."""
+
+    names: list[str] = []
+    steps: int = 0
+    done: bool = False

@@ -115,17 +115,3 @@ local function forget(ranges, except)
   call_with('XDEL', log, ids)
   return ranges
 end
-
--- Forgets the retry counts of settled entries.
-local function drop_retries(settled)
-  if #settled == 0 or redis.call('EXISTS', retries) == 0 then
-    return
-  end
-  local entries = {}
-  for _, range in ipairs(settled) do
-    for entry = range[1], range[2] do
-      entries[#entries + 1] = entry
-    end
-  end
-  call_with('HDEL', retries, entries)
-end

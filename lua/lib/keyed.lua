@@ -28,6 +28,7 @@ end
 local run -- the run that messages without a key go on with
 local last_of = {} -- the entry last added to a lane's text
 local parked = {}
+local lost = {} -- first, last, ...: entries that the log should have and has not
 
 -- No key: a run, as long as it goes on.
 local function add_to_run(top, entry, share)
@@ -83,6 +84,18 @@ local function append_or_park(lane, entry)
   touch(record)
 end
 
+-- Notes what lies between two entries, as far as the log should have it: up to `sparse` it may have holes.
+local function pass_hole(before, after)
+  local first, last = math.max(before, sparse) + 1, after - 1
+  if first <= last then
+    lost[#lost + 1] = first
+    lost[#lost + 1] = last
+    if journaled then
+      note('lost', '', first, last)
+    end
+  end
+end
+
 -- Goes on past what has to be parked until somebody is served or `budget` entries were looked at.
 local function sort_into_lanes()
   local budget = tonumber(ARGV[3])
@@ -90,6 +103,7 @@ local function sort_into_lanes()
   while most > 0 and cursor < last_entry and roomiest() and limit > 0 do
     local names, entries = lanes_ahead(most)
     if #names == 0 then
+      pass_hole(cursor, last_entry + 1)
       cursor = last_entry
       break
     end
@@ -106,6 +120,9 @@ local function sort_into_lanes()
         append_or_park(lane, entry)
       else
         begin_lane(top, lane, entry)
+      end
+      if entries and entry > cursor + 1 then
+        pass_hole(cursor, entry)
       end
       cursor = entry
     end

@@ -1,4 +1,7 @@
 -- release: the one way a message goes back, after a nack, a timeout, a leave, a crash or a pause.
+--
+-- `what` is the journal's word for it. Where "all" are to be charged it names those that are: what goes back
+-- with the head of a lane is `released`.
 
 local backoff
 
@@ -34,8 +37,11 @@ local function free_run(record, due)
 end
 
 -- charged: "all", "head" or "none" of its entries; due nil stands for the backoff.
-local function release_run(record, charged, due)
+local function release_run(record, charged, due, what)
   local first, last = ranges_of(record)[1][1], ranges_of(record)[1][2]
+  if journaled then
+    note(what, record.consumer, first, last)
+  end
   if charged ~= 'all' then
     if charged == 'head' then
       charge(first, due or now)
@@ -57,13 +63,17 @@ local function release_run(record, charged, due)
 end
 
 -- Takes back what is leased of a key's lane from `first` on; "all" and "head" charge its head only.
-local function release_lane(record, first, charged, due)
+local function release_lane(record, first, charged, due, what)
   local kept, members = {}, {}
+  local rest = charged == 'all' and 'released' or what
   for _, range in ipairs(ranges_of(record)) do
     if range[1] < first then
       kept[#kept + 1] = { range[1], math.min(range[2], first - 1), range[3] }
     end
     for entry = math.max(range[1], first), range[2] do
+      if journaled then
+        note(entry == first and what or rest, record.consumer, entry, entry)
+      end
       members[#members + 1] = 0
       members[#members + 1] = queue_member(record.lane, entry)
     end
@@ -84,10 +94,10 @@ local function release_lane(record, first, charged, due)
   touch(record)
 end
 
-local function release(record, charged, due)
+local function release(record, charged, due, what)
   if is_run(record.lane) then
-    release_run(record, charged, due)
+    release_run(record, charged, due, what)
   else
-    release_lane(record, ranges_of(record)[1][1], charged, due)
+    release_lane(record, ranges_of(record)[1][1], charged, due, what)
   end
 end

@@ -1,7 +1,7 @@
 -- subscription: the keys of a subscription's scripts, and whether a call may go on.
 --
 -- KEYS   1 lease       string  "<worker> <epoch>"
---        2 meta        hash    last, ledgers, clock, retain
+--        2 meta        hash    last, ledgers, clock, retain, journal
 --        3 log         stream
 --        4 subs        hash    subscription -> cursor: the last entry it has passed
 --        5 sub         hash    mode, token, settings
@@ -13,6 +13,7 @@
 --        10 queue      zset    "<lane>\0<entry>", score 0: messages waiting in the lanes of keys
 --        11 retries    hash    entry -> how often it was charged
 --        12 consumers  zset    consumer -> end of its session, ms
+--        13 journal    stream  what has happened, where meta has `journal`
 -- ARGV   1 lease held   2 subscription   3.. the script's own
 local lease, meta, log, subs, sub = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local lanes, runs, deadlines, ready = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
@@ -21,14 +22,14 @@ local held, name = ARGV[1], ARGV[2]
 
 local END = 1e14 -- beyond every entry and every time
 
-local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain')
+local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain', 'journal')
 local last_entry, ledgers, retained = tonumber(stored[1]), stored[2], stored[4] == '1'
 local cursor = tonumber(redis.call('HGET', subs, name) or nil)
 local ledger_of, id_of = id_maker(ledgers or '')
 local now = 0
 
 -- Why this call may not go on, or nil; starts the clock. An operator's call (create, delete, seek,
--- reclaim) needs no lease: it acts for the topic, not for the worker that serves it.
+-- reclaim, claim, commit) needs no lease: it acts for the topic, not for the worker that serves it.
 local function refusal(by_operator)
   if not last_entry then
     return { 'NO_TOPIC' }
@@ -40,6 +41,14 @@ local function refusal(by_operator)
     return { 'NO_SUBSCRIPTION' }
   end
   now = tick(meta, stored[3])
+end
+
+-- Why a call that is about reading by position may not go on, or nil.
+local function by_lease()
+  local mode = redis.call('HGET', sub, 'mode')
+  if mode ~= 'cursor' then
+    return { 'BY_LEASE', mode }
+  end
 end
 
 -- The next instant at which a deadline or a session ends, or nil.

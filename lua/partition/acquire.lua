@@ -1,16 +1,18 @@
 -- acquire: take a partition's lease and open its next ledger.
 --
--- KEYS   1 lease  string  "<worker> <epoch>", with a TTL
---        2 meta   hash    epoch, ledgers, last
---        3 log    stream
+-- Uses   journal
+-- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
+--        2 meta     hash    epoch, ledgers, last, clock, journal
+--        3 log      stream
+--        4 journal  stream
 -- ARGV   1 worker   2 ttl_ms   3 known_epoch: the newest epoch the caller has heard of
 -- Returns  {"OK", epoch, sweep}  sweep is 1 when an interrupted reclaim has to be finished
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
 -- Cost     O(ledgers)
-local lease, meta, log = KEYS[1], KEYS[2], KEYS[3]
+local lease, meta, log, journal = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept')
+local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
@@ -39,4 +41,7 @@ end
 
 redis.call('SET', lease, worker .. ' ' .. epoch, 'PX', ttl_ms)
 redis.call('HSET', meta, 'epoch', epoch, 'ledgers', table.concat(kept, ' '))
+if is_journaled(stored[7]) then
+  write_record(journal, stored[7], tick(meta, stored[6]), 'moved', '', worker .. ' ' .. epoch, last + 1)
+end
 return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0 }

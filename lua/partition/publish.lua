@@ -1,11 +1,14 @@
 -- publish: append a batch to the log, each uid once.
 --
+-- Uses   journal
 -- KEYS   1 lease    string  "<worker> <epoch>"
---        2 meta     hash    last, clock, retain, dedupe_ms, marks (generation in use), marks_at
+--        2 meta     hash    last, clock, retain, dedupe_ms, marks (generation in use), marks_at,
+--                           journal
 --        3 log      stream
 --        4 subs     hash    subscription -> cursor
 --        5 marks:0  hash    uid -> id, one of two generations, each taking uids for one window
 --        6 marks:1  hash
+--        7 journal  stream
 -- ARGV   1 lease held   2 MessagePack array: key, uid, about, key, uid, about, ...
 -- Returns  {"OK", now_ms, first entry, n stored, n unowed, {index, id, ...}}
 --            the pairs are duplicates, index from 0; the others took consecutive entries, or none
@@ -14,9 +17,10 @@
 -- Cost     O(n)
 local lease, meta, log, subs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local generations = { ['0'] = KEYS[5], ['1'] = KEYS[6] }
+local journal = KEYS[7]
 local held, packed = ARGV[1], ARGV[2]
 
-local stored = redis.call('HMGET', meta, 'last', 'clock', 'retain', 'dedupe_ms', 'marks', 'marks_at')
+local stored = redis.call('HMGET', meta, 'last', 'clock', 'retain', 'dedupe_ms', 'marks', 'marks_at', 'journal')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
@@ -74,5 +78,9 @@ if entry >= first then
   redis.call('HSET', meta, 'last', entry)
   call_with('HSET', generations[current], marks)
   redis.call('PEXPIRE', generations[current], 2 * window, 'NX')
+  if is_journaled(stored[7]) then
+    local entries = entry == first and first or first .. '-' .. entry
+    write_record(journal, stored[7], now, 'published', '', ledger, entries)
+  end
 end
 return { 'OK', now, first, entry - first + 1, unowed, duplicates }

@@ -1,6 +1,6 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- Uses   subscription served ranges lanes runs receipts forget
+-- Uses   subscription served journal ranges notes lanes runs receipts forget settled
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 receipts, as in lib/receipts.lua
 -- Returns  {"OK", {index, first, last, ...}, {first, last, ...}}
@@ -13,10 +13,22 @@ local function settle_runs(token, first, last)
   local found = {}
   for _, record in ipairs(held_runs(token, first, last)) do
     found[#found + 1] = record.ranges[1]
+    if journaled then
+      note('acked', record.consumer, record.ranges[1][1], record.ranges[1][2])
+    end
     record.ranges = {}
     touch(record)
   end
   return found
+end
+
+-- Who holds a key's lane; nil for a run, and where there is none.
+local function holder_of(lane)
+  local value = known[lane]
+  if type(value) == 'string' then
+    return string.match(value, '^[^|]*')
+  end
+  return value and value.consumer
 end
 
 local function settle_lane(lane, item, first, last)
@@ -48,13 +60,18 @@ local function settle_lane(lane, item, first, last)
 end
 
 each_receipt(function(lane, item, first, last)
+  local by = journaled and holder_of(lane)
   local found = lane == '' and settle_runs(token_of(item), first, last) or settle_lane(lane, item, first, last)
   for _, range in ipairs(found) do
     settled[#settled + 1] = range
+    if by then
+      note('acked', by, range[1], range[2])
+    end
   end
   return found
 end)
 
 flush()
+write_notes()
 drop_retries(settled)
 return { 'OK', stale, flat(forget(settled, name)) }

@@ -1,6 +1,6 @@
 -- delete: remove a subscription; reclaim then drops what only it owed.
 --
--- Uses   subscription
+-- Uses   subscription journal ranges notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   (the subscription only)
 -- Returns  {"OK"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
@@ -16,4 +16,7 @@ redis.call('HDEL', subs, name)
 redis.call('UNLINK', sub, lanes, runs, deadlines, ready, queue, retries, consumers)
 redis.call('HSET', meta, 'token', token)
 redis.call('HINCRBY', meta, 'sweep', 1)
+if journaled then
+  write_record(journal, journal_cap, now, 'unsubscribed', name, '', cursor + 1)
+end
 return { 'OK' }

@@ -1,6 +1,6 @@
 -- expire: give back what was leased and whose deadline has passed; name the consumers that are gone.
 --
--- Uses   subscription served lanes runs release
+-- Uses   subscription served journal ranges notes lanes runs release
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: lanes looked at, and about as many messages given back, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...}}
@@ -26,10 +26,11 @@ for _, lane in ipairs(late) do
   elseif not has_ended(record.consumer) then -- else leave gives it back, and charges the head alone
     messages = messages + leased_count(record)
     lanes_released = lanes_released + 1
-    release(record, 'all')
+    release(record, 'all', nil, 'timed_out')
   end
 end
 flush()
+write_notes()
 
 local more = lanes_released > 0 and (#late == limit or messages >= limit) and 1 or 0
 local gone = redis.call('ZRANGEBYSCORE', consumers, '-inf', now, 'LIMIT', 0, limit)

@@ -1,6 +1,6 @@
 -- extend: move the deadline of leased messages; in a lane, the lane's one deadline.
 --
--- Uses   subscription served ranges lanes runs receipts
+-- Uses   subscription served journal ranges notes lanes runs receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 receipts, as in lib/receipts.lua
 --        4 deadline_ms, or ""   5 lease_ms from now, instead of deadline_ms, or ""
@@ -11,25 +11,31 @@ local deadline_at, lease_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
 
 local deadline = lease_ms and now + lease_ms or deadline_at
 
-local function extend(record)
+local function extend(record, found)
   record.deadline = deadline
   touch(record)
+  if journaled then
+    for _, range in ipairs(found) do
+      note('extended', record.consumer, range[1], range[2])
+    end
+  end
 end
 
 each_receipt(function(lane, item, first, last)
   if lane ~= '' then
     local found = held_of_lane(get(lane), item, first, last)
     if found[1] then
-      extend(get(lane))
+      extend(get(lane), found)
     end
     return found
   end
   local found = {}
   for _, record in ipairs(held_runs(token_of(item), first, last)) do
     found[#found + 1] = record.ranges[1]
-    extend(record)
+    extend(record, { record.ranges[1] })
   end
   return found
 end)
 flush()
+write_notes()
 return { 'OK', stale, deadline }

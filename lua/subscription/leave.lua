@@ -1,6 +1,6 @@
 -- leave: end a consumer's session and give back what it holds, a bounded part per call.
 --
--- Uses   subscription served lanes runs release walk
+-- Uses   subscription served journal ranges notes lanes runs release walk
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer
 --        4 how: "left" charges nothing; "crashed" charges the oldest entry in runs and the head of each
@@ -38,10 +38,11 @@ for _, record in ipairs(records) do
     if is_run(record.lane) then
       head_charged = '1'
     end
-    release(record, charged and 'head' or 'none', now)
+    release(record, charged and 'head' or 'none', now, how == 'left' and 'released' or 'crashed')
   end
 end
 flush()
+write_notes()
 if done == 1 then
   redis.call('ZREM', consumers, consumer)
   if redis.call('HGET', sub, 'active') == consumer then

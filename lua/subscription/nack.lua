@@ -1,6 +1,6 @@
 -- nack: give leased messages back. In a lane the later leased ones go back with them.
 --
--- Uses   subscription served ranges lanes runs release receipts
+-- Uses   subscription served journal ranges notes lanes runs release receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 receipts, as in lib/receipts.lua
 --        4 due_ms: when they may be served again; "" for the backoff   5 delay_ms, instead of due_ms, or ""
@@ -11,6 +11,7 @@
 local due_at, delay_ms, charged = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 
 local due = delay_ms and now + delay_ms or due_at
+local what = charged == 'all' and 'nacked' or 'released'
 local earliest = {} -- lane -> the first message that goes back
 
 each_receipt(function(lane, item, first, last)
@@ -24,12 +25,13 @@ each_receipt(function(lane, item, first, last)
   local found = {}
   for _, record in ipairs(held_runs(token_of(item), first, last)) do
     found[#found + 1] = { record.ranges[1][1], record.ranges[1][2] }
-    release_run(record, charged, due)
+    release_run(record, charged, due, what)
   end
   return found
 end)
 for lane, first in pairs(earliest) do
-  release_lane(get(lane), first, charged, due)
+  release_lane(get(lane), first, charged, due, what)
 end
 flush()
+write_notes()
 return { 'OK', stale }
