@@ -1,0 +1,167 @@
+"""Pages of a partition as Arrow columns; nothing here is done row by row in Python.
+
+The texts of an entry are described in docs/keyspace.md: `about` is
+`<published ms> <produced ms> <producer group> <body> <attributes as JSON>`.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from client.errors import ProtocolError
+from client.types import Page
+
+_ABOUT = 5  # parts
+_MANY = 32  # ranges, from which on a list of all entries is cheaper than an array for each
+_ATTRIBUTES = pa.map_(pa.string(), pa.string())
+_decode = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class Messages:
+    """The messages of a page, or of a part of it."""
+
+    __slots__ = ("_abouts", "_bodies", "_keys", "_ledgers", "_uids", "entries", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int, page: Page) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.entries = entries_of(page.ranges)
+        if len(page.flat) != 3 * len(self.entries):
+            raise ProtocolError(f"a page of {topic!r} whose lists do not belong together")
+        self._ledgers = page.ledgers
+        self._keys = pa.array(page.flat[0::3], pa.string())
+        self._uids = page.flat[1::3]
+        self._abouts = parts_of(pa.array(page.flat[2::3], pa.string()))
+        self._bodies = self._abouts[3]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def cut(self, limit: int) -> Iterator["Messages"]:
+        """The same in parts, whose bodies together have no more bytes than that, unless one alone does."""
+        if not len(self) or not self._has_bodies():
+            yield self
+            return
+        sums = pc.cumulative_sum(self._sizes())
+        start = before = 0
+        while start < len(self):
+            stop = max(start + 1, bisect_right(sums, before + limit, start, key=_plain))
+            yield self if (start, stop) == (0, len(self)) else self._slice(start, stop)
+            start, before = stop, _plain(sums[stop - 1])
+
+    def names(self) -> list[str]:
+        """The names of the bodies in the payload store, leaving out messages that have none."""
+        if not self._has_bodies():
+            return []
+        if pc.any(pc.match_substring(self._bodies, ":")).as_py():
+            named = pc.list_slice(
+                pc.split_pattern(self._bodies, ":", max_splits=1), 1, 2, return_fixed_size_list=True
+            )
+            names = pc.coalesce(named.flatten(), pa.array(self._uids, pa.string()))
+            return list(names.filter(self._present()).to_pylist())
+        if pc.all(self._present()).as_py():
+            return self._uids
+        return list(pa.array(self._uids, pa.string()).filter(self._present()).to_pylist())
+
+    def values(self, bodies: Sequence[bytes | None]) -> pa.BinaryArray:
+        """The column of bodies as names() has them: null for one that is gone, empty where there is none."""
+        found = pa.array(bodies, pa.binary())
+        if len(found) == len(self):
+            return found
+        empty = pa.repeat(pa.scalar(b"", pa.binary()), len(self))
+        return pc.replace_with_mask(empty, self._present(), found)
+
+    def ids(self) -> pa.StringArray:
+        """`<partition>:<ledger>-<entry>`, as Message.id."""
+        return ids_of(self.partition, self.entries, self._ledgers)
+
+    def batch(self, schema: pa.Schema, values: pa.BinaryArray | None) -> pa.RecordBatch:
+        """The columns of the data source."""
+        size = len(self)
+        published, produced, _, _, attributes = self._abouts
+        columns = [
+            pc.if_else(pc.equal(self._keys, ""), pa.scalar(None, pa.string()), self._keys),
+            *([] if values is None else [values]),
+            pa.repeat(pa.scalar(self.topic, pa.string()), size),
+            pa.repeat(pa.scalar(self.partition, pa.int32()), size),
+            self.entries,
+            self.ids(),
+            moments(published),
+            moments(produced),
+            attributes_of(attributes),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _has_bodies(self) -> bool:
+        return bool(pc.any(self._present()).as_py())
+
+    def _present(self) -> pa.BooleanArray:
+        return pc.not_equal(self._bodies, "")
+
+    def _sizes(self) -> pa.Int64Array:
+        digits = pc.list_element(pc.split_pattern(self._bodies, ":", max_splits=1), 0)
+        return pc.cast(pc.if_else(pc.equal(digits, ""), "0", digits), pa.int64())
+
+    def _slice(self, start: int, stop: int) -> "Messages":
+        part = Messages.__new__(Messages)
+        part.topic, part.partition, part._ledgers = self.topic, self.partition, self._ledgers
+        part.entries = self.entries[start:stop]
+        part._keys, part._uids = self._keys[start:stop], self._uids[start:stop]
+        part._abouts = [column[start:stop] for column in self._abouts]
+        part._bodies = part._abouts[3]
+        return part
+
+
+def entries_of(ranges: Sequence[int]) -> pa.Int64Array:
+    """The entries of first, last, first, last, …"""
+    if len(ranges) > 2 * _MANY:
+        each = (range(ranges[at], ranges[at + 1] + 1) for at in range(0, len(ranges), 2))
+        return pa.array(list(chain.from_iterable(each)), pa.int64())
+    if not ranges:
+        return pa.array([], pa.int64())
+    return pa.concat_arrays([pa.arange(ranges[at], ranges[at + 1] + 1) for at in range(0, len(ranges), 2)])
+
+
+def ids_of(partition: int, entries: pa.Int64Array, ledgers: str) -> pa.StringArray:
+    """`<partition>:<ledger>-<entry>` of each entry; `ledgers` is `<ledger>:<first entry> …`, oldest first."""
+    starts = [(int(first), ledger) for ledger, _, first in (item.partition(":") for item in ledgers.split())]
+    if not starts:
+        raise ProtocolError("a page that does not say which ledgers its entries are of")
+    cuts = [bisect_left(entries, first, key=_plain) for first, _ in starts[1:]]
+    numbers = pc.cast(entries, pa.string())
+    pieces = [
+        pc.binary_join_element_wise(f"{partition}:{ledger}-", numbers[start:stop], "")
+        for (_, ledger), start, stop in zip(starts, [0, *cuts], [*cuts, len(entries)], strict=True)
+        if start < stop
+    ]
+    return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
+
+
+def parts_of(abouts: pa.StringArray) -> list[pa.StringArray]:
+    """The five parts of each `about`."""
+    parts = pc.split_pattern(abouts, " ", max_splits=_ABOUT - 1)
+    if len(wrong := abouts.filter(pc.not_equal(pc.list_value_length(parts), _ABOUT))):
+        raise ProtocolError(f"a message is described by {wrong[0].as_py()!r:.80}")
+    flat = parts.flatten()
+    return [flat.take(pa.arange(at, len(flat), _ABOUT)) for at in range(_ABOUT)]
+
+
+def moments(milliseconds: pa.StringArray) -> pa.TimestampArray:
+    """Texts of milliseconds since 1970 as times."""
+    numbers = pc.multiply(pc.cast(milliseconds, pa.int64()), 1_000)
+    return numbers.cast(pa.timestamp("us", tz="UTC"))
+
+
+def attributes_of(texts: pa.StringArray) -> pa.MapArray:
+    """Texts of JSON as maps, each distinct one read once; "" is an empty map."""
+    encoded = texts.dictionary_encode()
+    distinct = [list(_decode(text).items()) if text else [] for text in encoded.dictionary.to_pylist()]
+    return pa.array(distinct, _ATTRIBUTES).take(encoded.indices)
+
+
+def _plain(scalar: pa.Int64Scalar) -> int:
+    return int(scalar.as_py())

@@ -1,0 +1,46 @@
+"""Pages of a partition's journal as Arrow columns: a row for each range of entries of each record."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from client.errors import ProtocolError
+from client.types import Page
+from pipeline.arrow import entries_of, moments
+
+_FIELDS = 5  # at, what, sub, by, entries
+_POINTS = pa.array(["subscribed", "sought", "moved"])  # these say from where on, and not what
+
+
+def journal_batch(schema: pa.Schema, topic: str, partition: int, page: Page) -> pa.RecordBatch:
+    """The columns of the data source with journal=true."""
+    offsets = entries_of(page.ranges)
+    if len(page.flat) != _FIELDS * len(offsets):
+        raise ProtocolError(f"a page of the journal of {topic!r} whose lists do not belong together")
+    at, what, subscription, by, entries = (
+        pa.array(page.flat[field::_FIELDS], pa.string()) for field in range(_FIELDS)
+    )
+    texts = pc.split_pattern(entries, " ")
+    record = pc.list_parent_indices(texts)
+    what = what.take(record)
+    first, last = bounds(texts.flatten())
+    columns = [
+        pa.repeat(pa.scalar(topic, pa.string()), len(record)),
+        pa.repeat(pa.scalar(partition, pa.int32()), len(record)),
+        offsets.take(record),
+        moments(at).take(record),
+        what,
+        subscription.take(record),
+        by.take(record),
+        first,
+        pc.if_else(pc.is_in(what, _POINTS), pa.scalar(None, pa.int64()), last),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def bounds(texts: pa.StringArray) -> tuple[pa.Int64Array, pa.Int64Array]:
+    """The first and last numbers of texts such as `5-9` and `12`; null for an empty text."""
+    parts = pc.split_pattern(texts, "-", max_splits=1)
+    first = pc.list_element(parts, 0)
+    first = pc.cast(pc.if_else(pc.equal(first, ""), pa.scalar(None, pa.string()), first), pa.int64())
+    last = pc.list_slice(parts, 1, 2, return_fixed_size_list=True).flatten()
+    return first, pc.coalesce(pc.cast(last, pa.int64()), first)

@@ -1,0 +1,79 @@
+"""Positions: what is asked for, what a batch takes, and how ranges are cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.errors import InvalidArgument
+from pipeline import offsets
+from pipeline.offsets import Range
+
+
+def test_what_spark_keeps_is_what_comes_back() -> None:
+    positions = {"orders": {0: 17, 10: 1, 2: 3}, "audits": {0: 5}}
+    assert offsets.dump(positions) == {"audits": {"0": 5}, "orders": {"0": 17, "2": 3, "10": 1}}
+    assert offsets.load(offsets.dump(positions)) == positions
+
+
+def test_a_checkpoint_of_something_else_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="is no offset of keylane"):
+        offsets.load({"index": 3})
+
+
+def test_only_what_lies_between_is_read() -> None:
+    start = {"orders": {0: 5, 1: 7}}
+    end = {"orders": {0: 9, 1: 7, 2: 4}}
+    assert offsets.ranges(start, end) == [Range("orders", 0, 5, 9)]
+
+
+def test_larger_ranges_are_cut_into_more_pieces() -> None:
+    pieces = offsets.split([Range("a", 0, 1, 31), Range("a", 1, 1, 11)], 4)
+    assert pieces == [
+        Range("a", 0, 1, 11),
+        Range("a", 0, 11, 21),
+        Range("a", 0, 21, 31),
+        Range("a", 1, 1, 11),
+    ]
+
+
+def test_as_many_ranges_as_asked_for_are_left_alone() -> None:
+    whole = [Range("a", 0, 1, 31), Range("a", 1, 1, 11)]
+    assert offsets.split(whole, 2) == whole
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.integers(1, 50))
+def test_pieces_are_the_whole_again_and_none_is_empty(sizes: list[int], least: int) -> None:
+    whole = [Range("a", at, 10, 10 + size) for at, size in enumerate(sizes)]
+    pieces = offsets.split(whole, least)
+    assert all(piece.size > 0 for piece in pieces)
+    for range_ in whole:
+        own = [piece for piece in pieces if piece.partition == range_.partition]
+        assert [own[0].start, *(piece.end for piece in own)] == [
+            *(piece.start for piece in own),
+            range_.end,
+        ]
+
+
+def test_a_batch_takes_of_each_partition_in_proportion_to_what_waits() -> None:
+    start = {"orders": {0: 1, 1: 1, 2: 9}}
+    end = {"orders": {0: 301, 1: 101, 2: 9}}
+    assert offsets.admit(start, end, 100) == {"orders": {0: 76, 1: 26, 2: 9}}
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=12), st.integers(1, 3_000))
+def test_a_batch_is_as_large_as_allowed_and_every_backlog_ends(waiting: list[int], rows: int) -> None:
+    start = {"a": dict.fromkeys(range(len(waiting)), 1)}
+    end = {"a": {at: 1 + size for at, size in enumerate(waiting)}}
+    admitted = offsets.admit(start, end, rows)
+    taken = [admitted["a"][at] - 1 for at in range(len(waiting))]
+    assert sum(taken) == min(rows, sum(waiting))
+    assert all(0 <= some <= size for some, size in zip(taken, waiting, strict=True))
+
+
+def test_a_small_backlog_beside_a_large_one_is_not_forgotten() -> None:
+    at, end = {"a": {0: 1, 1: 1}}, {"a": {0: 100_001, 1: 2}}
+    for _ in range(10_001):
+        if at["a"][1] == 2:
+            break
+        at = offsets.admit(at, end, 10)
+    assert at["a"][1] == 2
