@@ -264,8 +264,8 @@ class Administration:
         for answer in answers:
             if answer[0] == "BY_POSITION":
                 raise InvalidArgument(
-                    f"subscription {name!r} of {topic!r} is read by position and delivers to nobody: there is "
-                    "nothing to pause; stop its reader instead"
+                    f"subscription {name!r} of {topic!r} is read by position and delivers to nobody: "
+                    "there is nothing to pause; stop its reader instead"
                 )
             checked(answer, topic, name)
 

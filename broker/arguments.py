@@ -175,7 +175,7 @@ def check_subscription_settings(settings: SubscriptionSettings) -> None:
     if settings.delivery not in DELIVERIES:
         raise InvalidArgument(f"delivery {settings.delivery!r:.60}: use one of {', '.join(DELIVERIES)}")
     if (settings.mode, settings.delivery) == ("cursor", "at_most_once"):
-        raise InvalidArgument("mode cursor delivers nothing, at most once or otherwise: leave delivery as it is")
+        raise InvalidArgument("mode cursor delivers nothing, also not at most once: leave that away")
     check_int("lease_ms", settings.lease_ms, 1, MAX_MS)
     backoff = settings.backoff
     if backoff is not None and not (

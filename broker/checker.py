@@ -137,6 +137,8 @@ def _subscription_problems(partition: PartitionSnapshot, subscription: Subscript
     last = int(partition.meta["last"])
     if subscription.cursor > last:
         yield f"its cursor {subscription.cursor} is beyond the last entry {last}"
+    if mode == "cursor" and len(subscription.consumers) > 1:
+        yield f"it is read by position and has several readers: {sorted(subscription.consumers)}"
     yield from _index_problems(subscription, lanes)
     yield from _lost_problems(partition, subscription)
 
@@ -161,6 +163,8 @@ def _subscription_problems(partition: PartitionSnapshot, subscription: Subscript
 
 
 def _belongs(lane: Lane, mode: str | None) -> bool:
+    if mode == "cursor":
+        return False
     if mode == "key_shared":
         return lane.name != "="
     return lane.is_run if mode == "shared" else lane.name == "="

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from broker import cluster_commands, consumer_commands, topic_commands
+from broker import cluster_commands, consumer_commands, reader_commands, topic_commands
 from broker.topic_commands import Reply
 from client import wire
 from client.errors import ProtocolError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Handler = Callable[["Worker", "Connection", Any, memoryview], Awaitable[Reply]]
 
 # Those that may read and answer a lot.
-HEAVY = {Type.PEEK, Type.TOPICS, Type.DESCRIBE_TOPIC, Type.DESCRIBE_SUBSCRIPTION, Type.CLUSTER}
+HEAVY = {Type.PEEK, Type.TOPICS, Type.DESCRIBE_TOPIC, Type.DESCRIBE_SUBSCRIPTION, Type.CLUSTER, Type.READ}
 
 HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
     Type.INFO: (wire.Info, topic_commands.info),
@@ -39,6 +39,10 @@ HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
     Type.REBALANCE: (wire.Rebalance, cluster_commands.rebalance),
     Type.MOVE_PARTITION: (wire.MovePartition, cluster_commands.move_partition),
     Type.DRAIN: (wire.Drain, cluster_commands.drain),
+    Type.READ: (wire.Read, reader_commands.read),
+    Type.OFFSETS: (wire.Offsets, reader_commands.offsets),
+    Type.CLAIM: (wire.Claim, reader_commands.claim),
+    Type.COMMIT: (wire.Commit, reader_commands.commit),
 }
 
 

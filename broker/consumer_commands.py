@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from broker.administration import by_position
 from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
 from broker.consumer import Consumer
 from broker.handover import count_messages
@@ -101,8 +102,12 @@ def _take_over(worker: "Worker", consumer: Consumer) -> Consumer:
 async def _settings_of(worker: "Worker", request: wire.Subscribe) -> SubscriptionSettings:
     """The settings of the subscription, made if it is not there."""
     engine = worker.engine
+    if request.mode == "cursor":
+        raise InvalidArgument(by_position(request.topic, request.subscription))
     try:
         found = await engine.describe_subscription(request.topic, request.subscription)
+        if found.mode == "cursor":
+            raise InvalidArgument(by_position(request.topic, request.subscription))
         if request.mode is None or found.mode == request.mode:
             return found
     except SubscriptionNotFound:

@@ -65,6 +65,7 @@ from client.wire import MAX_BATCH
 log = logging.getLogger(__name__)
 
 _LEASES = 250  # that one call renews or releases
+_HOLES = 100  # entries that one call looks for in every lane
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
 
@@ -467,13 +468,16 @@ class Engine(Reading, Registry):
 
     async def _settle_lost(self, lease: Lease, subscription: str, missing: list[int]) -> None:
         """Settle entries that were leased and that the log has not, unless they were settled meanwhile."""
-        position, packed = "", pack(missing)
-        while True:
-            _, position, settled = await self._run("lost", lease, subscription, packed, STEP, position)
-            if settled:
-                self._tell_lost(lease, subscription, rows(settled, 2))
-            if not position:
-                return
+        told: list[int] = []
+        for start in range(0, len(missing), _HOLES):
+            position, packed = "", pack(missing[start : start + _HOLES])
+            while True:
+                _, position, settled = await self._run("lost", lease, subscription, packed, STEP, position)
+                told += settled
+                if not position:
+                    break
+        if told:
+            self._tell_lost(lease, subscription, rows(told, 2))
 
     def _tell_lost(self, lease: Lease, subscription: str, ranges: Iterable[tuple[int, ...]]) -> None:
         told = " ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -29,13 +29,14 @@ from client.message import Message
 from client.options import Options
 from client.payloads import PayloadStore
 from client.producer import Producer
+from client.reading import Reading
 from client.times import Position, Seconds, seconds
 from client.types import Body, Mode, OutgoingMessage, Published
 
 _CLOSE = 5.0  # seconds to delete the bodies that nobody needs any more
 
 
-class AsyncClient(Administration):
+class AsyncClient(Administration, Reading):
     """A client of a Keylane cluster; use it as an async context manager.
 
     `seeds` is a URL, a list, or "keylane://a:9999,b:9999"; keylanes:// is TLS. `payloads` is where bodies

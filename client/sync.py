@@ -33,13 +33,16 @@ from client.times import Position, Seconds
 from client.types import (
     Backoff,
     Body,
+    Claim,
     ClusterInfo,
     ClusterReport,
     Delivery,
     Mode,
     OutgoingMessage,
+    Page,
     PartitionInfo,
     PartitionMove,
+    PartitionOffsets,
     PeekedMessage,
     Published,
     SubscriptionInfo,
@@ -240,6 +243,34 @@ class Client:
     def undrain_worker(self, worker: str) -> None:
         """Let a worker that is drained have partitions again."""
         self._call(self._client.undrain_worker, worker)
+
+    # Reading by position
+
+    def offsets(self, topic: str, subscription: str | None = None) -> list[PartitionOffsets]:
+        """Where the log of each partition begins and ends, and how far a subscription is."""
+        return self._call(self._client.offsets, topic, subscription)
+
+    def read(
+        self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, journal: bool = False
+    ) -> Page:
+        """The messages from position `start` up to, not including, `end`, as many as one answer takes."""
+        return self._call(self._client.read, topic, partition, start, end, limit=limit, journal=journal)
+
+    def claim(self, topic: str, subscription: str, reader: str, *, session: Seconds = 10.0) -> Claim:
+        """Open or renew the session of the one reader of a subscription of mode cursor."""
+        return self._call(self._client.claim, topic, subscription, reader, session=session)
+
+    def release(self, topic: str, subscription: str, reader: str) -> None:
+        """End the session of a reader, if it is still its own."""
+        self._call(self._client.release, topic, subscription, reader)
+
+    def commit(self, topic: str, subscription: str, reader: str, positions: Mapping[int, int]) -> None:
+        """All before these positions, by partition, is done with: what nobody else is owed is deleted."""
+        self._call(self._client.commit, topic, subscription, reader, positions)
+
+    def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""
+        return self._call(self._client.bodies, topic, names)
 
     # Publishing and consuming
 

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 Body = bytes | bytearray | memoryview | str | None
-Mode = Literal["shared", "key_shared", "exclusive", "failover"]
+Mode = Literal["shared", "key_shared", "exclusive", "failover", "cursor"]
 Delivery = Literal["at_least_once", "at_most_once"]
 Outcome = Literal["settled", "stale"]
 
@@ -75,6 +75,39 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     leased: int
     waiting: int  # to be delivered again, or behind others of their key
     consumers: list[str]
+
+
+class PartitionOffsets(msgspec.Struct, frozen=True):
+    """Positions in a partition: each the next entry to read, so that a range of them ends before its end."""
+
+    partition: int
+    earliest: int  # the oldest entry in the log; `latest` where it is empty
+    latest: int  # the next entry that will be given
+    position: int | None  # the next entry owed to the subscription, None without one
+    sparse: int  # from here on all that is owed to the subscription is in the log; before there may be holes
+    journal_earliest: int
+    journal_latest: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What was read of a partition, flat, as it came: nothing is made of each message.
+
+    `ranges` are first, last, … of the entries that are there; `flat` has key, uid, about of each of them (of
+    the journal: at, what, sub, by, entries); `ledgers` is "<ledger>:<first entry> …"; go on from `next`.
+    """
+
+    ranges: list[int]
+    flat: list[str]
+    ledgers: str
+    next: int
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Whether a subscription is the reader's; else whose, and for how many seconds at least."""
+
+    granted: bool
+    holder: str
+    remaining: float
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):

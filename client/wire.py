@@ -61,6 +61,10 @@ class Type(IntEnum):
     REBALANCE = 26
     MOVE_PARTITION = 27
     DRAIN = 28
+    READ = 29
+    OFFSETS = 30
+    CLAIM = 31
+    COMMIT = 32
 
 
 class Frame(NamedTuple):
@@ -464,6 +468,93 @@ class SettleReply(Properties, frozen=True):
     stale: list[int] = []  # place of the receipt, first, last, …
     forgotten: list[int] = []  # first, last, … of entries that no subscription owes any more
     deadline_ms: int = 0  # of EXTEND
+
+
+# Reading by position
+
+
+class Read(Properties, frozen=True):
+    """READ: the entries from position `start` up to, not including, `end`; answered by OK with ReadReply.
+
+    The body of the answer is an array of two flat arrays: ranges of the entries that are there (first, last,
+    …), and key, uid, about of each of them. Of the journal: at, what, sub, by, entries of each record.
+    """
+
+    TYPE = Type.READ
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    limit: int = 5_000
+    journal: bool = False
+
+
+class ReadReply(Properties, frozen=True):
+    """What was read ends before position `next`: `end`, or less where limit or frame were full."""
+
+    next: int
+    ledgers: str = ""  # as in DATA; "" for the journal
+
+
+class Offsets(Properties, frozen=True):
+    """OFFSETS: where the logs of a topic begin and end; answered by OK with an array of PartitionOffsets."""
+
+    TYPE = Type.OFFSETS
+
+    topic: str
+    subscription: str = ""  # "" for none
+
+
+class PartitionOffsets(msgspec.Struct, frozen=True, array_like=True):
+    """Positions of one partition: each the next entry to read."""
+
+    earliest: int  # the oldest entry in the log; `latest` where there is none
+    latest: int  # the next entry that will be given
+    position: int | None  # the next entry that is owed to the subscription
+    sparse: int  # from here on all that is owed to the subscription is in the log; before there may be holes
+    journal_earliest: int
+    journal_latest: int
+
+
+class Claim(Properties, frozen=True):
+    """CLAIM: open or renew the session of a subscription's one reader, or end it; answered by ClaimReply."""
+
+    TYPE = Type.CLAIM
+
+    topic: str
+    subscription: str
+    reader: str
+    session_ms: int = 10_000
+    release: bool = False
+
+
+class ClaimReply(Properties, frozen=True):
+    """Whether the subscription is the reader's; else whose it is, and for how long at least."""
+
+    granted: bool
+    holder: str = ""
+    remaining_ms: int = 0
+
+
+class Commit(Properties, frozen=True):
+    """COMMIT: all before these positions is done with; answered by OK with CommitReply.
+
+    The body of the answer is an array with the names of the bodies of messages that left the log.
+    """
+
+    TYPE = Type.COMMIT
+
+    topic: str
+    subscription: str
+    reader: str
+    positions: dict[int, int]  # by partition
+
+
+class CommitReply(Properties, frozen=True):
+    """What is left to commit: a frame commits so much at most. Ask again with the same positions."""
+
+    more: bool = False
 
 
 # The cluster

@@ -6,15 +6,19 @@
 -- Returns  {"OK", 1 when the session was already open}
 --          {"BUSY", consumer}: an exclusive subscription has another one
 --          {"LEAVING"}: the last session of that name has ended and must be cleared with leave first
---          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
+--          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_POSITION"}: nothing of it is ever leased
 -- Cost     O(consumers)
 local consumer, session_ms = ARGV[3], tonumber(ARGV[4])
 
+local mode = redis.call('HGET', sub, 'mode')
+if mode == 'cursor' then
+  return { 'BY_POSITION' }
+end
 local session = tonumber(redis.call('ZSCORE', consumers, consumer) or nil)
 if session and session <= now then
   return { 'LEAVING' }
 end
-if not session and redis.call('HGET', sub, 'mode') == 'exclusive' then
+if not session and mode == 'exclusive' then
   local other = redis.call('ZRANGE', consumers, 0, 0)[1]
   if other then
     return { 'BUSY', other }

@@ -3,11 +3,14 @@
 -- Uses   subscription
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 "1" to stop, "" to go on
--- Returns  {"OK"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
+-- Returns  {"OK"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_POSITION"}: there are no deliveries to stop
 -- Cost     O(1)
 local refused = refusal(true)
 if refused then
   return refused
+end
+if ARGV[3] == '1' and redis.call('HGET', sub, 'mode') == 'cursor' then
+  return { 'BY_POSITION' }
 end
 if ARGV[3] == '1' then
   redis.call('HSET', sub, 'paused', '1')

@@ -1,0 +1,80 @@
+"""Reading partitions by position: logs and journals as they are, and how far a subscription's reader is.
+
+claim = await client.claim("orders", "spark", "query-1")
+page = await client.read("orders", 3, start=1, end=5_001)
+await client.commit("orders", "spark", "query-1", {3: page.next})
+"""
+
+from collections.abc import Mapping, Sequence
+
+from client import wire
+from client.bodies import Bodies
+from client.cluster import Cluster
+from client.times import Seconds, milliseconds
+from client.types import Claim, Page, PartitionOffsets
+from client.wire import properties_of, unpack
+
+_LINES = tuple[list[int], list[str]]
+
+
+class Reading:
+    """For those who read by position, which is the next entry to read; ranges end before their end."""
+
+    _cluster: Cluster
+    _bodies: Bodies
+
+    async def offsets(self, topic: str, subscription: str | None = None) -> list[PartitionOffsets]:
+        """Where the log of each partition begins and ends, and how far a subscription is."""
+        answer = await self._cluster.request(wire.Offsets(topic, subscription or ""))
+        found: list[wire.PartitionOffsets] = unpack(answer.body, list[wire.PartitionOffsets])
+        return [
+            PartitionOffsets(
+                partition,
+                said.earliest,
+                said.latest,
+                said.position,
+                said.sparse,
+                said.journal_earliest,
+                said.journal_latest,
+            )
+            for partition, said in enumerate(found)
+        ]
+
+    async def read(
+        self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, journal: bool = False
+    ) -> Page:
+        """The messages from position `start` up to, not including, `end`, as many as one answer takes.
+
+        >>> page = await client.read("orders", 0, 1, 5_001)      # go on from page.next
+        """
+        answer = await self._cluster.request(wire.Read(topic, partition, start, end, limit, journal))
+        said = properties_of(answer, wire.ReadReply)
+        ranges, flat = unpack(answer.body, _LINES)
+        return Page(ranges, flat, said.ledgers, said.next)
+
+    async def claim(self, topic: str, subscription: str, reader: str, *, session: Seconds = 10.0) -> Claim:
+        """Open or renew the session of the one reader of a subscription of mode cursor."""
+        session_ms = milliseconds("session", session) or 0
+        answer = await self._cluster.request(wire.Claim(topic, subscription, reader, session_ms))
+        said = properties_of(answer, wire.ClaimReply)
+        return Claim(said.granted, said.holder, said.remaining_ms / 1000)
+
+    async def release(self, topic: str, subscription: str, reader: str) -> None:
+        """End the session of a reader, if it is still its own."""
+        await self._cluster.request(wire.Claim(topic, subscription, reader, release=True))
+
+    async def commit(self, topic: str, subscription: str, reader: str, positions: Mapping[int, int]) -> None:
+        """All before these positions, by partition, is done with: what nobody else is owed is deleted.
+
+        Positions only ever go forward. SubscriptionBusy if another reader has claimed the subscription since.
+        """
+        question = wire.Commit(topic, subscription, reader, dict(positions))
+        more = True
+        while more:
+            answer = await self._cluster.request(question)
+            more = properties_of(answer, wire.CommitReply).more
+            self._bodies.forget(topic, unpack(answer.body, list[str]))
+
+    async def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""
+        return await self._bodies.get(topic, names)

@@ -1,0 +1,52 @@
+-- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
+--
+-- Uses   subscription ranges lanes forget
+-- KEYS   as in lib/subscription.lua
+-- ARGV   3 reader   4 target: the last entry that is done with   5 limit: entries passed, at most
+-- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
+--            before the target
+--          {"BUSY", reader}: another one has claimed the subscription; "" where nobody has
+--          {"BEYOND", last entry}: the target has not been given yet
+--          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
+-- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
+--          that have passed the entries
+local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local refused = refusal(true) or by_lease()
+if refused then
+  return refused
+end
+local holder = redis.call('HGET', sub, 'reader')
+if holder ~= reader then
+  return { 'BUSY', holder or '' }
+end
+if target > last_entry then
+  return { 'BEYOND', last_entry }
+end
+if target <= cursor then
+  return { 'OK', cursor, {} }
+end
+
+-- What lies up to the slowest of the other cursors may leave the log, at most `limit` entries of it at a time.
+-- What comes after is owed by that one, so the rest of the way costs nothing.
+local function droppable()
+  local upto = target
+  local all = redis.call('HGETALL', subs)
+  for index = 1, #all, 2 do
+    if all[index] ~= name then
+      upto = math.min(upto, tonumber(all[index + 1]))
+    end
+  end
+  local there = not retained and redis.call('XRANGE', log, id_of(cursor + 1), id_of(math.max(upto, cursor + 1)), 'COUNT', 1)[1]
+  local first = there and entry_of(there[1]) or END -- there may be a wide hole before it
+  if first > upto then
+    return {}, target
+  end
+  local last = math.min(upto, first + limit - 1)
+  return { { first, last } }, last == upto and target or last
+end
+
+local ranges
+ranges, cursor = droppable()
+redis.call('HSET', subs, name, cursor)
+return { 'OK', cursor, flat(forget(ranges, name)) }
