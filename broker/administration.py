@@ -138,16 +138,15 @@ class Administration:
         return made
 
     async def change_topic(self, topic: str, *, journal: int) -> TopicSettings:
-        """Keep so many records of what happens in each partition, 0 for no more; what is there stays."""
+        """Keep so many records of what happens in each partition; 0 ends it, and what is there stays."""
         check_name("topic", topic)
         check_int("journal", journal, 0, MAX_JOURNAL)
-        changed = ["journal", str(journal)]
-        answer = await self.store.run("topic/set", [topic_key(topic)], *changed)
+        answer = await self.store.run("topic/set", [topic_key(topic)], "journal", journal)
         if answer[0] == "NO_TOPIC":
             raise TopicNotFound(f"no topic {topic!r}{near(topic, await self.topics())}")
         made = topic_settings(to_dict(answer[1]))
         await self._in_partitions(
-            topic, made.partitions, lambda keys: ("partition/set", [keys.meta], changed)
+            topic, made.partitions, lambda keys: ("partition/set", [keys.meta, keys.journal], [journal])
         )
         return made
 

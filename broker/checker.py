@@ -7,6 +7,7 @@ problem counts only if it is still there when the partition is looked at again.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from broker.engine import Engine
@@ -45,6 +46,7 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
         return
     yield from _lease_problems(partition)
     yield from _log_problems(partition)
+    yield from _journal_problems(partition)
     owed: set[int] = set()
     for subscription in partition.subscriptions:
         for problem in _subscription_problems(partition, subscription):
@@ -82,6 +84,13 @@ def _log_problems(partition: PartitionSnapshot) -> Iterator[str]:
         right = next((name for first, name in reversed(starts) if entry >= first), None)
         if ledger != right:
             yield f"entry {entry} is in the log under ledger {ledger}, not {right}"
+
+
+def _journal_problems(partition: PartitionSnapshot) -> Iterator[str]:
+    numbers = [int(id.rpartition("-")[2]) for id in partition.journal]
+    for before, after in pairwise(numbers):
+        if after != before + 1:
+            yield f"the journal goes on with record {after} after record {before}"
 
 
 class Lane(NamedTuple):

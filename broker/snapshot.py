@@ -1,5 +1,6 @@
 """Reads all that a partition holds, for the checker and for those who look into a topic."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -36,6 +37,7 @@ class PartitionSnapshot(msgspec.Struct):
     log: dict[int, tuple[int, str]]
     subscriptions: list[SubscriptionSnapshot]
     keys: set[str]
+    journal: list[str]  # the ids of its records
 
 
 class ClusterSnapshot(msgspec.Struct):
@@ -127,19 +129,26 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         await _read_log(store, keys.log),
         subscriptions,
         await store.keys_like(f"kl:{{{topic}:{partition}}}:*"),
+        [id async for id, _ in _walk(store, keys.journal)],
     )
 
 
 async def _read_log(store: Store, log: str) -> dict[int, tuple[int, str]]:
     entries: dict[int, tuple[int, str]] = {}
+    async for id, fields in _walk(store, log):
+        ledger, _, entry = id.partition("-")
+        entries[int(entry)] = (int(ledger), fields[1])
+    return entries
+
+
+async def _walk(store: Store, stream: str) -> AsyncIterator[tuple[str, list[str]]]:
     start = "-"
     while True:
-        page = await store.command("XRANGE", log, start, "+", "COUNT", _PAGE)
+        page = await store.command("XRANGE", stream, start, "+", "COUNT", _PAGE)
         for id, fields in page:
-            ledger, _, entry = id.partition("-")
-            entries[int(entry)] = (int(ledger), fields[1])
+            yield id, fields
         if len(page) < _PAGE:
-            return entries
+            return
         start = f"({page[-1][0]}"
 
 

@@ -1,13 +1,20 @@
--- set: change settings of a partition, unless it has been deleted meanwhile.
+-- set: say how many records a partition's journal keeps, unless the partition has been deleted meanwhile.
 --
--- KEYS   1 meta  hash  epoch, ledgers, last, clock and the topic's settings
--- ARGV   field, value pairs of settings
+-- Uses   journal
+-- KEYS   1 meta     hash    journal and all else
+--        2 journal  stream
+-- ARGV   1 records to keep, 0 for no journal
 -- Returns  {"OK"}   {"NO_TOPIC"}
--- Cost     O(1)
-local meta = KEYS[1]
+-- Cost     O(1); the memory is freed in the background
+local meta, journal = KEYS[1], KEYS[2]
+local cap = ARGV[1]
 
 if redis.call('EXISTS', meta) == 0 then
   return { 'NO_TOPIC' }
 end
-redis.call('HSET', meta, unpack(ARGV))
+-- One that was off begins anew: who reads it may rely on there being no hole.
+if not is_journaled(redis.call('HGET', meta, 'journal')) then
+  redis.call('UNLINK', journal)
+end
+redis.call('HSET', meta, 'journal', cap)
 return { 'OK' }

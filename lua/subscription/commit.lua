@@ -1,6 +1,6 @@
 -- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
 --
--- Uses   subscription ranges lanes forget
+-- Uses   subscription journal ranges notes lanes forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with   5 limit: entries passed, at most
 -- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
@@ -49,4 +49,8 @@ end
 local ranges
 ranges, cursor = droppable()
 redis.call('HSET', subs, name, cursor)
+if journaled then
+  note('committed', reader, first, cursor)
+  write_notes()
+end
 return { 'OK', cursor, flat(forget(ranges, name)) }

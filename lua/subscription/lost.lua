@@ -10,57 +10,64 @@
 -- Cost     O(entries log n + limit entries): with the entry its key is gone, so all lanes are looked at
 local missing, limit, position = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 
-local lost = {}
+local holes = {}
 for _, entry in ipairs(missing) do
   if #redis.call('XRANGE', log, id_of(entry), id_of(entry)) == 0 then
-    lost[#lost + 1] = entry
+    holes[#holes + 1] = { entry, entry }
   end
 end
+holes = normalise(holes)
 
 local settled = {}
-local function settle(record, entry)
-  settled[#settled + 1] = { entry, entry }
+local function settle(record, first, last)
+  settled[#settled + 1] = { first, last }
   touch(record)
   if journaled then
-    note('lost', record.consumer, entry, entry)
+    note('lost', record.consumer, first, last)
   end
 end
 
-local function take_from_run(entry)
-  for _, record in ipairs(runs_between(entry, entry)) do
-    local piece = cut_run(record, entry, entry)
-    settle(piece, entry)
-    piece.ranges, piece.waiting = {}, 0
+local function take_from_runs()
+  for _, hole in ipairs(holes) do
+    for _, record in ipairs(runs_between(hole[1], hole[2])) do
+      local range = ranges_of(record)[1]
+      local piece = cut_run(record, math.max(hole[1], range[1]), math.min(hole[2], range[2]))
+      settle(piece, piece.ranges[1][1], piece.ranges[1][2])
+      piece.ranges, piece.waiting = {}, 0
+    end
   end
 end
 
-local function take_from_lane(record, entry)
-  local left = subtract(ranges_of(record), { { entry, entry } })
-  if leased_count(record) > leased_count({ ranges = left }) then
-    settle(record, entry)
+local function take_from_queue(record)
+  for _, hole in ipairs(holes) do
+    for entry = hole[1], hole[2] do
+      if redis.call('ZREM', queue, queue_member(record.lane, entry)) == 1 then
+        settle(record, entry, entry)
+        record.waiting = record.waiting - 1
+      end
+    end
+  end
+end
+
+local function take_from_lanes(records)
+  for _, record in ipairs(records) do
+    local left = subtract(ranges_of(record), holes)
+    for _, range in ipairs(subtract(record.ranges, left)) do
+      settle(record, range[1], range[2])
+    end
     record.ranges = left
+    if record.waiting > 0 then
+      take_from_queue(record)
+    end
     if #left == 0 then
       record.consumer = ''
     end
-  elseif redis.call('ZREM', queue, queue_member(record.lane, entry)) == 1 then
-    settle(record, entry)
-    record.waiting = record.waiting - 1
   end
 end
 
 if position == '' then
-  for _, entry in ipairs(lost) do
-    take_from_run(entry)
-  end
+  take_from_runs()
 end
-local function take_from_lanes(records)
-  for _, record in ipairs(records) do
-    for _, entry in ipairs(lost) do
-      take_from_lane(record, entry)
-    end
-  end
-end
-
 local next_position = ''
 if redis.call('HGET', sub, 'mode') == 'key_shared' then
   local records, _, scan_position, done = walk(limit, '', position == '' and '0' or position)

@@ -74,13 +74,14 @@ class BrokerMachine(RuleBasedStateMachine):
 
     mode: ClassVar[str]
     world: ClassVar[World]
+    journal: ClassVar[int] = 0  # records to keep
     pair: Pair | None = None
 
     @initialize(backoff=st.booleans(), other=st.sampled_from(MODES), alone=st.booleans())
     def start(self, backoff: bool, other: str, alone: bool) -> None:
         """Make the topic, and the other subscription too unless the first is to be alone."""
         waits = Backoff(initial=1.0, factor=2.0, maximum=4.0) if backoff else None
-        self.pair = Pair(self.world, {"main": self.mode, "other": other}, waits)
+        self.pair = Pair(self.world, {"main": self.mode, "other": other}, waits, self.journal)
         for name in NAMES[:1] if alone else NAMES:
             self.pair.create_subscription(name, "latest")
         self.uids: list[str] = []

@@ -56,7 +56,9 @@ class World:
 class Pair:
     """A topic of one partition with up to two subscriptions, and its model."""
 
-    def __init__(self, world: World, modes: dict[str, str], backoff: Backoff | None) -> None:
+    def __init__(
+        self, world: World, modes: dict[str, str], backoff: Backoff | None, journal: int = 0
+    ) -> None:
         self.world = world
         self.modes = modes
         self.backoff = backoff
@@ -70,7 +72,7 @@ class Pair:
 
         world.time.now_ms = 1_000_000
         world.run(world.time.start())
-        settings = TopicSettings(dedupe_ms=DEDUPE_MS)
+        settings = TopicSettings(dedupe_ms=DEDUPE_MS, journal=journal)
         self.do("create topic", self.operator.create_topic(self.topic, settings))
         self.acquire("w1")
 

@@ -1,0 +1,130 @@
+"""The journal alone tells who is owed what and who holds it: after every step the same as the model."""
+
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis.stateful import invariant
+
+from broker.scripts import read_sources
+from tests.model.journal import Fold
+from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
+
+pytestmark = pytest.mark.timeout(SECONDS)
+
+
+class JournalMachine(BrokerMachine):
+    """Everything that may happen, and a reader of the journal beside it."""
+
+    journal = 1_000_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fold = Fold()
+        self.read_upto = "-"
+
+    @invariant()
+    def the_journal_tells_what_is_so(self) -> None:
+        """Read what is new, and compare."""
+        engine, model = self.both.engine, self.both.partition
+        step: Any = engine.store.entries(self.both.keys.journal, [(self.read_upto, "+")])
+        for id, fields in self.both.world.run(step)[0]:
+            self.fold.follow(*fields[3::2])
+            self.read_upto = f"({id}"
+        assert self.fold.last == model.last
+        assert self.fold.epoch == self.both.lease.epoch
+        assert self.fold.subscriptions.keys() == model.subscriptions.keys()
+        for name, told in self.fold.subscriptions.items():
+            owed = model.subscriptions[name].owed
+            leased = {entry: one.claim.consumer for entry, one in owed.items() if one.claim}
+            assert told.owed == owed.keys(), f"owed to {name}"
+            assert told.leased == leased, f"leased of {name}"
+            for entry, one in owed.items():
+                least = told.charged[entry]
+                assert least <= one.retries <= least + told.crashed[entry], f"charges of {entry} in {name}"
+
+
+class SharedJournal(JournalMachine):
+    """A shared subscription beside another one."""
+
+    mode = "shared"
+
+
+class KeySharedJournal(JournalMachine):
+    """A key-shared subscription beside another one."""
+
+    mode = "key_shared"
+
+
+class FailoverJournal(JournalMachine):
+    """A failover subscription beside another one."""
+
+    mode = "failover"
+
+
+MACHINES = (SharedJournal, KeySharedJournal, FailoverJournal)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_journal_tells_all_in_a_few_runs(machine: type[JournalMachine], server_url: str) -> None:
+    """A short exploration, for every change."""
+    explore(machine, server_url, examples=FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_journal_tells_all_in_many_runs(machine: type[JournalMachine], server_url: str) -> None:
+    """A longer exploration."""
+    explore(machine, server_url, examples=MANY)
+
+
+class Gap(NamedTuple):
+    """A call that is left out: in which file, and which text, that is there once."""
+
+    machine: type[JournalMachine]
+    file: str
+    text: str
+    becomes: str = ""
+
+
+GAPS = {
+    "publishes": Gap(SharedJournal, "partition/publish", "if is_journaled(stored[7]) then", "if false then"),
+    "moves": Gap(SharedJournal, "partition/acquire", "if is_journaled(stored[7]) then", "if false then"),
+    "deliveries": Gap(SharedJournal, "subscription/fetch", "if journaled then", "if false then"),
+    "acks of runs": Gap(
+        SharedJournal,
+        "subscription/ack",
+        "note('acked', record.consumer,",
+        "note('extended', record.consumer,",
+    ),
+    "acks of lanes": Gap(KeySharedJournal, "subscription/ack", "if by then", "if false then"),
+    "acks by others": Gap(
+        KeySharedJournal, "subscription/ack", "return string.match(value, '^[^|]*')", "return 'c1'"
+    ),
+    "nacks": Gap(SharedJournal, "subscription/nack", "write_notes()\n"),
+    "timeouts": Gap(SharedJournal, "subscription/expire", "write_notes()\n"),
+    "leaves": Gap(KeySharedJournal, "subscription/leave", "write_notes()\n"),
+    "what goes back with a head": Gap(
+        KeySharedJournal, "lib/release", "note(entry == first and what or rest", "note(what"
+    ),
+    "extensions that were none": Gap(
+        FailoverJournal,
+        "subscription/extend",
+        "touch(record)\n",
+        "touch(record)\n  note('extended', 'c9', 1, 1)\n",
+    ),
+    "new subscriptions": Gap(SharedJournal, "subscription/create", "if journaled then", "if false then"),
+    "seeks": Gap(SharedJournal, "subscription/seek", "if journaled then", "if false then"),
+    "deleted subscriptions": Gap(SharedJournal, "subscription/delete", "if journaled then", "if false then"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GAPS)
+def test_the_machine_misses(name: str, server_url: str) -> None:
+    """Leave the call out, and expect a failure."""
+    machine, file, text, becomes = GAPS[name]
+    sources = read_sources()
+    assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
+    sources[file] = sources[file].replace(text, becomes)
+    with pytest.raises((AssertionError, KeyError)):
+        explore(machine, server_url, examples=400, sources=sources, planted=True)
