@@ -1,0 +1,90 @@
+"""One query at a time reads a subscription: the claim on it, and its renewal."""
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import socket
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+
+from client import AsyncClient
+from client.errors import BrokerError, SubscriptionBusy
+from pipeline.remote import Remote
+
+_PER_SESSION = 3  # renewals: two may fail
+_LOOK = 0.25  # seconds between two looks at a session that somebody else has
+_SLACK = 0.05  # seconds by which an end may seem to move without having been moved
+_log = logging.getLogger("keylane.spark")
+
+
+class Hold:
+    """The claim of one reader on a subscription of some topics, renewed in the background until released."""
+
+    def __init__(self, remote: Remote, topics: list[str], subscription: str, session: float) -> None:
+        self.reader = reader_name()
+        self._remote = remote
+        self._topics = topics
+        self._subscription = subscription
+        self._session = session
+        self._lost: str | None = None  # who has it instead
+        self._renewing: Future[None] | None = None
+
+    def take(self) -> None:
+        """Claim it, and wait for one who is gone until its session is; SubscriptionBusy if one is not gone."""
+        for topic in self._topics:
+            self._remote.call(self._take, self._remote.client, topic)
+        self._renewing = self._remote.start(self._renew, self._remote.client)
+
+    def check(self) -> None:
+        """Raise SubscriptionBusy if somebody else has taken it meanwhile."""
+        if self._lost is not None:
+            raise SubscriptionBusy(
+                f"{self._lost} has taken over subscription {self._subscription!r}: this query did not renew "
+                f"its claim within {self._session:g} s (option sessionTimeout), and must not go on"
+            )
+
+    def release(self) -> None:
+        """Let others have it at once."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            for topic in self._topics:
+                with suppress(BrokerError):
+                    self._remote.call(self._remote.client.release, topic, self._subscription, self.reader)
+
+    async def _take(self, client: AsyncClient, topic: str) -> None:
+        claim = await client.claim(topic, self._subscription, self.reader, session=self._session)
+        holder = claim.holder
+        latest = time.monotonic() + claim.remaining  # its session ends by then, unless it is renewed
+        while not claim.granted:
+            await asyncio.sleep(min(_LOOK, claim.remaining + 0.01))
+            asked = time.monotonic()
+            claim = await client.claim(topic, self._subscription, self.reader, session=self._session)
+            if not claim.granted and (claim.holder != holder or asked + claim.remaining > latest + _SLACK):
+                raise SubscriptionBusy(
+                    f"{claim.holder} reads subscription {self._subscription!r} of topic {topic!r}: two "
+                    "queries cannot drain one subscription. Stop the other, or give this one its own"
+                )
+
+    async def _renew(self, client: AsyncClient) -> None:
+        while self._lost is None:
+            await asyncio.sleep(self._session / _PER_SESSION)
+            for topic in self._topics:
+                try:
+                    claim = await client.claim(topic, self._subscription, self.reader, session=self._session)
+                except BrokerError as error:
+                    # As long as nobody else takes it, it can still be renewed later.
+                    _log.warning(
+                        "the claim on subscription %r was not renewed: %s", self._subscription, error
+                    )
+                    continue
+                if not claim.granted:
+                    self._lost = claim.holder
+
+
+def reader_name() -> str:
+    """A name for this reader that no other has, and that tells an operator where it runs."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100]
+    return f"spark-{host}-{os.getpid()}-{secrets.token_hex(4)}"

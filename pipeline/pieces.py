@@ -1,0 +1,108 @@
+"""What one Spark task reads: a range of one partition, page by page, on an executor."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from client.types import Page
+from pipeline.arrow import Messages
+from pipeline.arrow_journal import journal_batch
+from pipeline.loss import few, gaps, report, some
+from pipeline.offsets import Range
+from pipeline.options import ReadOptions
+from pipeline.remote import Remote
+
+_PAGE = 5_000  # messages
+_BODIES = 16 * 1024 * 1024  # bytes of bodies in one batch, of which three are in memory
+
+
+class Piece(InputPartition):
+    """A range for one task; from position `dense` on every entry has to be there."""
+
+    def __init__(self, range_: Range, dense: int) -> None:
+        super().__init__(range_)
+        self.range = range_
+        self.dense = dense
+
+
+def read_piece(options: ReadOptions, columns: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a piece as Arrow batches; of the next page the reading begins before they are asked for."""
+    if not isinstance(piece, Piece):  # Spark's stand-in where there is nothing to read
+        return
+    schema = to_arrow_schema(columns, timezone="UTC")
+    with Remote(options.connection) as remote:
+        pages = _pages(remote, options, piece)
+        if options.journal:
+            for page in pages:
+                yield journal_batch(schema, piece.range.topic, piece.range.partition, page)
+        else:
+            yield from _batches(remote, options, schema, piece.range, pages)
+
+
+def _pages(remote: Remote, options: ReadOptions, piece: Piece) -> Iterator[Page]:
+    """The pages of a piece, the next one always under way."""
+    topic, partition, end = piece.range.topic, piece.range.partition, piece.range.end
+
+    def ask(start: int) -> "Future[Page]":
+        read = remote.client.read
+        return remote.start(read, topic, partition, start, end, limit=_PAGE, journal=options.journal)
+
+    start = piece.range.start
+    coming = ask(start)
+    while start < end:
+        page = coming.result()
+        if page.next < end:
+            coming = ask(page.next)
+        if page.next > piece.dense:
+            _check(options, piece, page, max(start, piece.dense))
+        start = page.next
+        if page.ranges:
+            yield page
+
+
+def _check(options: ReadOptions, piece: Piece, page: Page, start: int) -> None:
+    missing = gaps(page.ranges, start, page.next)
+    if missing:
+        count = sum(last - first + 1 for first, last in missing)
+        what = "records of the journal" if options.journal else "messages"
+        report(
+            options.fail_on_data_loss,
+            f"{count} {what} of topic {piece.range.topic!r}, partition {piece.range.partition} are gone: "
+            f"offsets {some(missing)}",
+        )
+
+
+def _batches(
+    remote: Remote, options: ReadOptions, schema: pa.Schema, range_: Range, pages: Iterator[Page]
+) -> Iterator[pa.RecordBatch]:
+    """Messages with their bodies, which are fetched while the page before is converted."""
+    waiting: deque[tuple[Messages, Future[list[bytes | None]]]] = deque()
+    for page in pages:
+        messages = Messages(range_.topic, range_.partition, page)
+        if not options.include_value:
+            yield messages.batch(schema, None)
+            continue
+        for part in messages.cut(_BODIES):
+            waiting.append((part, remote.start(remote.client.bodies, range_.topic, part.names())))
+            if len(waiting) > 1:
+                yield _with_bodies(options, schema, *waiting.popleft())
+    while waiting:
+        yield _with_bodies(options, schema, *waiting.popleft())
+
+
+def _with_bodies(
+    options: ReadOptions, schema: pa.Schema, messages: Messages, bodies: "Future[list[bytes | None]]"
+) -> pa.RecordBatch:
+    values = messages.values(bodies.result())
+    if values.null_count:
+        ids = messages.ids().filter(values.is_null()).to_pylist()
+        report(
+            options.fail_on_data_loss,
+            f"the payload store has no body for {len(ids)} messages of topic {messages.topic!r}: {few(ids)}",
+        )
+    return messages.batch(schema, values)

@@ -1,0 +1,188 @@
+"""A streaming query as the broker sees it: a subscription of mode cursor, its one reader, its progress."""
+
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+
+from client import AsyncClient
+from client.errors import BrokerError, InvalidArgument, SubscriptionNotFound
+from client.types import PartitionOffsets
+from pipeline import seek
+from pipeline.hold import Hold
+from pipeline.loss import report
+from pipeline.offsets import LATEST, Positions, wanted
+from pipeline.options import ReadOptions
+from pipeline.remote import Remote
+
+_ASK = 0.2  # seconds between two questions for what is new; Spark asks a hundred times a second
+
+
+class Query:
+    """What a streaming query knows of its topics, and what it tells the broker."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        assert options.subscription is not None
+        self._options = options
+        self._subscription = options.subscription
+        self._remote = Remote(options.connection)
+        self._remote.__enter__()
+        self._hold: Hold | None = None
+        self._said: dict[str, list[PartitionOffsets]] = {}
+        self._asked = float("-inf")
+        self._committed: Positions = {}
+        self._committing: Future[None] | None = None
+        self._warned: set[tuple[str, int]] = set()
+
+    def close(self) -> None:
+        """Let others have the subscription."""
+        try:
+            with suppress(BrokerError):
+                if self._committing is not None:
+                    self._committing.result()
+            if self._hold is not None:
+                self._hold.release()
+        finally:
+            self._remote.__exit__(None, None, None)
+
+    def check(self) -> None:
+        """Raise what went wrong in the background."""
+        if self._hold is not None:
+            self._hold.check()
+        if self._committing is not None and self._committing.done():
+            self._committing.result()
+
+    def latest(self) -> Positions:
+        """Where the topics end, as of a moment ago."""
+        self._ask()
+        return {topic: {one.partition: one.latest for one in said} for topic, said in self._said.items()}
+
+    def ends(self) -> Positions:
+        """Where the topics end now; there need not be a subscription yet."""
+        said = {topic: self._call_offsets(topic, None) for topic in self._options.topics}
+        return {topic: {one.partition: one.latest for one in found} for topic, found in said.items()}
+
+    def begin(self) -> Positions:
+        """Make the subscription unless there is one, claim it, and say where it is."""
+        made = [
+            topic
+            for topic in self._options.topics
+            if self._remote.call(self._make, self._remote.client, topic)
+        ]
+        self._claim()
+        self._ask(now=True)
+        positions = {
+            topic: {one.partition: self._first(topic, one, new=topic in made) for one in said}
+            for topic, said in self._said.items()
+        }
+        self.commit(positions, wait=True)
+        return positions
+
+    def resume(self, start: Positions) -> Positions:
+        """Claim the subscription unless that is done, and see whether what follows `start` is still there.
+
+        The same positions, with those of partitions that are new.
+        """
+        self._claim()
+        self._ask()
+        return {
+            topic: {one.partition: self._resume(topic, one, start) for one in said}
+            for topic, said in self._said.items()
+        }
+
+    def dense(self, topic: str, partition: int) -> int:
+        """The position from which on every entry has to be there."""
+        return self._said[topic][partition].sparse
+
+    def commit(self, positions: Positions, *, wait: bool = False) -> None:
+        """Drain what lies before; in the background, but one after the other."""
+        if positions != self._committed:
+            if self._committing is not None:
+                self._committing.result()
+            self._committing = self._remote.start(self._commit, self._remote.client, positions)
+            self._committed = positions
+        if wait and self._committing is not None:
+            self._committing.result()
+
+    def _claim(self) -> None:
+        if self._hold is None:
+            options = self._options
+            hold = Hold(self._remote, options.topics, self._subscription, options.session)
+            try:
+                hold.take()
+            except SubscriptionNotFound as error:
+                raise self._gone(error) from error
+            self._hold = hold
+
+    def _ask(self, *, now: bool = False) -> None:
+        if now or time.monotonic() >= self._asked + _ASK:
+            try:
+                self._said = {
+                    topic: self._call_offsets(topic, self._subscription) for topic in self._options.topics
+                }
+            except SubscriptionNotFound as error:
+                raise self._gone(error) from error
+            self._asked = time.monotonic()
+
+    def _call_offsets(self, topic: str, subscription: str | None) -> list[PartitionOffsets]:
+        return self._remote.call(self._remote.client.offsets, topic, subscription)
+
+    def _gone(self, error: Exception) -> SubscriptionNotFound:
+        return SubscriptionNotFound(
+            f"{error}: it, or its topic, was deleted since this query wrote its checkpoint, and what was "
+            "published meanwhile is not known. Start the query with a new checkpointLocation"
+        )
+
+    async def _make(self, client: AsyncClient, topic: str) -> bool:
+        """Whether the subscription had to be made."""
+        try:
+            info = await client.describe_subscription(topic, self._subscription)
+        except SubscriptionNotFound:
+            start = self._options.since or self._options.start
+            await client.create_subscription(
+                topic,
+                self._subscription,
+                mode="cursor",
+                start=start if not isinstance(start, dict) else "earliest",
+                exist_ok=True,
+            )
+            return True
+        if info.mode != "cursor":
+            raise InvalidArgument(
+                f"subscription {self._subscription!r} of topic {topic!r} is of mode {info.mode}, whose "
+                "consumers ack message by message: give the query a subscription of its own"
+            )
+        return False
+
+    def _first(self, topic: str, said: PartitionOffsets, *, new: bool) -> int:
+        """Where to start in a partition: what startingOffsets says only ever goes forward."""
+        bounds, start = seek.Bounds(said), self._options.start
+        if isinstance(start, str) or self._options.since is not None:
+            return bounds.floor
+        seek.check_partitions("startingOffsets", start, topic, len(self._said[topic]))
+        at = wanted(start, topic, said.partition, bounds.floor)
+        if not new and (at == LATEST or at < bounds.floor):
+            return bounds.floor
+        return seek.start_in(topic, bounds, start, fail=self._options.fail_on_data_loss)
+
+    def _resume(self, topic: str, said: PartitionOffsets, start: Positions) -> int:
+        position = said.earliest if said.position is None else said.position
+        at = start.get(topic, {}).get(said.partition, position)
+        if at > said.latest:
+            raise InvalidArgument(
+                f"the checkpoint is at offset {at} of topic {topic!r}, partition {said.partition}, which ends "
+                f"at {said.latest}: the topic was made anew since. Start with a new checkpointLocation"
+            )
+        if at < position and (topic, said.partition) not in self._warned:
+            self._warned.add((topic, said.partition))
+            report(
+                self._options.fail_on_data_loss,
+                f"the checkpoint is at offset {at} of topic {topic!r}, partition {said.partition}, and the "
+                f"subscription {self._subscription!r} at {position}: somebody else has drained "
+                f"{position - at} messages, offsets {at}-{position - 1}",
+            )
+        return at
+
+    async def _commit(self, client: AsyncClient, positions: Positions) -> None:
+        assert self._hold is not None
+        for topic, of in positions.items():
+            await client.commit(topic, self._subscription, self._hold.reader, of)

@@ -1,0 +1,108 @@
+"""spark.readStream: a query is a subscription, drained as Spark commits.
+
+Spark calls one of these in a process of its own beside the driver, for as long as the query runs; its copies
+read on executors. The order of a batch is: its offsets go to the checkpoint, it is read and written, the
+checkpoint says that it is done, latestOffset is asked for the next one. So what latestOffset starts from is
+done with, and the last batch is drained too although Spark calls commit only when there is another.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pipeline import offsets
+from pipeline.columns import check_columns
+from pipeline.offsets import Positions
+from pipeline.options import ReadOptions
+from pipeline.pieces import Piece, read_piece
+from pipeline.query import Query
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of a streaming query."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = check_columns(options, schema)
+        # Made when Spark first asks for something: only one of the copies of this object ever is the query.
+        self._query: Query | None = None
+        self._target: Positions | None = None  # where a query with availableNow ends
+        self._latest: Positions = {}
+
+    # On the driver
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """As many rows in a batch as the options say."""
+        return ReadMaxRows(self._options.max_offsets) if self._options.max_offsets else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note where the topics end now: the query ends there."""
+        self._target = self._opened().ends()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint starts; its subscription is made here."""
+        return offsets.dump(self._opened().begin())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; what lies before its start is done with."""
+        query = self._opened()
+        begin = query.resume(offsets.load(start))
+        self._latest = query.latest()
+        # A partition that is new since the target was noted is left to the next run.
+        end = _later(begin, self._latest if self._target is None else self._target)
+        if isinstance(limit, ReadMaxRows):
+            end = offsets.admit(begin, end, limit.max_rows)
+        # With nothing to do there is time to wait, and with availableNow there is no later.
+        query.commit(begin, wait=end == begin)
+        return offsets.dump(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Where the topics end: what is between this and the end of a batch is the query's lag."""
+        return offsets.dump(self._latest) if self._latest else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """A piece for each partition that has something to read, or finer."""
+        query = self._opened()
+        begin = query.resume(offsets.load(start))
+        finish = query.resume(offsets.load(end))
+        ranges = offsets.split(offsets.ranges(begin, finish), self._options.min_partitions)
+        return [Piece(range_, query.dense(range_.topic, range_.partition)) for range_ in ranges]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Let the broker forget what lies before."""
+        self._opened().commit(offsets.load(end))
+
+    def stop(self) -> None:
+        """Let others have the subscription."""
+        if self._query is not None:
+            self._query.close()
+            self._query = None
+
+    # On executors
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece."""
+        return read_piece(self._options, self._columns, partition)
+
+    def _opened(self) -> Query:
+        if self._query is None:
+            self._query = Query(self._options)
+        self._query.check()
+        return self._query
+
+
+def _later(start: Positions, end: Positions) -> Positions:
+    """The end, but nowhere before the start."""
+    return {
+        topic: {partition: max(at, end.get(topic, {}).get(partition, at)) for partition, at in of.items()}
+        for topic, of in start.items()
+    }
