@@ -21,6 +21,7 @@ HEAVY = {Type.PEEK, Type.TOPICS, Type.DESCRIBE_TOPIC, Type.DESCRIBE_SUBSCRIPTION
 HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
     Type.INFO: (wire.Info, topic_commands.info),
     Type.CREATE_TOPIC: (wire.CreateTopic, topic_commands.create_topic),
+    Type.CHANGE_TOPIC: (wire.ChangeTopic, topic_commands.change_topic),
     Type.DELETE_TOPIC: (wire.DeleteTopic, topic_commands.delete_topic),
     Type.TOPICS: (wire.Topics, topic_commands.topics),
     Type.DESCRIBE_TOPIC: (wire.DescribeTopic, topic_commands.describe_topic),

@@ -83,7 +83,7 @@ class PartitionKeys(NamedTuple):
     def subscription(self, name: str) -> SubscriptionKeys:
         """Name the keys of one subscription."""
         own = (self.subscription_prefix + name + suffix for suffix in SUBSCRIPTION_SUFFIXES)
-        return SubscriptionKeys(self.lease, self.meta, self.log, self.subs, *own, self.journal)
+        return SubscriptionKeys._make((self.lease, self.meta, self.log, self.subs, *own, self.journal))
 
 
 def partition_of(key: str) -> tuple[str, int]:

@@ -68,12 +68,29 @@ async def create_topic(worker: "Worker", _: "Connection", request: wire.CreateTo
     limit = worker.settings.max_partitions
     partitions = worker.settings.default_partitions if request.partitions is None else request.partitions
     check_int("partitions", partitions, 1, limit)
-    settings = TopicSettings(partitions)
+    settings = TopicSettings(partitions, journal=request.journal or 0)
     if request.dedupe_ms is not None:
-        settings = TopicSettings(partitions, dedupe_ms=request.dedupe_ms)
+        settings = TopicSettings(partitions, dedupe_ms=request.dedupe_ms, journal=request.journal or 0)
     made = await worker.engine.create_topic(request.topic, settings, exist_ok=request.exist_ok)
     await worker.member.topics_changed()
-    return wire.TopicReply(made.partitions, made.dedupe_ms, made.retain), b""
+    return _described(made), b""
+
+
+async def change_topic(worker: "Worker", _: "Connection", request: wire.ChangeTopic, __: memoryview) -> Reply:
+    return _described(await worker.engine.change_topic(request.topic, journal=request.journal)), b""
+
+
+def _described(settings: TopicSettings, counts: inspection.TopicCounts | None = None) -> wire.TopicReply:
+    counts = counts or inspection.TopicCounts()
+    return wire.TopicReply(
+        settings.partitions,
+        settings.dedupe_ms,
+        settings.retain,
+        counts.subscriptions,
+        counts.messages,
+        counts.published,
+        settings.journal,
+    )
 
 
 async def delete_topic(worker: "Worker", _: "Connection", request: wire.DeleteTopic, __: memoryview) -> Reply:
@@ -96,18 +113,10 @@ async def describe_topic(
     worker: "Worker", _: "Connection", request: wire.DescribeTopic, __: memoryview
 ) -> Reply:
     settings = await worker.engine.describe_topic(request.topic)
-    reply = wire.TopicReply(settings.partitions, settings.dedupe_ms, settings.retain)
+    counts = None
     if request.counts:
         counts = await inspection.count_topic(worker.engine.store, request.topic, settings.partitions)
-        reply = wire.TopicReply(
-            settings.partitions,
-            settings.dedupe_ms,
-            settings.retain,
-            counts.subscriptions,
-            counts.messages,
-            counts.published,
-        )
-    return reply, b""
+    return _described(settings, counts), b""
 
 
 # Subscriptions

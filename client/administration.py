@@ -21,6 +21,9 @@ from client.types import (
 )
 from client.wire import properties_of, unpack
 
+# Records of a partition where its journal is only switched on: some 10 MB. Each stands for a whole batch.
+JOURNAL = 100_000
+
 
 class Administration:
     """Topics and subscriptions: make, look at, change, delete; who serves what, and how to change that."""
@@ -46,10 +49,25 @@ class Administration:
         partitions: int | None = None,
         dedupe_window: Seconds | None = None,
         exist_ok: bool = False,
+        journal: bool | int = False,
     ) -> TopicInfo:
-        """Make a topic; TopicExists if there is one, unless that is all right."""
-        question = wire.CreateTopic(name, partitions, milliseconds("dedupe_window", dedupe_window), exist_ok)
+        """Make a topic; TopicExists if there is one, unless that is all right.
+
+        With `journal` each partition keeps records of what happens to its messages: so many, or True.
+        """
+        question = wire.CreateTopic(
+            name,
+            partitions,
+            milliseconds("dedupe_window", dedupe_window),
+            exist_ok,
+            _records(journal) or None,
+        )
         answer = await self._cluster.request(question, repeatable=exist_ok)
+        return _topic_info(name, properties_of(answer, wire.TopicReply))
+
+    async def change_topic(self, name: str, *, journal: bool | int) -> TopicInfo:
+        """Switch the journal of a topic on, which begins it anew, or off, which leaves what is there."""
+        answer = await self._cluster.request(wire.ChangeTopic(name, _records(journal)))
         return _topic_info(name, properties_of(answer, wire.TopicReply))
 
     async def topics(self) -> list[str]:
@@ -203,7 +221,17 @@ def _topic_info(name: str, said: wire.TopicReply) -> TopicInfo:
         dedupe_window=said.dedupe_ms / 1000,
         messages=said.messages,
         published=said.published,
+        journal=said.journal,
     )
+
+
+def _records(journal: bool | int) -> int:
+    """How many records a journal is to keep."""
+    if type(journal) is bool:
+        return JOURNAL if journal else 0
+    if type(journal) is not int or journal < 0:
+        raise InvalidArgument(f"journal is {journal!r:.60}: use True, False or how many records to keep")
+    return journal
 
 
 def _peeked(message: wire.PeekedMessage) -> PeekedMessage:

@@ -145,6 +145,7 @@ class Client:
         partitions: int | None = None,
         dedupe_window: Seconds | None = None,
         exist_ok: bool = False,
+        journal: bool | int = False,
     ) -> TopicInfo:
         """Make a topic; TopicExists if there is one, unless that is all right."""
         return self._call(
@@ -153,7 +154,12 @@ class Client:
             partitions=partitions,
             dedupe_window=dedupe_window,
             exist_ok=exist_ok,
+            journal=journal,
         )
+
+    def change_topic(self, name: str, *, journal: bool | int) -> TopicInfo:
+        """Switch the journal of a topic on, which begins it anew, or off, which leaves what is there."""
+        return self._call(self._client.change_topic, name, journal=journal)
 
     def topics(self) -> list[str]:
         """The names of all topics."""

@@ -58,6 +58,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     dedupe_window: float  # seconds
     messages: int  # stored, not settled by every subscription
     published: int  # ever
+    journal: int = 0  # records that each partition keeps of what happens there; 0: none
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):

@@ -65,6 +65,7 @@ class Type(IntEnum):
     OFFSETS = 30
     CLAIM = 31
     COMMIT = 32
+    CHANGE_TOPIC = 33
 
 
 class Frame(NamedTuple):
@@ -174,6 +175,16 @@ class CreateTopic(Properties, frozen=True):
     partitions: int | None = None  # None: the broker's default
     dedupe_ms: int | None = None
     exist_ok: bool = False
+    journal: int | None = None  # records to keep of what happens in each partition; None or 0: no journal
+
+
+class ChangeTopic(Properties, frozen=True):
+    """CHANGE_TOPIC; answered by OK with TopicReply, without counts."""
+
+    TYPE = Type.CHANGE_TOPIC
+
+    topic: str
+    journal: int  # as in CREATE_TOPIC
 
 
 class DeleteTopic(Properties, frozen=True):
@@ -208,6 +219,7 @@ class TopicReply(Properties, frozen=True):
     subscriptions: list[str] = []
     messages: int = 0  # in the logs, not settled by every subscription
     published: int = 0  # ever
+    journal: int = 0  # as in CREATE_TOPIC
 
 
 class CreateSubscription(Properties, frozen=True):
@@ -552,9 +564,9 @@ class Commit(Properties, frozen=True):
 
 
 class CommitReply(Properties, frozen=True):
-    """What is left to commit: a frame commits so much at most. Ask again with the same positions."""
+    """How far it came: one frame commits so much at most. Ask again for the partitions that are not done."""
 
-    more: bool = False
+    done: list[int] = []
 
 
 # The cluster

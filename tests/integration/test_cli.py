@@ -79,6 +79,22 @@ def test_topics_as_json(keylane: Keylane, topic: str) -> None:
     assert json.loads(keylane("topic", "delete", topic, "--json").stdout) == {"name": topic, "deleted": True}
 
 
+def test_the_journal_of_a_topic_is_switched_on_and_off(keylane: Keylane, topic: str) -> None:
+    """When it is made, and later; with so many records or as many as is usual."""
+    made = json.loads(keylane("topic", "create", topic, "--journal", "on", "--json").stdout)
+    assert made["journal"] == 100_000
+    assert (
+        keylane("topic", "change", topic, "--journal", "off").stdout
+        == f"the journal of topic {topic!r} is off\n"
+    )
+    changed = keylane("topic", "change", topic, "--journal", "5000").stdout
+    assert changed == f"the journal of topic {topic!r} keeps 5,000 records in each partition\n"
+    assert "5,000" in keylane("topic", "describe", topic).stdout
+    assert "use on, off or how many" in keylane("topic", "change", topic, "--journal", "-1x", status=2).stderr
+    assert "nothing to change" in keylane("topic", "change", topic, status=2).stderr
+    keylane("topic", "delete", topic)
+
+
 def test_a_topic_that_exists_is_an_error_unless_that_is_fine(
     keylane: Keylane, client: Client, topic: str
 ) -> None:
