@@ -39,9 +39,9 @@ from broker.arguments import (
     split_by_lane,
     stale_parts,
 )
+from broker.claims import Claims
 from broker.handover import without_lost
 from broker.keys import check_name, partition_of
-from broker.reading import Reading
 from broker.registry import Registry
 from broker.results import (
     Delivery,
@@ -69,7 +69,7 @@ _HOLES = 100  # entries that one call looks for in every lane
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
 
-class Engine(Reading, Registry):
+class Engine(Claims, Registry):
     """The broker's operations on Redis; holds nothing that it cannot lose."""
 
     def __init__(self, store: Store) -> None:

@@ -45,18 +45,16 @@ async def claim(worker: "Worker", _: "Connection", request: wire.Claim, __: memo
 async def commit(worker: "Worker", _: "Connection", request: wire.Commit, __: memoryview) -> Reply:
     topic, subscription, reader = request.topic, request.subscription, request.reader
     await worker.engine.describe_subscription(topic, subscription)
-    if not request.positions:
-        return wire.CommitReply(), wire.pack([])
     for partition in request.positions:
         check_int("partition", partition, 0, MAX_PARTITIONS)
     names: list[str] = []
-    steps = _STEPS
+    steps, done = _STEPS, list[int]()
     for partition, position in request.positions.items():
-        if not steps:
-            return wire.CommitReply(more=True), wire.pack(names)
         committed = await worker.engine.commit(topic, subscription, reader, partition, position, steps=steps)
         names += committed.names
         steps -= committed.steps
-        if not committed.done:
-            return wire.CommitReply(more=True), wire.pack(names)
-    return wire.CommitReply(), wire.pack(names)
+        if committed.done:
+            done.append(partition)
+        if steps <= 0 or not committed.done:
+            break
+    return wire.CommitReply(done), wire.pack(names)

@@ -246,9 +246,10 @@ class Claimed(msgspec.Struct, frozen=True):
     remaining_ms: int
 
 
-class Committed(msgspec.Struct):
-    """What a commit has done: the names of bodies that nobody needs any more, and whether there is more to do."""
+class Committed(msgspec.Struct, frozen=True):
+    """What a commit has done: names of bodies that nobody needs any more, and whether that was all."""
 
     names: list[str] = []
+    size: int = 0  # of all names
     steps: int = 0
     done: bool = False

@@ -7,7 +7,13 @@ from typing import TypeVar
 
 from client import wire
 from client.connection import Connection, Events, give_up
-from client.errors import BrokerError, ConnectionClosed, ConnectionFailed, InvalidArgument
+from client.errors import (
+    BrokerError,
+    ConnectionClosed,
+    ConnectionFailed,
+    InvalidArgument,
+    SubscriptionBusy,
+)
 from client.map import TopicMap
 from client.pool import ATTEMPT, Peer, Pool
 from client.seeds import backoff, parse_seeds
@@ -98,6 +104,8 @@ class Cluster(Events):
                     f"the worker at {connection.address} did not answer within {self.timeout:g} s; "
                     "whether it has done what was asked is not known"
                 ) from None
+            except SubscriptionBusy:
+                raise  # the one who has it may well keep it: the application decides
             except BrokerError as error:
                 wait = backoff(attempt)
                 if not (repeatable and error.retriable) or loop.time() + wait > end:

@@ -68,12 +68,12 @@ class Reading:
 
         Positions only ever go forward. SubscriptionBusy if another reader has claimed the subscription since.
         """
-        question = wire.Commit(topic, subscription, reader, dict(positions))
-        more = True
-        while more:
-            answer = await self._cluster.request(question)
-            more = properties_of(answer, wire.CommitReply).more
+        left = dict(positions)
+        while left:
+            answer = await self._cluster.request(wire.Commit(topic, subscription, reader, left))
             self._bodies.forget(topic, unpack(answer.body, list[str]))
+            for partition in properties_of(answer, wire.CommitReply).done:
+                left.pop(partition, None)
 
     async def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""

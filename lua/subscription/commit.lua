@@ -2,7 +2,8 @@
 --
 -- Uses   subscription journal ranges notes lanes forget
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 reader   4 target: the last entry that is done with   5 limit: entries passed, at most
+-- ARGV   3 reader   4 target: the last entry that is done with
+--        5 limit: entries passed that may leave the log, at most; 0: go only as far as none does
 -- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
 --            before the target
 --          {"BUSY", reader}: another one has claimed the subscription; "" where nobody has
@@ -42,15 +43,20 @@ local function droppable()
   if first > upto then
     return {}, target
   end
+  if limit == 0 then
+    return {}, first - 1
+  end
   local last = math.min(upto, first + limit - 1)
   return { { first, last } }, last == upto and target or last
 end
 
-local ranges
+local passed, ranges = cursor, nil
 ranges, cursor = droppable()
-redis.call('HSET', subs, name, cursor)
-if journaled then
-  note('committed', reader, first, cursor)
-  write_notes()
+if cursor > passed then
+  redis.call('HSET', subs, name, cursor)
+  if journaled then
+    note('committed', reader, passed + 1, cursor)
+    write_notes()
+  end
 end
 return { 'OK', cursor, flat(forget(ranges, name)) }

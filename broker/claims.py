@@ -1,0 +1,126 @@
+"""The one reader of a subscription of mode `cursor`: claiming it, and committing how far it has read.
+
+await engine.claim("orders", "spark", "query-1", session_ms=10_000)
+await engine.commit("orders", "spark", "query-1", partition=3, position=5_001)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.administration import checked, subscription_keys
+from broker.arguments import MAX_MS, MAX_PARTITIONS, check_int, id_maker, rows
+from broker.keys import check_name
+from broker.reading import TEXTS, Reading, entry_of
+from broker.results import Claimed, Committed
+from broker.store import Argument, Call, as_fields
+from client.errors import InvalidArgument, SubscriptionBusy
+from client.wire import MAX_BATCH
+
+_BEYOND = 10**14  # every entry
+
+
+class Claims(Reading):
+    """Subscriptions that are read by position: who reads, and how far."""
+
+    async def claim(self, topic: str, subscription: str, reader: str, session_ms: int) -> Claimed:
+        """Open or renew the session of the one reader, in every partition; the first one decides."""
+        check_int("session_ms", session_ms, 1, MAX_MS)
+        keys = subscription_keys(check_name("topic", topic), 0, subscription)
+        script, _, arguments = _claim(keys, subscription, reader, session_ms, "")
+        first = checked(await self.store.run(script, keys, *arguments), topic, subscription)
+        answers = [first]
+        if first[0] == "OK":
+            answers += await self._in_each(topic, subscription, reader, session_ms, first[1])
+        for answer in answers:
+            if answer[0] == "BUSY":
+                return Claimed(False, answer[1], answer[2])
+        return Claimed(True, reader, session_ms)
+
+    async def release_claim(self, topic: str, subscription: str, reader: str) -> None:
+        """End a reader's session, if it has one; what it has read it may commit until another one claims."""
+        await self._in_each(topic, subscription, reader, "", "")
+
+    async def _in_each(
+        self, topic: str, subscription: str, reader: str, session_ms: Argument, claim: Argument
+    ) -> list[list[Any]]:
+        count = (await self.describe_topic(topic)).partitions
+        answers = await self._in_partitions(
+            topic,
+            count,
+            lambda keys: _claim(keys.subscription(subscription), subscription, reader, session_ms, claim),
+        )
+        return [checked(answer, topic, subscription) for answer in answers]
+
+    async def commit(
+        self, topic: str, subscription: str, reader: str, partition: int, position: int, *, steps: int = 0
+    ) -> Committed:
+        """All before a position is done with: what nobody else owes leaves the log, and its bodies are named.
+
+        A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes.
+        """
+        check_name("reader", reader)
+        check_int("position", position, 1, _BEYOND)
+        check_int("partition", partition, 0, MAX_PARTITIONS)
+        keys = subscription_keys(check_name("topic", topic), partition, subscription)
+        (ledgers, last), found = await self.store.read_all(
+            [("HMGET", keys.meta, "ledgers", "last"), ("HGETALL", keys.subs)]
+        )
+        if last is None:
+            await self.no_partition(topic, partition)
+        cursors = {name: int(cursor) for name, cursor in as_fields(found).items()}
+        cursor, target = cursors.pop(subscription, 0), position - 1
+        # Where another one is behind nothing leaves the log, and nothing has to be read; or the script stops.
+        step = MAX_BATCH if min(cursors.values(), default=_BEYOND) > cursor else 0
+        result, id_of = Committed(), id_maker(ledgers or "0:1")
+        while not result.done:
+            lines: list[Any] = []
+            if step and cursor < target:
+                bounds = (id_of(cursor + 1), id_of(target), "COUNT", str(step))
+                [lines] = await self.store.read_all([("XRANGE", keys.log, *bounds)])
+            answer = await self.store.run("subscription/commit", keys, "", subscription, reader, target, step)
+            _, cursor, dropped = self._committed(answer, topic, subscription, reader, partition, position)
+            names = _names_of(lines, dropped)
+            step = MAX_BATCH
+            result = Committed(
+                result.names + names, result.size + sum(map(len, names)), result.steps + 1, cursor >= target
+            )
+            if result.steps == steps or result.size > TEXTS:
+                break
+        return result
+
+    def _committed(
+        self, answer: list[Any], topic: str, subscription: str, reader: str, partition: int, position: int
+    ) -> list[Any]:
+        if answer[0] == "BUSY":
+            whose = f"has the reader {answer[1]!r} now, who has claimed it after {reader!r}"
+            if not answer[1]:
+                whose = f"has no reader: {reader!r} must claim it before a commit"
+            raise SubscriptionBusy(f"subscription {subscription!r} of {topic!r} {whose}")
+        if answer[0] == "BEYOND":
+            raise InvalidArgument(
+                f"position {position} in partition {partition} of {topic!r}: it ends at {answer[1] + 1}"
+            )
+        return checked(answer, topic, subscription)
+
+
+def _claim(
+    keys: Sequence[str], subscription: str, reader: str, session_ms: Argument, claim: Argument
+) -> Call:
+    check_name("reader", reader)
+    return "subscription/claim", keys, ["", subscription, reader, session_ms, claim]
+
+
+def _names_of(lines: list[Any], dropped: list[int]) -> list[str]:
+    """The names of the bodies of those entries that were dropped."""
+    gone: list[Any] = []
+    for first, last in rows(dropped, 2):
+        if lines and first <= entry_of(lines[0]) and entry_of(lines[-1]) <= last:
+            gone = lines
+            break
+        gone += [line for line in lines if first <= entry_of(line) <= last]
+    return [
+        place.partition(":")[2] or uid
+        for _, (_, _, _, uid, _, about) in gone
+        for place in about.split(" ", 4)[3:4]  # none, where a client of another kind says other things
+        if place
+    ]
