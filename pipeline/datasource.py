@@ -27,7 +27,7 @@ class KeylaneSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that the options ask for; the options are checked here, before anything runs."""
-        return columns_for(ReadOptions.parse(self.options))
+        return columns_for(ReadOptions.parse(self.options, streaming=None))
 
     # What each of these needs is imported where it is needed: they run in processes of their own.
 

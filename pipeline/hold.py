@@ -33,7 +33,7 @@ class Hold:
         self._renewing: Future[None] | None = None
 
     def take(self) -> None:
-        """Claim it, and wait for one who is gone until its session is; SubscriptionBusy if one is not gone."""
+        """Claim it; who is gone is waited for until its session is, and SubscriptionBusy means one is not."""
         for topic in self._topics:
             self._remote.call(self._take, self._remote.client, topic)
         self._renewing = self._remote.start(self._renew, self._remote.client)

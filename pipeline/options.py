@@ -73,10 +73,13 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     journal: bool
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> "ReadOptions":
-        """From the options as Spark has them; InvalidArgument names the one that cannot be right."""
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None = False) -> "ReadOptions":
+        """From the options as Spark has them; InvalidArgument names the one that cannot be right.
+
+        `streaming` is None where it is not known yet.
+        """
         given = known(options, _READ, "reads")
-        for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
+        for name in () if streaming is None else _BATCH_ONLY if streaming else _STREAM_ONLY:
             if name in given:
                 raise InvalidArgument(
                     f"option {name!r} is for {'spark.read' if streaming else 'spark.readStream'} only"

@@ -169,8 +169,8 @@ class Query:
         at = start.get(topic, {}).get(said.partition, position)
         if at > said.latest:
             raise InvalidArgument(
-                f"the checkpoint is at offset {at} of topic {topic!r}, partition {said.partition}, which ends "
-                f"at {said.latest}: the topic was made anew since. Start with a new checkpointLocation"
+                f"the checkpoint is at offset {at} of topic {topic!r}, partition {said.partition}, which "
+                f"ends at {said.latest}: the topic was made anew since. Start with a new checkpointLocation"
             )
         if at < position and (topic, said.partition) not in self._warned:
             self._warned.add((topic, said.partition))

@@ -1,0 +1,119 @@
+"""Fixtures for tests with Spark: one session for the whole run, and a plain word where there is no Java."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from client import Client
+from pipeline.session import JavaMissing, require_java, session
+from tests.running import RunningBroker
+
+OPTIONS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have all tests that start Java run in one process of pytest-xdist: a session takes memory and time."""
+    for item in items:
+        if "java" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """For tests that start Java: skipped where there is none, and failed where everything has to run."""
+    try:
+        require_java()
+    except JavaMissing as missing:
+        if os.environ.get("CI"):
+            pytest.fail(f"tests with Spark cannot run: {missing}", pytrace=False)
+        pytest.skip(f"tests with Spark are left out: {missing}")
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session that all tests of this process share; a task is tried four times."""
+    folder = tmp_path_factory.mktemp("spark")
+    options = {**OPTIONS, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "tables")}
+    spark = session("tests", "local[2,4]", **options)
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture
+def client(broker: RunningBroker) -> Iterator[Client]:
+    """A client of the broker that all tests share."""
+    with Client(broker.url) as client:
+        yield client
+
+
+@pytest.fixture
+def read(spark: SparkSession, broker: RunningBroker, topic: str) -> Callable[..., DataFrame]:
+    """Reads the test's topic with the options given."""
+
+    def read(**options: str) -> DataFrame:
+        return (
+            spark.read.format("keylane")
+            .options(**{"server": broker.url, "subscribe": topic, **options})
+            .load()
+        )
+
+    return read
+
+
+@pytest.fixture
+def stream(spark: SparkSession, broker: RunningBroker, topic: str) -> Callable[..., DataFrame]:
+    """A streaming frame of the test's topic, read by subscription `spark` unless told otherwise."""
+
+    def stream(**options: str) -> DataFrame:
+        given = {"server": broker.url, "subscribe": topic, "subscription": "spark", **options}
+        return spark.readStream.format("keylane").options(**given).load()
+
+    return stream
+
+
+class Table:
+    """A streaming query that writes parquet, in runs that go on from one another."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self.folder = folder
+
+    def run(self, frame: DataFrame) -> StreamingQuery:
+        """Read all that is there now, and wait for it."""
+        query = self.start(frame, availableNow=True)
+        try:
+            assert query.awaitTermination(60), "the query does not end"
+        finally:
+            query.stop()
+        return query
+
+    def start(self, frame: DataFrame, **trigger: bool) -> StreamingQuery:
+        """Read on until stopped."""
+        writer = frame.writeStream.format("parquet").option(
+            "checkpointLocation", str(self.folder / "checkpoint")
+        )
+        return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(str(self.folder / "rows"))  # type: ignore[arg-type]
+
+    def rows(self) -> DataFrame:
+        """What was written."""
+        return self._spark.read.parquet(str(self.folder / "rows"))
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Table:
+    """Where a streaming query of the test writes to."""
+    return Table(spark, tmp_path / uuid.uuid4().hex[:8])
