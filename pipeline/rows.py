@@ -1,0 +1,127 @@
+"""The rows that the sink takes: which columns there may be, and what becomes of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from client.columns import Columns
+from client.errors import InvalidArgument
+from pipeline.uids import Uids
+
+_TYPES: dict[str, tuple[type[DataType], ...]] = {
+    "value": (BinaryType, StringType),
+    "key": (StringType, BinaryType),
+    "attributes": (MapType,),
+    "topic": (StringType,),
+    "partition": (IntegerType, LongType, ShortType, ByteType),
+    "uid": (StringType,),
+}
+_NAMES = ", ".join(_TYPES)
+_deterministic = msgspec.json.Encoder(order="deterministic").encode
+
+
+def check_columns(schema: StructType, topic: str | None) -> None:
+    """Refuse by name what cannot be published; `topic` is that of the option."""
+    if len(set(schema.names)) < len(schema.names):
+        raise InvalidArgument(f"two columns of one name: {', '.join(schema.names)}")
+    for field in schema.fields:
+        kinds = _TYPES.get(field.name)
+        if kinds is None:
+            raise InvalidArgument(
+                f"column {field.name!r} cannot be published: the sink takes {_NAMES}; drop it, or put it "
+                "into value or attributes"
+            )
+        fits = isinstance(field.dataType, kinds)
+        if isinstance(field.dataType, MapType):
+            fits &= isinstance(field.dataType.keyType, StringType)
+            fits &= isinstance(field.dataType.valueType, StringType)
+        if not fits:
+            wanted = "map<string,string>" if field.name == "attributes" else _simple(kinds)
+            raise InvalidArgument(
+                f"column {field.name!r} is {field.dataType.simpleString()}: it has to be {wanted}"
+            )
+    if topic is None and "topic" not in schema.names:
+        raise InvalidArgument("no topic: name it with .option('topic', …), or in a column `topic`")
+
+
+def _simple(kinds: tuple[type[DataType], ...]) -> str:
+    return " or ".join(kind().simpleString() for kind in kinds)
+
+
+def by_topic(batch: Any, topic: str | None) -> Iterator[tuple[str, Any]]:
+    """The rows of each topic, in the order in which they came; the option's topic is that of all."""
+    if topic is not None:
+        yield topic, batch
+        return
+    column = batch.column("topic")
+    if column.null_count:
+        raise InvalidArgument("a row has no topic: its column `topic` is null")
+    for name in pc.unique(column).to_pylist():
+        yield name, batch.filter(pc.equal(column, name))
+
+
+def columns_of(batch: Any, topic: str, uids: Uids, durability: str | None) -> Columns:
+    """Rows for one topic as the client takes them."""
+    keys, values = _texts(batch, "key"), _column(batch, "value")
+    if values is not None:
+        values = values.cast(pa.binary())
+    attributes, canonical = _attributes(batch)
+    partitions = _column(batch, "partition")
+    given = _column(batch, "uid")
+    made = None
+    if given is None or given.null_count:
+        content = [pa.repeat(pa.scalar(topic), batch.num_rows), keys, values, canonical]
+        content.append(None if partitions is None else partitions.cast(pa.string()))
+        made = uids.take([column for column in content if column is not None])
+    if given is not None:
+        texts = given.to_pylist()
+        made = texts if made is None else [uid or other for uid, other in zip(texts, made, strict=True)]
+    return Columns(
+        keys=None if keys is None else keys.to_pylist(),
+        bodies=None if values is None else values.to_pylist(),
+        uids=made,
+        attributes=attributes,
+        partitions=None if partitions is None else partitions.to_pylist(),
+        durability=durability,
+    )
+
+
+def _column(batch: Any, name: str) -> Any:
+    return batch.column(name) if name in batch.schema.names else None
+
+
+def _texts(batch: Any, name: str) -> Any:
+    """A column as text, None if there is none; bytes have to be UTF-8."""
+    column = _column(batch, name)
+    if column is None:
+        return None
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise InvalidArgument(f"a row's {name} is not UTF-8 text: {error}") from error
+
+
+def _attributes(batch: Any) -> tuple[list[dict[str, str] | None] | None, Any]:
+    """The attributes of each row, and a text that is the same for the same ones in another order."""
+    column = _column(batch, "attributes")
+    if column is None:
+        return None, None
+    found = [dict(pairs) if pairs else None for pairs in column.to_pylist()]
+    for row in found:
+        if row and None in row.values():
+            raise InvalidArgument(f"a row has an attribute that is null: {row}")
+    return found, pa.array([_deterministic(row) if row else None for row in found], pa.binary())

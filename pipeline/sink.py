@@ -1,0 +1,180 @@
+"""The sink: rows become messages, each exactly once, however often Spark runs a task.
+
+A row's uid says which row of which batch it is, and the broker takes a uid once: what a task has published
+before it failed is a duplicate when the task runs again. So there is nothing to commit and nothing to undo.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from client import Client, Tally
+from pipeline.options import Connection, known
+from pipeline.rows import by_topic, check_columns, columns_of
+from pipeline.uids import Uids
+
+_OPTIONS = ("server", "token", "payloads", "topic", "durability")
+_ROWS = 5_000  # of a call: the client's event loop has to breathe
+_UNDER_WAY = 8  # calls
+SHORT_WINDOW = 3_600.0  # seconds
+
+_log = logging.getLogger("keylane.pipeline")
+_checked: set[str] = set()  # topics that this process has looked at
+
+
+class SinkOptions(msgspec.Struct, frozen=True):
+    """What the options of a writer say."""
+
+    connection: Connection
+    topic: str | None
+    durability: str | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "SinkOptions":
+        """From the options as Spark has them; InvalidArgument names the one that cannot be right."""
+        given = known(options, _OPTIONS, "writes")
+        return cls(Connection.parse(given), given.get("topic") or None, given.get("durability") or None)
+
+    def client(self) -> Client:
+        """A client, to be entered with `with`."""
+        to = self.connection
+        return Client(to.server, token=to.token, payloads=to.payloads, producer_group="spark")
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task has published, by topic."""
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType) -> DataSourceArrowWriter:
+    """For df.write: what cannot be published is refused here, on the driver."""
+    parsed = SinkOptions.parse(options)
+    check_columns(schema, parsed.topic)
+    if parsed.topic is not None:
+        with parsed.client() as client:
+            _check_window(client, parsed.topic)
+    return BatchWriter(parsed)
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType) -> DataSourceStreamArrowWriter:
+    """For df.writeStream; Spark makes one for each micro-batch, and another one to commit it."""
+    parsed = SinkOptions.parse(options)
+    check_columns(schema, parsed.topic)
+    return StreamWriter(parsed)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Publishes the rows of a job that ends."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._job = str(uuid4())  # made on the driver, for all attempts of all tasks
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """Publish the rows of a task."""
+        if self._options.topic is not None:
+            _checked.add(self._options.topic)  # the driver has
+        return publish(self._options, iterator, Uids("job", self._job, _task().partitionId()))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Say what was not stored; the rest has been published."""
+        report(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Leave it: what is published may have been consumed."""
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Publishes the rows of a query, which runs a batch again, under the same id, unless it was committed."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """Publish the rows of a task."""
+        task = _task()
+        query, batch = (
+            task.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId")
+        )
+        if not query or batch is None:
+            raise RuntimeError(
+                "Spark does not say which query and batch a task is of: this needs Spark 4.1 or newer"
+            )
+        return publish(self._options, iterator, Uids("query", query, batch, task.partitionId()))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Say what was not stored; the rest has been published."""
+        report(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Leave it: Spark calls this even after a commit, and runs the batch again."""
+
+
+def publish(options: SinkOptions, batches: Iterator[Any], uids: Uids) -> Written:
+    """Publish record batches, several calls under way; those of a key in the order given."""
+    tallies: dict[str, Tally] = {}
+    under_way: deque[tuple[str, Future[Tally]]] = deque()
+
+    def collect() -> None:
+        topic, future = under_way.popleft()
+        tallies[topic] = tallies.get(topic, Tally()) + future.result()
+
+    with options.client() as client:
+        for batch in batches:
+            for start in range(0, batch.num_rows, _ROWS):
+                for topic, rows in by_topic(batch.slice(start, _ROWS), options.topic):
+                    if topic not in _checked:
+                        _check_window(client, topic)
+                    columns = columns_of(rows, topic, uids, options.durability)
+                    under_way.append((topic, client.publish_columns(topic, columns)))
+                while len(under_way) > _UNDER_WAY:
+                    collect()
+        while under_way:
+            collect()
+    return Written(tallies)
+
+
+def report(messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Warn of rows that nobody is owed: the broker has not kept them."""
+    lost: Counter[str] = Counter()
+    for message in messages:
+        if isinstance(message, Written):
+            lost.update({topic: tally.no_subscribers for topic, tally in message.tallies.items()})
+    for topic, count in sorted(lost.items()):
+        if count:
+            _log.warning(
+                "%d rows for topic %r were not stored: it has no subscription; make one before you write",
+                count,
+                topic,
+            )
+
+
+def _check_window(client: Client, topic: str) -> None:
+    """Warn where a restart may well come after the broker has forgotten the uids."""
+    _checked.add(topic)
+    window = client.describe_topic(topic).dedupe_window
+    if window < SHORT_WINDOW:
+        _log.warning(
+            "topic %r forgets uids after %g s: what is run again later than that is published twice; "
+            "make the topic with a longer dedupe_window (3600 or more)",
+            topic,
+            window,
+        )
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise RuntimeError("this runs in a Spark task only")
+    return task
