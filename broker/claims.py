@@ -13,7 +13,7 @@ from broker.keys import check_name
 from broker.reading import TEXTS, Reading, entry_of
 from broker.results import Claimed, Committed
 from broker.store import Argument, Call, as_fields
-from client.errors import InvalidArgument, SubscriptionBusy
+from client.errors import BrokerError, InvalidArgument, SubscriptionBusy
 from client.wire import MAX_BATCH
 
 _BEYOND = 10**14  # every entry
@@ -56,7 +56,8 @@ class Claims(Reading):
     ) -> Committed:
         """All before a position is done with: what nobody else owes leaves the log, and its bodies are named.
 
-        A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes.
+        A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes. After
+        an error what was done before it is answered; the error comes again with the next call.
         """
         check_name("reader", reader)
         check_int("position", position, 1, _BEYOND)
@@ -74,17 +75,21 @@ class Claims(Reading):
         result, id_of = Committed(), id_maker(ledgers or "0:1")
         while not result.done:
             lines: list[Any] = []
-            if step and cursor < target:
-                bounds = (id_of(cursor + 1), id_of(target), "COUNT", str(step))
-                [lines] = await self.store.read_all([("XRANGE", keys.log, *bounds)])
-            answer = await self.store.run("subscription/commit", keys, "", subscription, reader, target, step)
-            _, cursor, dropped = self._committed(answer, topic, subscription, reader, partition, position)
-            names = _names_of(lines, dropped)
-            step = MAX_BATCH
-            result = Committed(
-                result.names + names, result.size + sum(map(len, names)), result.steps + 1, cursor >= target
-            )
-            if result.steps == steps or result.size > TEXTS:
+            try:
+                if step and cursor < target:
+                    bounds = (id_of(cursor + 1), id_of(target), "COUNT", str(step))
+                    [lines] = await self.store.read_all([("XRANGE", keys.log, *bounds)])
+                answer = await self.store.run(
+                    "subscription/commit", keys, "", subscription, reader, target, step
+                )
+                _, cursor, dropped = self._committed(answer, topic, subscription, reader, partition, position)
+            except BrokerError:
+                if not result.steps:
+                    raise
+                break
+            names, step = result.names + _names_of(lines, dropped), MAX_BATCH
+            result = Committed(names, result.steps + 1, cursor >= target)
+            if result.steps == steps or sum(map(len, names)) > TEXTS:
                 break
         return result
 

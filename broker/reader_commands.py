@@ -1,8 +1,10 @@
 """What readers ask: logs by position, and to say how far they are."""
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from broker.arguments import MAX_PARTITIONS, check_int
+from broker.reading import TEXTS
+from broker.results import Committed
 from broker.topic_commands import Reply
 from client import wire
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.worker import Worker
 
-_STEPS = 20  # of a commit in one frame: so many thousand entries
+_STEPS = 20  # of a commit in one frame, each of a thousand entries: in so many partitions at once, or in one
 
 
 async def read(worker: "Worker", _: "Connection", request: wire.Read, __: memoryview) -> Reply:
@@ -43,18 +45,28 @@ async def claim(worker: "Worker", _: "Connection", request: wire.Claim, __: memo
 
 
 async def commit(worker: "Worker", _: "Connection", request: wire.Commit, __: memoryview) -> Reply:
-    topic, subscription, reader = request.topic, request.subscription, request.reader
-    await worker.engine.describe_subscription(topic, subscription)
-    for partition in request.positions:
-        check_int("partition", partition, 0, MAX_PARTITIONS)
+    engine, topic, subscription = worker.engine, request.topic, request.subscription
+    await engine.describe_subscription(topic, subscription)  # or a near name
+    positions = list(request.positions.items())
+    steps = max(1, _STEPS // max(len(positions), 1))
     names: list[str] = []
-    steps, done = _STEPS, list[int]()
-    for partition, position in request.positions.items():
-        committed = await worker.engine.commit(topic, subscription, reader, partition, position, steps=steps)
-        names += committed.names
-        steps -= committed.steps
-        if committed.done:
-            done.append(partition)
-        if steps <= 0 or not committed.done:
-            break
+    done: list[int] = []
+    for at in range(0, len(positions), _STEPS):
+        some = positions[at : at + _STEPS]
+        found = await asyncio.gather(
+            *(
+                engine.commit(topic, subscription, request.reader, partition, position, steps=steps)
+                for partition, position in some
+            ),
+            return_exceptions=True,
+        )
+        for (partition, ___), answer in zip(some, found, strict=True):
+            if isinstance(answer, Committed):
+                names += answer.names
+                done += [partition] if answer.done else []
+        errors = [answer for answer in found if isinstance(answer, BaseException)]
+        if errors and not (names or done):
+            raise errors[0]
+        if errors or sum(map(len, names)) > TEXTS:
+            break  # what has left the log must be told now; an error comes again
     return wire.CommitReply(done), wire.pack(names)

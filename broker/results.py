@@ -250,6 +250,5 @@ class Committed(msgspec.Struct, frozen=True):
     """What a commit has done: names of bodies that nobody needs any more, and whether that was all."""
 
     names: list[str] = []
-    size: int = 0  # of all names
     steps: int = 0
     done: bool = False

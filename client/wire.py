@@ -518,7 +518,7 @@ class Offsets(Properties, frozen=True):
     subscription: str = ""  # "" for none
 
 
-class PartitionOffsets(msgspec.Struct, frozen=True, array_like=True):
+class PartitionOffsets(msgspec.Struct, frozen=True):
     """Positions of one partition: each the next entry to read."""
 
     earliest: int  # the oldest entry in the log; `latest` where there is none

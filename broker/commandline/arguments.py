@@ -16,7 +16,7 @@ SubscriptionArgument = Annotated[
 ]
 PartitionOption = Annotated[int | None, typer.Option(help="Only this partition.", min=0, show_default=False)]
 ModeOption = Annotated[
-    str | None, typer.Option(help="shared, key_shared, exclusive or failover.", show_default=False)
+    str | None, typer.Option(help="shared, key_shared, exclusive, failover or cursor.", show_default=False)
 ]
 
 WORDS_AND_IDS = re.compile(r"earliest|latest|\d+:\d+-\d+")
