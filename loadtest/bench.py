@@ -34,6 +34,7 @@ async def run_engine(url: str, backlog: int) -> list[Figure]:
         for part in (
             engine_bench.round_trip(engine, url),
             engine_bench.fan_out(engine),
+            engine_bench.journal(engine),
             engine_bench.memory(engine),
             engine_bench.deep_backlog(engine, url, backlog),
         ):

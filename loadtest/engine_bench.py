@@ -43,11 +43,13 @@ class Lane:
         self.engine, self.lease = engine, lease
 
     @classmethod
-    async def make(cls, engine: Engine, topic: str, mode: str, subscriptions: int = 1) -> "Lane":
+    async def make(
+        cls, engine: Engine, topic: str, mode: str, subscriptions: int = 1, journal: int = 0
+    ) -> "Lane":
         """Make the topic anew."""
         if topic in await engine.topics():
             await engine.delete_topic(topic)
-        await engine.create_topic(topic, TopicSettings())
+        await engine.create_topic(topic, TopicSettings(journal=journal))
         for number in range(subscriptions):
             await engine.create_subscription(topic, f"s{number}", SubscriptionSettings(mode=mode))
         lease = await engine.acquire(topic, 0, "bench", HOUR_MS)
@@ -158,6 +160,29 @@ async def fan_out(engine: Engine) -> list[Figure]:
     await engine.delete_topic("bench-fifty")
     ours, baseline = watch.median("fifty"), watch.median("one")
     return [Figure("publish: 50 subscriptions against one", ours, baseline, 1.2, "us/message", at_most=True)]
+
+
+async def journal(engine: Engine) -> list[Figure]:
+    """What each operation costs with a journal, against without; its cap is reached early."""
+    figures = []
+    for mode in ("shared", "key_shared"):
+        lanes = {
+            name: await Lane.make(engine, f"bench-journal-{name}", mode, journal=records)
+            for name, records in (("off", 0), ("on", 1_000))
+        }
+        watch = Stopwatch()
+        for _ in range(ROUNDS * BATCHES):
+            for name, lane in lanes.items():
+                await watch.time(f"publish {name}", lane.publish(messages(BATCH)))
+                receipts = await watch.time(f"fetch {name}", lane.fetch())
+                await watch.time(f"ack {name}", lane.ack(receipts))
+        for step in ("publish", "fetch", "ack"):
+            ours, baseline = watch.median(f"{step} on"), watch.median(f"{step} off")
+            title = f"{mode} {step}: with a journal, against without"
+            figures.append(Figure(title, ours, baseline, 1.2, "us/message", at_most=True))
+        for name in lanes:
+            await engine.delete_topic(f"bench-journal-{name}")
+    return figures
 
 
 async def _block_keys(lane: Lane, count: int) -> None:

@@ -82,7 +82,7 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
     await engine.enlist(BrokerReport("w1"), ttl_ms=60_000)
     await engine.lead("w1", ttl_ms=60_000)
     assert await engine.assign((await engine.owners()).version, {"orders": ["", "", "", "w1"]})
-    await engine.create_topic("orders", TopicSettings(partitions=4))
+    await engine.create_topic("orders", TopicSettings(partitions=4, journal=1_000))
     await engine.create_subscription("orders", "billing", SubscriptionSettings(mode="key_shared"))
     lease = await engine.acquire("orders", 3, "w1", ttl_ms=60_000)
     assert lease is not None
