@@ -10,6 +10,7 @@ from broker.engine import Engine
 from broker.results import Room, SubscriptionSettings, TopicSettings
 from client.errors import InvalidArgument, TopicNotFound
 from tests.lua.story import HOUR_MS, Story, message, must_acquire, part, receipts
+from tests.model.journal import numbers
 from tests.support import ManualTime
 
 pytestmark = pytest.mark.anyio
@@ -235,6 +236,20 @@ async def test_at_most_once_is_acked_before_anybody_sees_it(engine: Engine, topi
         Record("delivered", "s", "c", "1-2"),
         Record("acked", "s", "c", "1-2"),
     ]
+
+
+async def test_a_commit_tells_what_the_cursor_has_passed(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic, JOURNALED)
+    await engine.create_subscription(topic, "s", SubscriptionSettings(mode="cursor"))
+    await story.publish_many(10)
+    assert (await engine.claim(topic, "s", "spark-1", HOUR_MS)).granted
+    before = await journal(story)
+    await engine.commit(topic, "s", "spark-1", 0, 5)
+    await engine.commit(topic, "s", "spark-1", 0, 5)
+    await engine.commit(topic, "s", "spark-1", 0, 11)
+    told = [entry for record in await news(story, before) for entry in numbers(record.entries)]
+    assert told == list(range(1, 11))
+    assert {record[:3] for record in await news(story, before)} == {("committed", "s", "spark-1")}
 
 
 async def test_a_record_has_a_thousand_ranges_at_most(engine: Engine, topic: str) -> None:
