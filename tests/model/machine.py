@@ -104,7 +104,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for item in batch:
             if isinstance(item, str):
                 self.uids.append(f"u{len(self.uids)}")
-                messages.append(Outgoing(item, self.uids[-1], "x"))
+                messages.append(Outgoing(item, self.uids[-1], "1  7 "))  # it has a body
             elif item < len(self.uids):
                 messages.append(Outgoing("a", self.uids[-1 - item], "again"))
         if messages:

@@ -1,0 +1,133 @@
+"""A subscription that is read by position, beside others of all modes, against the model."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from client.errors import InvalidArgument, SubscriptionBusy
+from tests.model.machine import FEW, MANY, SECONDS, SESSIONS_MS, BrokerMachine, explore
+from tests.model.model import Subscription
+
+pytestmark = pytest.mark.timeout(SECONDS)
+
+SPARK = "spark"
+readers = st.sampled_from(("r1", "r1", "r1", "r2"))
+
+
+class CursorMachine(BrokerMachine):
+    """Two subscriptions with consumers and one with a reader, which claims and commits."""
+
+    mode = "key_shared"
+    reader = ""  # who has claimed last
+
+    def model(self) -> Subscription:
+        """The model of the subscription; it is made if it is not there."""
+        if SPARK not in self.both.partition.subscriptions:
+            self.both.modes[SPARK] = "cursor"
+            self.both.create_subscription(SPARK, "earliest")
+            self.reader = ""
+        return self.both.partition.subscriptions[SPARK]
+
+    @rule(reader=readers, session_ms=st.sampled_from(SESSIONS_MS))
+    def claim(self, reader: str, session_ms: int) -> None:
+        """Open or renew the session of the one reader."""
+        model, now = self.model(), self.both.now
+        step = self.both.operator.claim(self.both.topic, SPARK, reader, session_ms)
+        told = self.both.do(f"{reader} claims for {session_ms}", step)
+        left = model.sessions.get(self.reader, 0) - now
+        if self.reader not in ("", reader) and left > 0:
+            assert (told.granted, told.holder, told.remaining_ms) == (False, self.reader, left)
+        else:
+            assert told.granted
+            model.sessions, self.reader = {reader: now + session_ms}, reader
+
+    @rule(reader=readers)
+    def release(self, reader: str) -> None:
+        """End a session, if the reader has one."""
+        model = self.model()
+        self.both.do(f"{reader} goes", self.both.operator.release_claim(self.both.topic, SPARK, reader))
+        model.sessions.pop(reader, None)
+
+    @rule(
+        reader=readers,
+        claimed=st.sampled_from((True, True, True, False)),
+        share=st.sampled_from((0.2, 0.5, 0.5, 0.8, 1.0)),
+        more=st.sampled_from((0, 0, 0, 0, -3, 1)),
+        steps=st.sampled_from((0, 0, 1)),
+    )
+    def commit(self, reader: str, claimed: bool, share: float, more: int, steps: int) -> None:
+        """Commit some way into what is there, at times backwards, too far, or as another reader."""
+        model, last = self.model(), self.both.partition.last
+        if claimed:
+            reader = self.reader or reader
+            self.claim(reader, SESSIONS_MS[0])
+        first = min(model.owed, default=last + 1)
+        position = max(1, round(first + (last + 1 - first) * share) + more)
+        step = self.both.operator.commit(self.both.topic, SPARK, reader, 0, position, steps=steps)
+        what = f"{reader} commits {position}"
+        if reader != self.reader:
+            self.both.refuse(SubscriptionBusy, what, step)
+        elif position > last + 1:
+            self.both.refuse(InvalidArgument, what, step)
+        else:
+            told = self.both.do(what, step)
+            assert told.done or steps
+            reached = position if told.done else self.position()
+            assert first <= reached or not model.owed or position <= first
+            model.owed = {number: owed for number, owed in model.owed.items() if number >= reached}
+            log = dict(self.both.partition.log)
+            left = sorted(self.both.partition.forget())
+            assert told.names == [log[number].uid for number in left], "the bodies of what left the log"
+
+    @rule(
+        how=st.sampled_from(("seek", "delete", "expire")),
+        position=st.sampled_from(("earliest", 1, 3, 8, 20, "latest")),
+    )
+    def disturb_reader(self, how: str, position: str | int) -> None:
+        """Let an operator move or remove the subscription, or its worker look for what is over."""
+        self.model()
+        if how == "seek":
+            self.both.seek(SPARK, position)
+        elif how == "delete":
+            self.both.delete_subscription(SPARK)
+        else:
+            self.both.expire(SPARK)
+        self.both.latest = "main"
+
+    @invariant()
+    def what_is_owed_can_be_read(self) -> None:
+        """The log has what the model says, and from the position on it is what the subscription owes."""
+        partition = self.both.partition
+        partition.forget()
+        lines = self.both.world.run(self.both.operator.read(self.both.topic, 0, 1, partition.last + 1))
+        pairs = zip(lines.ranges[::2], lines.ranges[1::2], strict=True)
+        read = [entry for first, last in pairs for entry in range(first, last + 1)]
+        assert read == list(partition.log)
+        texts = [text for entry in partition.log.values() for text in (entry.key, entry.uid, entry.about)]
+        assert lines.flat == texts
+        if SPARK in partition.subscriptions:
+            owed = list(partition.subscriptions[SPARK].owed)
+            assert [entry for entry in read if entry >= self.position()] == owed
+
+    def position(self) -> int:
+        """Where the subscription is."""
+        [here] = self.both.world.run(self.both.operator.offsets(self.both.topic, SPARK))
+        assert here.position is not None
+        return here.position
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have even small commits take several steps."""
+    monkeypatch.setattr("broker.claims.MAX_BATCH", 3)
+
+
+def test_a_reader_and_consumers_keep_the_contract_in_a_few_runs(server_url: str) -> None:
+    """A short exploration, for every change."""
+    explore(CursorMachine, server_url, examples=FEW)
+
+
+@pytest.mark.slow
+def test_a_reader_and_consumers_keep_the_contract_in_many_runs(server_url: str) -> None:
+    """A longer exploration."""
+    explore(CursorMachine, server_url, examples=MANY)
