@@ -46,13 +46,14 @@ class Hold:
                 f"its claim within {self._session:g} s (option sessionTimeout), and must not go on"
             )
 
-    def release(self) -> None:
-        """Let others have it at once."""
+    def release(self, timeout: float) -> None:
+        """Let others have it at once, or when its session ends if the broker cannot be told in that time."""
         if self._renewing is not None:
             self._renewing.cancel()
             for topic in self._topics:
-                with suppress(BrokerError):
-                    self._remote.call(self._remote.client.release, topic, self._subscription, self.reader)
+                release = self._remote.client.release
+                with suppress(BrokerError, TimeoutError):
+                    self._remote.start(release, topic, self._subscription, self.reader).result(timeout)
 
     async def _take(self, client: AsyncClient, topic: str) -> None:
         claim = await client.claim(topic, self._subscription, self.reader, session=self._session)

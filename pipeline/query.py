@@ -14,6 +14,7 @@ from pipeline.offsets import LATEST, Positions, wanted
 from pipeline.options import ReadOptions
 from pipeline.remote import Remote
 
+_CLOSE = 5.0  # seconds to say good-bye
 _ASK = 0.2  # seconds between two questions for what is new; Spark asks a hundred times a second
 
 
@@ -36,11 +37,11 @@ class Query:
     def close(self) -> None:
         """Let others have the subscription."""
         try:
-            with suppress(BrokerError):
+            with suppress(BrokerError, TimeoutError):
                 if self._committing is not None:
-                    self._committing.result()
+                    self._committing.result(_CLOSE)
             if self._hold is not None:
-                self._hold.release()
+                self._hold.release(_CLOSE)
         finally:
             self._remote.__exit__(None, None, None)
 

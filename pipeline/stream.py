@@ -6,7 +6,11 @@ checkpoint says that it is done, latestOffset is asked for the next one. So what
 done with, and the last batch is drained too although Spark calls commit only when there is another.
 """
 
+import signal
+import sys
+import threading
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -95,9 +99,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> Query:
         if self._query is None:
+            _stop_on_sigterm()
             self._query = Query(self._options)
         self._query.check()
         return self._query
+
+
+def _stop_on_sigterm() -> None:
+    """Have stop() called when the query is stopped: the signal that Spark sends ends a process at once."""
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(0)  # it goes through the runner of Spark, which calls stop() on its way out
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
 
 
 def _later(start: Positions, end: Positions) -> Positions:

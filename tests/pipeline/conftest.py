@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from client import Client
 from pipeline.session import JavaMissing, require_java, session
@@ -25,11 +25,13 @@ OPTIONS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have all tests that start Java run in one process of pytest-xdist: a session takes memory and time."""
     for item in items:
         if "java" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -94,19 +96,20 @@ class Table:
 
     def run(self, frame: DataFrame) -> StreamingQuery:
         """Read all that is there now, and wait for it."""
-        query = self.start(frame, availableNow=True)
+        query = self.start(frame, now=True)
         try:
             assert query.awaitTermination(60), "the query does not end"
         finally:
             query.stop()
         return query
 
-    def start(self, frame: DataFrame, **trigger: bool) -> StreamingQuery:
-        """Read on until stopped."""
+    def start(self, frame: DataFrame, *, now: bool = False) -> StreamingQuery:
+        """Read on until stopped, or only what is there now."""
         writer = frame.writeStream.format("parquet").option(
             "checkpointLocation", str(self.folder / "checkpoint")
         )
-        return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(str(self.folder / "rows"))  # type: ignore[arg-type]
+        writer = writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")
+        return writer.start(str(self.folder / "rows"))
 
     def rows(self) -> DataFrame:
         """What was written."""
@@ -116,4 +119,10 @@ class Table:
 @pytest.fixture
 def table(spark: SparkSession, tmp_path: Path) -> Table:
     """Where a streaming query of the test writes to."""
+    return Table(spark, tmp_path / uuid.uuid4().hex[:8])
+
+
+@pytest.fixture
+def other_table(spark: SparkSession, tmp_path: Path) -> Table:
+    """Where another query of the test writes to."""
     return Table(spark, tmp_path / uuid.uuid4().hex[:8])
