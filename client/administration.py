@@ -21,7 +21,7 @@ from client.types import (
 )
 from client.wire import properties_of, unpack
 
-# Records of a partition where its journal is only switched on: some 10 MB. Each stands for a whole batch.
+# Records of a partition where its journal is only switched on: some 5 MB. Each stands for a whole batch.
 JOURNAL = 100_000
 
 

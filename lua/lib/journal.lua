@@ -4,7 +4,3 @@
 local function write_record(journal, cap, at, what, subscription, by, entries)
   redis.call('XADD', journal, 'MAXLEN', '~', cap, '0-*', 'at', at, 'what', what, 'sub', subscription, 'by', by, 'entries', entries)
 end
-
-local function is_journaled(cap)
-  return cap and cap ~= '0'
-end

@@ -41,7 +41,7 @@ end
 
 redis.call('SET', lease, worker .. ' ' .. epoch, 'PX', ttl_ms)
 redis.call('HSET', meta, 'epoch', epoch, 'ledgers', table.concat(kept, ' '))
-if is_journaled(stored[7]) then
+if stored[7] and stored[7] ~= '0' then
   write_record(journal, stored[7], tick(meta, stored[6]), 'moved', '', worker .. ' ' .. epoch, last + 1)
 end
 return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0 }

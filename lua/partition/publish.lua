@@ -78,7 +78,7 @@ if entry >= first then
   redis.call('HSET', meta, 'last', entry)
   call_with('HSET', generations[current], marks)
   redis.call('PEXPIRE', generations[current], 2 * window, 'NX')
-  if is_journaled(stored[7]) then
+  if stored[7] and stored[7] ~= '0' then
     local entries = entry == first and first or first .. '-' .. entry
     write_record(journal, stored[7], now, 'published', '', ledger, entries)
   end

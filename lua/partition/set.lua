@@ -1,6 +1,5 @@
 -- set: say how many records a partition's journal keeps, unless the partition has been deleted meanwhile.
 --
--- Uses   journal
 -- KEYS   1 meta     hash    journal and all else
 --        2 journal  stream
 -- ARGV   1 records to keep, 0 for no journal
@@ -13,7 +12,7 @@ if redis.call('EXISTS', meta) == 0 then
   return { 'NO_TOPIC' }
 end
 -- One that was off begins anew: who reads it may rely on there being no hole.
-if not is_journaled(redis.call('HGET', meta, 'journal')) then
+if (redis.call('HGET', meta, 'journal') or '0') == '0' then
   redis.call('UNLINK', journal)
 end
 redis.call('HSET', meta, 'journal', cap)

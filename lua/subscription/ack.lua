@@ -72,6 +72,8 @@ each_receipt(function(lane, item, first, last)
 end)
 
 flush()
-write_notes()
+if journaled then
+  write_notes()
+end
 drop_retries(settled)
 return { 'OK', stale, flat(forget(settled, name)) }

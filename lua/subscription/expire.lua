@@ -30,7 +30,9 @@ for _, lane in ipairs(late) do
   end
 end
 flush()
-write_notes()
+if journaled then
+  write_notes()
+end
 
 local more = lanes_released > 0 and (#late == limit or messages >= limit) and 1 or 0
 local gone = redis.call('ZRANGEBYSCORE', consumers, '-inf', now, 'LIMIT', 0, limit)

@@ -37,5 +37,7 @@ each_receipt(function(lane, item, first, last)
   return found
 end)
 flush()
-write_notes()
+if journaled then
+  write_notes()
+end
 return { 'OK', stale, deadline }

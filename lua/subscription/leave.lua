@@ -42,7 +42,9 @@ for _, record in ipairs(records) do
   end
 end
 flush()
-write_notes()
+if journaled then
+  write_notes()
+end
 if done == 1 then
   redis.call('ZREM', consumers, consumer)
   if redis.call('HGET', sub, 'active') == consumer then

@@ -77,6 +77,8 @@ else
   take_from_lanes({ get('=') })
 end
 flush()
-write_notes()
+if journaled then
+  write_notes()
+end
 drop_retries(settled)
 return { 'OK', next_position, flat(normalise(settled)) }

@@ -33,5 +33,7 @@ for lane, first in pairs(earliest) do
   release_lane(get(lane), first, charged, due, what)
 end
 flush()
-write_notes()
+if journaled then
+  write_notes()
+end
 return { 'OK', stale }

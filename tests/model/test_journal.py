@@ -87,8 +87,12 @@ class Gap(NamedTuple):
 
 
 GAPS = {
-    "publishes": Gap(SharedJournal, "partition/publish", "if is_journaled(stored[7]) then", "if false then"),
-    "moves": Gap(SharedJournal, "partition/acquire", "if is_journaled(stored[7]) then", "if false then"),
+    "publishes": Gap(
+        SharedJournal, "partition/publish", "if stored[7] and stored[7] ~= '0' then", "if false then"
+    ),
+    "moves": Gap(
+        SharedJournal, "partition/acquire", "if stored[7] and stored[7] ~= '0' then", "if false then"
+    ),
     "deliveries": Gap(SharedJournal, "subscription/fetch", "if journaled then", "if false then"),
     "acks of runs": Gap(
         SharedJournal,
@@ -100,9 +104,9 @@ GAPS = {
     "acks by others": Gap(
         KeySharedJournal, "subscription/ack", "return string.match(value, '^[^|]*')", "return 'c1'"
     ),
-    "nacks": Gap(SharedJournal, "subscription/nack", "write_notes()\n"),
-    "timeouts": Gap(SharedJournal, "subscription/expire", "write_notes()\n"),
-    "leaves": Gap(KeySharedJournal, "subscription/leave", "write_notes()\n"),
+    "nacks": Gap(SharedJournal, "subscription/nack", "write_notes()\n", "local _ = 0\n"),
+    "timeouts": Gap(SharedJournal, "subscription/expire", "write_notes()\n", "local _ = 0\n"),
+    "leaves": Gap(KeySharedJournal, "subscription/leave", "write_notes()\n", "local _ = 0\n"),
     "what goes back with a head": Gap(
         KeySharedJournal, "lib/release", "note(entry == first and what or rest", "note(what"
     ),
@@ -110,7 +114,7 @@ GAPS = {
         FailoverJournal,
         "subscription/extend",
         "touch(record)\n",
-        "touch(record)\n  note('extended', 'c9', 1, 1)\n",
+        "touch(record)\n  if note then note('extended', 'c9', 1, 1) end\n",
     ),
     "new subscriptions": Gap(SharedJournal, "subscription/create", "if journaled then", "if false then"),
     "seeks": Gap(SharedJournal, "subscription/seek", "if journaled then", "if false then"),
