@@ -15,6 +15,7 @@ from broker.commandline.session import DEFAULT_SERVER, Globals, JsonOption, Sess
 from broker.commandline.subscribe import add_subscribe
 from broker.commandline.subscriptions import subscriptions
 from broker.commandline.topics import topics
+from pipeline.commands import pipeline
 
 __all__ = ["app", "main"]
 
@@ -52,6 +53,7 @@ app.add_typer(subscriptions, name="subscription")
 add_peek(app)
 app.add_typer(cluster, name="cluster")
 add_rebalance(app)
+app.add_typer(pipeline, name="pipeline")
 add_doctor(app)
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
@@ -19,6 +20,7 @@ __all__ = ["Job", "Trouble", "Usage", "command"]
 
 DEFAULT_SERVER = "keylane://127.0.0.1:9999"
 INSTALL = "the pipeline needs Spark: pip install 'keylane[spark]'"
+LOG = Path(__file__).with_name("log4j2.properties")
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 QUIET = {
     "spark.log.level": "ERROR",
@@ -63,11 +65,13 @@ class Job:
             self._conf[name] = value
 
     def spark(self, app: str) -> "SparkSession":
-        """The session, quiet unless --conf spark.log.level=… says otherwise; under spark-submit that one's."""
+        """The session, quiet unless --conf spark.log.level=… says otherwise."""
         if find_spec("pyspark") is None or find_spec("pyarrow") is None:
             raise Trouble(INSTALL)
         from pipeline.session import JavaMissing, session
 
+        # Java takes its options when it starts, which is before Spark reads a configuration.
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={LOG.as_uri()}")
         try:
             spark = session(app, self._master, **self._conf)
         except JavaMissing as error:
@@ -169,7 +173,7 @@ def _runner(action: Action[P]) -> Callable[..., None]:
             job = Job(server, json, master, conf or [])
         except Usage as error:
             raise typer.Exit(Job(server, json, None, []).fail(error.code, str(error), False, 2)) from None
-        raise typer.Exit(job.run(functools.partial(action, job, **arguments)))  # type: ignore[call-arg]
+        raise typer.Exit(job.run(functools.partial(action, job, **arguments)))
 
     own = list(inspect.signature(action).parameters.values())[1:]
     shared = [

@@ -1,8 +1,11 @@
 """`keylane pipeline`: the jobs on Spark. Nothing here loads Spark before a job runs."""
 
+import sys
 from typing import Any
 
 import typer
+
+from pipeline.archive_commands import add_archive, add_replay
 
 __all__ = ["main", "pipeline"]
 
@@ -13,14 +16,10 @@ pipeline = typer.Typer(
     help="Jobs on Spark: archive topics as Parquet, replay them, audit deliveries, find skew.",
 )
 
-
-@pipeline.callback()
-def _group() -> None:
-    """Jobs on Spark: archive topics as Parquet, replay them, audit deliveries, find skew."""
+add_archive(pipeline)
+add_replay(pipeline)
 
 
 def main(*words: str, **options: Any) -> None:
     """Run the command line, for `python -m pipeline` and spark-submit; `words` come before what was typed."""
-    import sys
-
-    pipeline(args=[*words, *sys.argv[1:]], prog_name=" ".join(("keylane pipeline", *words)), **options)
+    pipeline(args=[*words, *sys.argv[1:]], prog_name="keylane pipeline", **options)

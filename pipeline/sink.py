@@ -5,10 +5,11 @@ before it failed is a duplicate when the task runs again. So there is nothing to
 """
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,10 +20,15 @@ from pyspark.sql.types import StructType
 
 from client import Client, Tally
 from pipeline.options import Connection, known
+from pipeline.pace import DUE, paced
 from pipeline.rows import by_topic, check_columns, columns_of
 from pipeline.uids import Uids
 
 _OPTIONS = ("server", "token", "payloads", "topic", "durability")
+_OWN = (
+    "_report",
+    "_paced",
+)  # for our own jobs: a file that is told what became of the rows; see pipeline.pace
 _ROWS = 5_000  # of a call: the client's event loop has to breathe
 _UNDER_WAY = 8  # calls
 SHORT_WINDOW = 3_600.0  # seconds
@@ -37,12 +43,26 @@ class SinkOptions(msgspec.Struct, frozen=True):
     connection: Connection
     topic: str | None
     durability: str | None
+    report: str | None = None
+    paced: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "SinkOptions":
         """From the options as Spark has them; InvalidArgument names the one that cannot be right."""
-        given = known(options, _OPTIONS, "writes")
-        return cls(Connection.parse(given), given.get("topic") or None, given.get("durability") or None)
+        own = {name: value for name, value in options.items() if name in _OWN}
+        given = known({name: options[name] for name in options if name not in own}, _OPTIONS, "writes")
+        return cls(
+            Connection.parse(given),
+            given.get("topic") or None,
+            given.get("durability") or None,
+            own.get("_report"),
+            "_paced" in own,
+        )
+
+    def check(self, schema: StructType) -> None:
+        """Refuse columns that cannot be published."""
+        fields = [field for field in schema.fields if not (self.paced and field.name == DUE)]
+        check_columns(StructType(fields), self.topic)
 
     def client(self) -> Client:
         """A client, to be entered with `with`."""
@@ -60,7 +80,7 @@ class Written(WriterCommitMessage):
 def batch_writer(options: Mapping[str, str], schema: StructType) -> DataSourceArrowWriter:
     """For df.write: what cannot be published is refused here, on the driver."""
     parsed = SinkOptions.parse(options)
-    check_columns(schema, parsed.topic)
+    parsed.check(schema)
     if parsed.topic is not None:
         with parsed.client() as client:
             _check_window(client, parsed.topic)
@@ -70,7 +90,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType) -> DataSourceAr
 def stream_writer(options: Mapping[str, str], schema: StructType) -> DataSourceStreamArrowWriter:
     """For df.writeStream; Spark makes one for each micro-batch, and another one to commit it."""
     parsed = SinkOptions.parse(options)
-    check_columns(schema, parsed.topic)
+    parsed.check(schema)
     return StreamWriter(parsed)
 
 
@@ -89,7 +109,9 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Say what was not stored; the rest has been published."""
-        report(messages)
+        tallies = report(messages)
+        if self._options.report is not None:
+            Path(self._options.report).write_bytes(msgspec.json.encode(tallies))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Leave it: what is published may have been consumed."""
@@ -131,7 +153,7 @@ def publish(options: SinkOptions, batches: Iterator[Any], uids: Uids) -> Written
         tallies[topic] = tallies.get(topic, Tally()) + future.result()
 
     with options.client() as client:
-        for batch in batches:
+        for batch in paced(batches) if options.paced else batches:
             for start in range(0, batch.num_rows, _ROWS):
                 for topic, rows in by_topic(batch.slice(start, _ROWS), options.topic):
                     if topic not in _checked:
@@ -145,19 +167,21 @@ def publish(options: SinkOptions, batches: Iterator[Any], uids: Uids) -> Written
     return Written(tallies)
 
 
-def report(messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Warn of rows that nobody is owed: the broker has not kept them."""
-    lost: Counter[str] = Counter()
+def report(messages: Sequence[WriterCommitMessage | None]) -> dict[str, Tally]:
+    """Add up what the tasks have published, and warn of rows that nobody is owed: they are not stored."""
+    tallies: dict[str, Tally] = {}
     for message in messages:
         if isinstance(message, Written):
-            lost.update({topic: tally.no_subscribers for topic, tally in message.tallies.items()})
-    for topic, count in sorted(lost.items()):
-        if count:
+            for topic, tally in message.tallies.items():
+                tallies[topic] = tallies.get(topic, Tally()) + tally
+    for topic, tally in sorted(tallies.items()):
+        if tally.no_subscribers:
             _log.warning(
                 "%d rows for topic %r were not stored: it has no subscription; make one before you write",
-                count,
+                tally.no_subscribers,
                 topic,
             )
+    return tallies
 
 
 def _check_window(client: Client, topic: str) -> None:
