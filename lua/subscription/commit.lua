@@ -52,7 +52,7 @@ end
 
 local passed, ranges = cursor, nil
 ranges, cursor = droppable()
-if cursor > passed then
+if cursor ~= passed then
   redis.call('HSET', subs, name, cursor)
   if journaled then
     note('committed', reader, passed + 1, cursor)

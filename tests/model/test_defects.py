@@ -6,6 +6,7 @@ import pytest
 
 from broker.scripts import read_sources
 from tests.model.machine import BrokerMachine, explore
+from tests.model.test_cursor import CursorMachine
 from tests.model.test_key_shared import KeySharedMachine
 from tests.model.test_ordered import ExclusiveMachine, FailoverMachine
 from tests.model.test_shared import SharedMachine
@@ -108,6 +109,21 @@ DEFECTS = {
         "if true then",
     ),
     "a seek keeps retry counts": Defect(SharedMachine, "subscription/seek", "queue, retries)", "queue)"),
+    "a commit is done for a reader whose place another has taken": Defect(
+        CursorMachine, "subscription/commit", "if holder ~= reader then", "if not holder then"
+    ),
+    "a commit moves the cursor back": Defect(
+        CursorMachine, "subscription/commit", "if target <= cursor then", "if target == cursor then"
+    ),
+    "a commit does not look at the other subscriptions": Defect(
+        CursorMachine, "lib/forget", "if all[index] ~= except then", "if false then"
+    ),
+    "a commit leaves behind what it has passed": Defect(
+        CursorMachine, "subscription/commit", "return { { first, last } }", "return { { first, last - 1 } }"
+    ),
+    "a claim is granted while another reader's session lasts": Defect(
+        CursorMachine, "subscription/claim", "holder ~= reader and left_ms > 0", "false"
+    ),
     "a duplicate is known for less than the window": Defect(
         SharedMachine, "partition/publish", "newer[index] or older[index]", "newer[index]"
     ),
