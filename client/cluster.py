@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 from client import wire
@@ -21,6 +22,12 @@ from client.wire import Frame, Properties
 
 T = TypeVar("T")
 _log = logging.getLogger("keylane.client")
+
+
+async def _reach(peer: Peer) -> None:
+    """Connect to a worker, if it is there again."""
+    with suppress(BrokerError):
+        await peer.connect()
 
 
 class Cluster(Events):
@@ -85,6 +92,27 @@ class Cluster(Events):
                 self._asked.pop(answer, None)
 
         return await self._insist(ask, repeatable)
+
+    async def request_near(self, topic: str, partition: int, properties: Properties) -> Frame:
+        """Ask the worker that serves a partition what any could answer: so that all do their share."""
+        peer = (await self.map(topic)).owner(partition)
+        if peer is not None and peer is not self._pool.home:
+            if peer.current is None and peer.error is not None:
+                self._pool.tasks.start(_reach(peer))  # in the background: another is at hand
+                return await self.request(properties)
+            try:
+                connection = await peer.connect()
+                answer = connection.request(properties)
+                gone = ConnectionClosed(f"the worker at {peer.address} does not answer")
+                connection.wait_while_heard(answer, gone)
+                async with asyncio.timeout(self.timeout):
+                    return await answer
+            except TimeoutError:
+                pass
+            except BrokerError as error:
+                if not error.retriable:
+                    raise
+        return await self.request(properties)
 
     async def info(self) -> wire.InfoReply:
         """Ask a worker about the cluster."""

@@ -47,7 +47,8 @@ class Reading:
 
         >>> page = await client.read("orders", 0, 1, 5_001)      # go on from page.next
         """
-        answer = await self._cluster.request(wire.Read(topic, partition, start, end, limit, journal))
+        question = wire.Read(topic, partition, start, end, limit, journal)
+        answer = await self._cluster.request_near(topic, partition, question)
         said = properties_of(answer, wire.ReadReply)
         ranges, flat = unpack(answer.body, _LINES)
         return Page(ranges, flat, said.ledgers, said.next)
