@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.server import free_port
-from client import AsyncClient, Client
+from client import AsyncClient, Client, OutgoingMessage
 from tests.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # each command is a process
@@ -285,6 +285,24 @@ def test_a_subscription_is_made_listed_described_paused_and_deleted(
     assert client.describe_subscription(topic, "billing").paused is False
     keylane("subscription", "delete", topic, "billing")
     assert keylane("subscription", "list", topic, "--json").stdout == "[]\n"
+
+
+def test_a_subscription_that_is_read_by_position_is_shown_with_its_reader(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """And is neither paused nor consumed."""
+    made = keylane("subscription", "create", topic, "spark", "--mode", "cursor")
+    assert made.stdout == f"subscription 'spark' on {topic!r} is cursor\n"
+    client.publish_many(topic, [OutgoingMessage(partition=0) for _ in range(3)])
+    assert client.claim(topic, "spark", "query-1", session=60).granted
+    client.commit(topic, "spark", "query-1", {0: 2})
+    assert "cursor" in keylane("subscription", "list", topic).stdout
+    about = json.loads(keylane("subscription", "describe", topic, "spark", "--json").stdout)
+    assert (about["mode"], about["backlog"], about["consumers"]) == ("cursor", 2, ["query-1"])
+    refused = keylane("subscription", "pause", topic, "spark", status=1)
+    assert "stop its reader instead" in refused.stderr
+    refused = keylane("subscribe", topic, "spark", "--max", "1", status=1)
+    assert "use another subscription" in refused.stderr
 
 
 def test_seek_moves_a_subscription(keylane: Keylane, client: Client, topic: str) -> None:

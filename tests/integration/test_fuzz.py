@@ -302,6 +302,11 @@ def samples(topic: str) -> list[tuple[wire.Properties, list[Any] | None]]:
         (wire.Nack(7, 1, 5, None, False), receipts),
         (wire.Extend(7, 0, None, 1), receipts),
         (wire.Unsubscribe(7), None),
+        (wire.CreateSubscription(topic, "r", "cursor", exist_ok=True), None),
+        (wire.Read(topic, 0, 1, 1, 10, False), None),
+        (wire.Offsets(topic, "r"), None),
+        (wire.Claim(topic, "r", "reader", 1_000, False), None),
+        (wire.Commit(topic, "r", "reader", {0: 1, 1: 1}), None),
     ]
 
 
