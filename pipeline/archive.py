@@ -95,10 +95,7 @@ class Archive:
     def start(self) -> StreamingQuery:
         """Finish what a crash has left, and start the query."""
         options = self._options
-        self._files.make_folder(f"{options.state}/notes")
-        for note in self._notes():
-            self._move(self._read(note))
-        self._compactor.recover()
+        self.recover()
         frame = self._spark.readStream.format("keylane").options(**self._source()).load()
         writer = frame.writeStream.foreachBatch(self.write).option(
             "checkpointLocation", f"{options.state}/checkpoint"
@@ -106,6 +103,12 @@ class Archive:
         if options.interval is None:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{round(options.interval * 1000)} milliseconds").start()
+
+    def recover(self) -> None:
+        """Finish what a crash has left."""
+        for note in self._notes():
+            self._move(self._read(note))
+        self._compactor.recover()
 
     def write(self, frame: DataFrame, batch: int) -> None:
         """Add a batch to the archive, unless it is there already."""
@@ -119,6 +122,7 @@ class Archive:
             known = self._stage(frame, batch)
             if not known["rows"]:
                 return
+            self._files.make_folder(f"{self._options.state}/notes")
             self._files.write(f"{self._options.state}/notes/{note}", json.dumps(known))
         self._move(known)
         self.result.rows += known["rows"]
