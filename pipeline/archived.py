@@ -1,0 +1,131 @@
+"""The archive held against the journal: what it lacks, what it has twice, and what was never published."""
+
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from pipeline.commandline import Trouble
+from pipeline.journal import publishes_of
+from pipeline.judgement import some_entries
+
+# What became of a row of the archive.
+FINE = "fine"
+UNPROVEN = "unproven"  # from before the journal
+NEWER = "newer"  # from after it
+FOREIGN = "never_published"
+
+
+class ArchiveAudit(msgspec.Struct, frozen=True):
+    """What was found in an archive; listings are cut, counts are not."""
+
+    path: str
+    subscription: str
+    rows: int
+    messages: int  # rows less duplicates
+    duplicates: int
+    committed: (
+        int | None
+    )  # messages that the archive's subscription has committed; None: it is not in the journal
+    missing: int  # of these, not in the archive
+    never_published: int
+    unproven: int
+    newer: int
+    missing_ids: list[str] = []
+    duplicate_ids: list[str] = []
+    never_published_ids: list[str] = []
+
+
+def read_archive(spark: SparkSession, path: Path, topic: str) -> DataFrame:
+    """The rows of a topic in an archive: partition, offset, message_id, key."""
+    folder = path / f"topic={topic}"
+    if not folder.is_dir():
+        there = sorted(entry.name.removeprefix("topic=") for entry in path.glob("topic=*"))
+        raise Trouble(f"no archive of {topic!r} in {path}; it has {', '.join(there) or 'no topic'}")
+    return spark.read.parquet(str(folder)).select("partition", "offset", "message_id", "key")
+
+
+def check_rows(
+    archive: DataFrame, journal: DataFrame, coverage: DataFrame, newest: dict[int, int]
+) -> DataFrame:
+    """The rows with `again`, of one that is there before, and `found`; `newest` is where logs end now."""
+    # A ledger's entries are consecutive, so two numbers tell which they are.
+    ledgers = (
+        journal.where(F.col("transition") == "published")
+        .groupBy("partition", F.col("by").alias("ledger"))
+        .agg(F.min("first").alias("from"), F.max("last").alias("upto"))
+    )
+    ends = ledgers.groupBy("partition").agg((F.max("upto") + 1).alias("end"))
+    now = journal.sparkSession.createDataFrame(list(newest.items()), "partition int, newest long")
+    about = coverage.select("partition", "proven").join(ends, "partition", "left").join(now, "partition")
+    same = Window.partitionBy("partition", "offset").orderBy("message_id")
+    rows = archive.withColumn("again", F.row_number().over(same) > 1).join(
+        F.broadcast(about), "partition", "left"
+    )
+    rows = rows.join(
+        F.broadcast(ledgers.withColumnRenamed("partition", "of")),
+        (F.col("of") == F.col("partition")) & F.col("offset").between(F.col("from"), F.col("upto")),
+        "left",
+    )
+    expected = F.concat_ws("", "partition", F.lit(":"), "ledger", F.lit("-"), "offset")
+    found = (
+        F.when(
+            F.col("proven").isNull() | (F.col("offset") < 1) | (F.col("offset") >= F.col("newest")), FOREIGN
+        )
+        .when(F.col("offset") < F.col("proven"), UNPROVEN)
+        .when(F.col("offset") >= F.col("end"), NEWER)
+        .when(F.col("ledger").isNull() | (F.col("message_id") != expected), FOREIGN)
+        .otherwise(FINE)
+    )
+    return rows.select("partition", "offset", "message_id", "again", found.alias("found"))
+
+
+def summarise(
+    path: Path,
+    subscription: str,
+    rows: DataFrame,
+    judged: DataFrame,
+    journal: DataFrame,
+    cap: int,
+) -> ArchiveAudit:
+    """Count, and list the first of each kind."""
+    counts = {
+        (row.again, row.found): row["count"] for row in rows.groupBy("again", "found").count().collect()
+    }
+    total = sum(counts.values())
+    twice = sum(count for (again, _), count in counts.items() if again)
+    settled = judged.where(
+        (F.col("subscription") == subscription) & (F.col("published") > 0) & (F.col("acked") > 0)
+    )
+    gone = settled.where(F.col("archived") == 0)
+    known = judged.where(F.col("subscription") == subscription).limit(1).count() > 0
+    committed = settled.agg(F.sum("entries")).first()
+    missing = gone.agg(F.sum("entries")).first()
+    return ArchiveAudit(
+        path=str(path),
+        subscription=subscription,
+        rows=total,
+        messages=total - twice,
+        duplicates=twice,
+        committed=(committed[0] or 0) if known and committed else None,
+        missing=(missing[0] or 0) if missing else 0,
+        never_published=sum(count for (_, found), count in counts.items() if found == FOREIGN),
+        unproven=counts.get((False, UNPROVEN), 0),
+        newer=counts.get((False, NEWER), 0),
+        missing_ids=_missing(gone, journal, cap),
+        duplicate_ids=_ids(rows.where("again"), cap),
+        never_published_ids=_ids(rows.where(F.col("found") == FOREIGN), cap),
+    )
+
+
+def _ids(rows: DataFrame, cap: int) -> list[str]:
+    some = rows.select("partition", "offset", "message_id").distinct().orderBy("partition", "offset")
+    return [row.message_id for row in some.limit(cap).collect()]
+
+
+def _missing(stretches: DataFrame, journal: DataFrame, cap: int) -> list[str]:
+    """The archive does not have their ids, so they are made from the journal."""
+    entries = some_entries(stretches.orderBy("partition", "first").select("partition", "first", "last"), cap)
+    published = publishes_of(journal, [(partition, entry) for partition, entry in entries])
+    return [f"{partition}:{published[partition, entry][0]}-{entry}" for partition, entry in entries]

@@ -1,0 +1,90 @@
+"""`keylane pipeline audit` and `keylane pipeline skew`."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.commandline import Job, Usage, command
+
+if TYPE_CHECKING:
+    from pipeline.findings import Audit
+
+__all__ = ["add_audit"]
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+
+
+def add_audit(app: typer.Typer) -> None:
+    """Make it a command."""
+    command(app, "audit")(audit)
+
+
+def audit(
+    job: Job,
+    topic: TopicArgument,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For snapshot and report.")] = Path("audit"),
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Use the snapshot that an earlier audit wrote.", show_default=False
+        ),
+    ] = None,
+    archive: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Check this archive, too.", show_default=False)
+    ] = None,
+    archive_subscription: Annotated[
+        str, typer.Option(metavar="NAME", help="The subscription that the archive is made with.")
+    ] = "archive",
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only what was published from then on.", show_default=False),
+    ] = None,
+) -> None:
+    """Prove that every message was delivered; ends with 0: complete, 1: incomplete, 3: unproven."""
+    start = _moment(since)
+    spark = job.spark("keylane audit")
+    from pipeline.audit import run
+    from pipeline.findings import STATUS
+    from pipeline.report import write_audit
+
+    if journal is None:
+        job.progress(f"reading the log and the journal of {topic} into {out}")
+    found = run(
+        spark,
+        topic,
+        out,
+        server=job.server,
+        journal=journal,
+        archive=archive,
+        archive_subscription=archive_subscription,
+        since=start,
+    )
+    write_audit(found, out)
+    job.say(found, _told(found, out))
+    if status := STATUS[found.verdict]:
+        raise typer.Exit(status)
+
+
+def _told(found: "Audit", out: Path) -> str:
+    """The audit in a few lines."""
+    lines = [f"{found.topic}: {found.verdict}", *(f"  {why}" for why in found.why)]
+    for one in found.subscriptions:
+        lines.append(
+            f"  {one.name}: {one.messages:,} messages, {one.settled:,} settled, {one.in_flight:,} in flight, "
+            f"{one.waiting:,} waiting, {one.duplicates:,} delivered more than once, {one.lost:,} lost"
+        )
+    lines += [f"  lost: {message.message_id} for {message.subscription}" for message in found.lost[:20]]
+    if found.lost_total > 20:
+        lines.append(f"  lost: {found.lost_total - 20:,} more")
+    return "\n".join([*lines, f"  report: {out / 'audit.html'}, {out / 'audit.json'}"])
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise Usage(f"{text!r} is no time: write it like 2026-12-31 or 2026-12-31T08:00:00+00:00") from None

@@ -1,0 +1,109 @@
+"""How long messages took from publish to first delivery and to ack: percentiles, weighed by messages.
+
+Latencies are counted in classes of three digits (an error below 1 %), so that what is held in memory does not
+grow with the messages.
+"""
+
+import msgspec
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+HOUR_MS = 3_600_000
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Of the messages of a subscription that were published in an hour; milliseconds."""
+
+    subscription: str
+    hour_ms: int | None  # None: all of them
+    what: str  # delivered (first) or acked
+    messages: int
+    p50: int
+    p90: int
+    p99: int
+    max: int
+
+
+def latencies_of(
+    judged: DataFrame, first_deliveries: DataFrame, cap: int
+) -> tuple[list[Latency], list[Latency]]:
+    """Over all by subscription, and by hour of publish, the newest hours of at most `cap` lines.
+
+    Stretches that were delivered more than once count from the first time; those that were acked more than
+    once, after a seek, do not count.
+    """
+    again = first_deliveries.withColumnRenamed("delivered_at", "first_at")
+    known = judged.where(F.col("published") > 0).join(again, ["number", "first"], "left")
+    delivered = F.struct(F.lit("delivered").alias("what"), F.coalesce("delivered_at", "first_at").alias("at"))
+    acked = F.struct(F.lit("acked").alias("what"), F.col("acked_at").alias("at"))
+    times = known.select(
+        "subscription", "published_at", "entries", F.explode(F.array(delivered, acked)).alias("event")
+    ).where(F.col("event.at").isNotNull())
+    taken = F.greatest(F.col("event.at") - F.col("published_at"), F.lit(0))
+    classes = (
+        times.select(
+            "subscription",
+            F.floor(F.col("published_at") / HOUR_MS).alias("hour"),
+            F.col("event.what").alias("what"),
+            taken.alias("taken"),
+            "entries",
+        )
+        .groupBy("subscription", "hour", "what", _class(F.col("taken")).alias("class"))
+        .agg(F.sum("entries").alias("entries"), F.max("taken").alias("taken"))
+        .persist()
+    )
+    try:
+        total = (
+            classes.groupBy("subscription", "what", "class")
+            .agg(F.sum("entries").alias("entries"), F.max("taken").alias("taken"))
+            .withColumn("hour", F.lit(None).cast("long"))
+        )
+        return _percentiles(total, cap), _percentiles(classes, cap)
+    finally:
+        classes.unpersist()
+
+
+def _class(taken: Column) -> Column:
+    """Milliseconds with all but the first three digits cut off."""
+    unit = F.pow(F.lit(10), F.greatest(F.length(taken.cast("string")) - 3, F.lit(0))).cast("long")
+    return taken - taken % unit
+
+
+def _percentiles(classes: DataFrame, cap: int) -> list[Latency]:
+    group = ["subscription", "hour", "what"]
+    upto = Window.partitionBy(*group).orderBy("class")
+    ranked = classes.withColumns(
+        {
+            "upto": F.sum("entries").over(upto.rowsBetween(Window.unboundedPreceding, Window.currentRow)),
+            "all": F.sum("entries").over(Window.partitionBy(*group)),
+        }
+    )
+    rows = (
+        ranked.groupBy(*group)
+        .agg(
+            F.max("all").alias("messages"),
+            *(
+                F.min(F.when(F.col("upto") >= F.ceil(F.col("all") * share), F.col("class"))).alias(name)
+                for name, share in QUANTILES.items()
+            ),
+            F.max("taken").alias("max"),
+        )
+        .orderBy(F.col("hour").desc(), "subscription", "what")
+        .limit(cap)
+        .collect()
+    )
+    found = [
+        Latency(
+            row.subscription,
+            None if row.hour is None else row.hour * HOUR_MS,
+            row.what,
+            row.messages,
+            row.p50,
+            row.p90,
+            row.p99,
+            row["max"],
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda line: (line.subscription, line.what, line.hour_ms or 0))

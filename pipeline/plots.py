@@ -1,0 +1,79 @@
+"""Pictures for reports: drawn by matplotlib, as bytes of PNG that a page can hold."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")  # no screen here
+
+from matplotlib import dates, ticker
+from matplotlib.figure import Figure
+
+INK = "#1d2733"
+COLOURS = ("#2a6fbb", "#e08a1e", "#3a9c5f", "#b03a5b", "#6f5bb0", "#4aa3a8", "#8a6d3b", "#7a8794")
+STATE_COLOURS = {
+    "settled": "#3a9c5f",
+    "in_flight": "#2a6fbb",
+    "waiting": "#9cc3ea",
+    "let_go": "#b9c0c8",
+    "not_owed": "#dfe3e7",
+    "lost": "#c6283a",
+}
+
+
+def picture(draw: Callable[[Any], None], *, width: float = 9.0, height: float = 3.4) -> bytes:
+    """Draw on fresh axes."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes: Any = figure.subplots()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=INK, labelsize=8)
+    axes.grid(axis="y", color="#e6e9ed", linewidth=0.8)
+    axes.set_axisbelow(True)
+    draw(axes)
+    made = io.BytesIO()
+    figure.savefig(made, format="png", dpi=130)
+    return made.getvalue()
+
+
+def moment(ms: float) -> datetime:
+    """Milliseconds as a time."""
+    return datetime.fromtimestamp(ms / 1_000, UTC)
+
+
+def time_axis(axes: Any, title: str = "UTC") -> None:
+    """Make the x axis one of times."""
+    locator = dates.AutoDateLocator(minticks=3, maxticks=9)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    axes.set_xlabel(title, fontsize=8)
+
+
+def counts(axes: Any, which: str = "y") -> None:
+    """Write 12k and 3M for big numbers."""
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_formatter(ticker.EngFormatter(sep=""))
+
+
+def legend(axes: Any, columns: int = 1) -> None:
+    """Beside the picture, where it hides nothing."""
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), ncols=columns)
+
+
+def stacked_bars(
+    axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[int]], colours: dict[str, str]
+) -> None:
+    """A horizontal bar for each name, made of parts."""
+    left = [0] * len(names)
+    for part, values in parts.items():
+        if any(values):
+            axes.barh(names, values, left=left, height=0.6, color=colours[part], label=part.replace("_", " "))
+            left = [before + value for before, value in zip(left, values, strict=True)]
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    counts(axes, "x")
+    axes.set_xlabel("messages", fontsize=8)
+    legend(axes)

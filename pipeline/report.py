@@ -1,0 +1,238 @@
+"""The audit as files: `audit.json` for programs, `audit.html` for people."""
+
+from collections import defaultdict
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline import plots
+from pipeline.findings import Audit
+from pipeline.judgement import REASONS
+from pipeline.latency import Latency
+from pipeline.page import Page, shown_ms, shown_time
+from pipeline.tally import MOST_ATTEMPTS, STATES
+
+KINDS = {"complete": "good", "incomplete": "bad", "unproven": "doubt"}
+SHOWN = 200  # of a long list; the JSON has more of it
+DRAWN = 6  # subscriptions in one picture
+LINES = ("published", "delivered", "acked", "committed", "nacked", "timed_out", "crashed", "released", "lost")
+
+
+def write_audit(found: Audit, out: Path) -> None:
+    """Write both."""
+    (out / "audit.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    (out / "audit.html").write_text(page_of(found), encoding="utf-8")
+
+
+def page_of(found: Audit) -> str:
+    """The report."""
+    since = "" if found.since is None else f", of what was published since {shown_time(found.since)}"
+    page = Page(
+        f"Audit of {found.topic}",
+        f"{shown_time(found.taken_at)}: {found.records:,} journal rows, {found.messages:,} messages{since}",
+    )
+    page.verdict(found.verdict, KINDS[found.verdict], found.why)
+    _subscriptions(page, found)
+    _lost(page, found)
+    _archive(page, found)
+    _latency(page, found)
+    _activity(page, found)
+    _coverage(page, found)
+    return page.html()
+
+
+def _subscriptions(page: Page, found: Audit) -> None:
+    page.heading("Subscriptions")
+    if not found.subscriptions:
+        page.note("The journal has none.")
+        return
+    columns = [
+        "subscription",
+        "messages",
+        *STATES,
+        "delivered twice or more",
+        "nacked",
+        "timed out",
+        "crashed",
+    ]
+    page.table(
+        [column.replace("_", " ") for column in columns],
+        [
+            (
+                one.name,
+                one.messages,
+                *(getattr(one, state) for state in STATES),
+                one.duplicates,
+                *(one.transitions.get(what, 0) for what in ("nacked", "timed_out", "crashed")),
+            )
+            for one in found.subscriptions
+        ],
+    )
+    page.note(
+        "settled: acked, committed, dead-lettered or expired. in flight: delivered, not settled yet. waiting: "
+        "to be delivered. let go: the subscription was deleted or sought past them. not owed: older than the "
+        "subscription, and gone before it began. Only what is lost breaks the promise."
+    )
+    some = found.subscriptions[:SHOWN]
+    parts: dict[str, list[int]] = {state: [getattr(one, state) for one in some] for state in STATES}
+    names = [one.name for one in some]
+    page.picture(
+        plots.picture(
+            lambda axes: plots.stacked_bars(axes, names, parts, plots.STATE_COLOURS),
+            height=1.2 + 0.35 * len(some),
+        ),
+        "What became of the messages of each subscription",
+    )
+    page.heading("Attempts")
+    page.picture(plots.picture(lambda axes: _attempts(axes, found)), "How often messages were delivered")
+
+
+def _attempts(axes: Any, found: Audit) -> None:
+    some = [one for one in found.subscriptions if one.attempts][:DRAWN]
+    most = max([int(times) for one in some for times in one.attempts], default=1)
+    width = 0.8 / max(1, len(some))
+    for number, one in enumerate(some):
+        places = [times - 0.4 + width * (number + 0.5) for times in range(1, most + 1)]
+        values = [one.attempts.get(str(times), 0) for times in range(1, most + 1)]
+        axes.bar(places, values, width=width * 0.95, color=plots.COLOURS[number], label=one.name)
+    axes.set_xticks(
+        range(1, most + 1), [f"{n}+" if n == MOST_ATTEMPTS else str(n) for n in range(1, most + 1)]
+    )
+    axes.set_xlabel("times delivered", fontsize=8)
+    axes.set_ylabel("messages, on a log scale", fontsize=8)
+    axes.set_yscale("log")
+    if some:
+        plots.legend(axes)
+
+
+def _lost(page: Page, found: Audit) -> None:
+    if not found.lost_total:
+        return
+    page.heading("Lost messages")
+    page.table(
+        ["message", "subscription", "key", "published", "why"],
+        [
+            (
+                message.message_id,
+                message.subscription,
+                message.key or "-",
+                "-" if message.published_ms is None else shown_time(plots.moment(message.published_ms)),
+                REASONS[message.reason],
+            )
+            for message in found.lost[:SHOWN]
+        ],
+    )
+    if found.lost_total > SHOWN:
+        page.note(f"{found.lost_total:,} in all; audit.json lists {len(found.lost):,}.")
+
+
+def _archive(page: Page, found: Audit) -> None:
+    archive = found.archive
+    if archive is None:
+        return
+    page.heading("Archive")
+    committed = "not in the journal" if archive.committed is None else f"{archive.committed:,}"
+    page.table(
+        ["", "messages"],
+        [
+            ("rows", f"{archive.rows:,}"),
+            (f"committed by {archive.subscription}", committed),
+            ("of these not in the archive", f"{archive.missing:,}"),
+            ("never published", f"{archive.never_published:,}"),
+            ("there more than once", f"{archive.duplicates:,}"),
+            ("older than the journal", f"{archive.unproven:,}"),
+            ("newer than the journal", f"{archive.newer:,}"),
+        ],
+    )
+    for what, ids in (
+        ("Missing", archive.missing_ids),
+        ("Never published", archive.never_published_ids),
+        ("More than once", archive.duplicate_ids),
+    ):
+        if ids:
+            page.note(f"{what}: {', '.join(ids[:SHOWN])}{' …' if len(ids) > SHOWN else ''}")
+
+
+def _latency(page: Page, found: Audit) -> None:
+    if not found.latency:
+        return
+    page.heading("Latency")
+    page.table(
+        ["subscription", "from publish to", "messages", "p50", "p90", "p99", "max"],
+        [
+            (
+                line.subscription,
+                _event(line),
+                line.messages,
+                *map(shown_ms, (line.p50, line.p90, line.p99, line.max)),
+            )
+            for line in found.latency
+        ],
+    )
+    hours: dict[str, list[Latency]] = defaultdict(list)
+    for line in found.latency_by_hour:
+        hours[line.what].append(line)
+    for _, lines in sorted(hours.items(), reverse=True):
+        title = f"From publish to {_event(lines[0])}, by hour of publish"
+        page.picture(plots.picture(partial(_by_hour, lines=lines)), title)
+        page.note(f"{title}: p50 (line), p90 to p99 (shade).")
+
+
+def _event(line: Latency) -> str:
+    return "first delivery" if line.what == "delivered" else "ack"
+
+
+def _by_hour(axes: Any, lines: list[Latency]) -> None:
+    for number, (name, group) in enumerate(groupby(lines, key=lambda line: line.subscription)):
+        if number == DRAWN:
+            break
+        some = list(group)
+        colour = plots.COLOURS[number]
+        times = [plots.moment(line.hour_ms or 0) for line in some]
+        shade = [max(1, line.p90) for line in some], [max(1, line.p99) for line in some]
+        axes.plot(times, [max(1, line.p50) for line in some], color=colour, marker="o", ms=3, label=name)
+        if len(some) > 1:
+            axes.fill_between(times, *shade, color=colour, alpha=0.18, linewidth=0)
+        else:
+            axes.vlines(times, *shade, color=colour, alpha=0.4, linewidth=6)
+    axes.set_yscale("log")
+    axes.set_ylabel("milliseconds", fontsize=8)
+    plots.time_axis(axes)
+    plots.legend(axes)
+
+
+def _activity(page: Page, found: Audit) -> None:
+    if not found.activity:
+        return
+    page.heading("Activity")
+    page.picture(plots.picture(lambda axes: _bars(axes, found)), "What happened when")
+
+
+def _bars(axes: Any, found: Audit) -> None:
+    times = sorted({bar.at_ms for bar in found.activity})
+    amounts = {(bar.at_ms, bar.transition): bar.messages for bar in found.activity}
+    for number, what in enumerate(
+        what for what in LINES if any(bar.transition == what for bar in found.activity)
+    ):
+        colour = plots.STATE_COLOURS["lost"] if what == "lost" else plots.COLOURS[number % len(plots.COLOURS)]
+        values = [amounts.get((at, what), 0) for at in times]
+        axes.plot([plots.moment(at) for at in times], values, color=colour, label=what.replace("_", " "))
+    plots.counts(axes)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("messages", fontsize=8)
+    plots.time_axis(axes)
+    plots.legend(axes)
+
+
+def _coverage(page: Page, found: Audit) -> None:
+    page.heading("What the journal covers")
+    page.table(
+        ["partition", "published ever", "proven from entry", "unproven", ""],
+        [
+            (str(part.partition), part.published, part.proven_from, part.unproven, part.why)
+            for part in found.coverage[:SHOWN]
+        ],
+    )

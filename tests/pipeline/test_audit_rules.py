@@ -1,0 +1,70 @@
+"""The rules of the audit, without Spark: thousands of random partitions, some of them robbed, looked at as
+they live.
+
+That the job on Spark follows these rules is for test_audit.py.
+"""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.pipeline.plain_audit import judge_plainly, lives_of, proven_from
+from tests.pipeline.simulation import Look, Partition
+
+SEEDS = 1_500
+
+
+def partitions(*, thief: bool) -> Iterator[tuple[int, Partition, Look]]:
+    """Random partitions, each with what a snapshot of it has."""
+    for seed in range(SEEDS):
+        luck = random.Random(seed)
+        partition = Partition(luck, thief=thief)
+        yield seed, partition, partition.live(luck.randint(10, 120))
+
+
+def test_on_a_live_topic_from_which_nothing_is_taken_nothing_is_called_lost() -> None:
+    """However publishes, acks, seeks and deletes fall between offsets, log and journal."""
+    judged = 0
+    for seed, _, look in partitions(thief=False):
+        found = judge_plainly(look)
+        judged += sum(found.values())
+        assert not [key for key in found if key[2] == "lost"], seed
+    assert judged > 10_000
+
+
+def test_what_is_called_lost_was_taken() -> None:
+    """Nothing else is."""
+    lost = 0
+    for seed, partition, look in partitions(thief=True):
+        entries = {entry for _, entry, state, _ in judge_plainly(look) if state == "lost"}
+        lost += len(entries)
+        assert entries <= partition.taken.keys(), seed
+    assert lost > 200
+
+
+def test_what_was_taken_from_those_who_owed_it_is_called_lost() -> None:
+    """Unless nobody can know: it is newer than the first look, or older than the subscription."""
+    certain = 0
+    for seed, partition, look in partitions(thief=True):
+        lost = {(name, entry) for name, entry, state, _ in judge_plainly(look) if state == "lost"}
+        newest = {life.sub: life for life in lives_of(look)}
+        for (name, _), entries in partition.robbed.items():
+            life = newest.get(name)
+            if life is None or life.ends is not None:
+                continue
+            starts = [mark.ranges[0][0] for mark, _ in life.marks]
+            made = [before + 1 for mark, before in life.marks if mark.what == "subscribed"]
+            known_from = max([proven_from(look), *starts, *made])
+            for entry in entries:
+                if known_from <= entry < look.latest and entry not in look.log:
+                    certain += 1
+                    assert (name, entry) in lost, (seed, name, entry)
+    assert certain > 100
+
+
+@pytest.mark.parametrize("seed", [7])
+def test_a_partition_lives_the_same_life_for_the_same_seed(seed: int) -> None:
+    """So that a failure can be looked at again."""
+    looks = [Partition(random.Random(seed), thief=True).live(50) for _ in range(2)]
+    assert looks[0] == looks[1]
