@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 Handler = Callable[["Worker", "Connection", Any, memoryview], Awaitable[Reply]]
 
 # Those that may read and answer a lot.
-HEAVY = {Type.PEEK, Type.TOPICS, Type.DESCRIBE_TOPIC, Type.DESCRIBE_SUBSCRIPTION, Type.CLUSTER, Type.READ}
+HEAVY = {
+    Type.PEEK,
+    Type.TOPICS,
+    Type.DESCRIBE_TOPIC,
+    Type.DESCRIBE_SUBSCRIPTION,
+    Type.CLUSTER,
+    Type.READ,
+    Type.OFFSETS,
+}
 
 HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
     Type.INFO: (wire.Info, topic_commands.info),

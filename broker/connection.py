@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
 _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
 _REQUESTS = 200  # requests that one connection may have under way
+_TURNS = 2  # of those that may read and answer a lot: while Redis reads for one, the other is answered
 
 
 class Connection(asyncio.Protocol):
@@ -43,7 +44,8 @@ class Connection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._inflight = 0
         self._requests = 0
-        self._heavy: deque[Frame] | None = None  # requests that wait for their turn
+        self._heavy: deque[Frame] = deque()  # requests that wait for their turn
+        self._turns = 0  # of these that are under way
         self._drained = asyncio.Event()  # the client reads
         self._drained.set()
         self._reading = True
@@ -202,22 +204,23 @@ class Connection(asyncio.Protocol):
             self.regulate()
 
     def _begin(self, frame: Frame) -> None:
-        """Start on a request; of those that may read and answer a lot, one at a time."""
+        """Start on a request; of those that may read and answer a lot, few at a time."""
         if frame.type not in HEAVY:
             self.worker.start(self._request, frame)
-        elif self._heavy is not None:
-            self._heavy.append(frame)
-        else:
-            self._heavy = deque([frame])
-            self.worker.start(self._request_in_turn, self._heavy)
+            return
+        self._heavy.append(frame)
+        if self._turns < _TURNS:
+            self._turns += 1
+            self.worker.start(self._request_in_turn)
 
-    async def _request_in_turn(self, frames: deque[Frame]) -> None:
+    async def _request_in_turn(self) -> None:
         try:
-            while frames and self.alive and not self.worker.stopping:
+            while self._heavy and self.alive and not self.worker.stopping:
+                frame = self._heavy.popleft()
                 await self._drained.wait()
-                await self._request(frames.popleft())
+                await self._request(frame)
         finally:
-            self._heavy = None
+            self._turns -= 1
 
     def _flow(self, request: wire.Flow, sequence: int) -> None:
         consumer = self.streams.get(request.stream)
@@ -253,7 +256,9 @@ class Connection(asyncio.Protocol):
         size = len(frame.body)
         self._inflight += size
         self.worker.inflight += size
-        partition.publish(Pending(self, frame.sequence, flat, size, request.durability, request.timeout_ms))
+        partition.publish(
+            Pending(self, frame.sequence, flat, size, request.durability, request.timeout_ms, request.due_ms)
+        )
         self.regulate()
 
     def published(self, pending: Pending, reply: wire.PublishReply) -> None:

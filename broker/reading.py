@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from broker.administration import Administration, checked, partition_keys
-from broker.arguments import MAX_PARTITIONS, check_int, id_maker
+from broker.arguments import MAX_PARTITIONS, check_int, id_maker, rows
 from broker.keys import PartitionKeys, check_name
 from broker.results import Lines
 from broker.store import Call
@@ -48,17 +48,18 @@ class Reading(Administration):
             count = min(count, limit - read)
             command = ("XRANGE", stream, id_of(lines.next), id_of(end - 1), "COUNT", str(count))
             [found] = await self.store.read_all([command])
-            kept = _fitting(found, values, TEXTS - size)
-            flat = list(chain.from_iterable(kept))
+            flat = list(chain.from_iterable(map(values, map(_fields, found))))
+            read, size = read + len(found), size + sum(map(len, flat))
+            if size > TEXTS:  # perhaps too large for a frame
+                width = len(flat) // len(found)
+                fitting = _fitting(flat, width, TEXTS - (size - sum(map(len, flat))))
+                lines.flat += flat[: fitting * width]
+                add_ranges(lines.ranges, found[:fitting])
+                lines.next = lines.ranges[-1] + 1
+                break
             lines.flat += flat
-            add_ranges(lines.ranges, found[: len(kept)])
-            if len(kept) == len(found) < count:
-                lines.next = end
-                break
-            lines.next = lines.ranges[-1] + 1
-            if len(kept) < len(found):
-                break
-            read, size = read + len(kept), size + sum(map(len, flat))
+            add_ranges(lines.ranges, found)
+            lines.next = lines.ranges[-1] + 1 if len(found) == count else end
             count = min(MAX_BATCH, (TEXTS - size) * read // max(size, 1) + 1)  # as many as should fit
         return lines
 
@@ -100,13 +101,10 @@ def _offsets(keys: PartitionKeys, subscription: str) -> Call:
     return "partition/offsets", [keys.meta, keys.log, keys.subs, sub, keys.journal], [subscription]
 
 
-def _fitting(found: list[Any], values: "itemgetter[Any]", room: int) -> list[tuple[str, ...]]:
-    """The values of the entries that were found, of as many as there is room for; of one at least."""
-    kept = list(map(values, map(_fields, found)))
-    if sum(map(len, chain.from_iterable(kept))) <= room:
-        return kept
-    sizes = accumulate(sum(map(len, line)) for line in kept)
-    return kept[: max(1, sum(size <= room for size in sizes))]
+def _fitting(flat: list[str], width: int, room: int) -> int:
+    """How many lines of so many texts there is room for; one at least."""
+    ends = accumulate(sum(map(len, line)) for line in rows(flat, width))
+    return max(1, sum(end <= room for end in ends))
 
 
 def entry_of(line: list[Any]) -> int:
