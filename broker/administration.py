@@ -164,7 +164,7 @@ class Administration:
             topic_settings(to_dict(answer[1])).partitions,
             lambda keys: (
                 "partition/delete",
-                list(keys),
+                [*keys, keys.delayed, keys.delayed_data],
                 [keys.subscription_prefix, *SUBSCRIPTION_SUFFIXES],
             ),
         )

@@ -91,6 +91,14 @@ def check_flat(flat: list[str]) -> None:
         raise InvalidArgument(f"key {next(key for key in keys if chr(0) in key)[:50]!r} has a NUL")
 
 
+def check_dues(flat: list[str], dues: Sequence[int]) -> None:
+    """Raise for a batch that cannot be delayed: each message has a time of its own."""
+    if len(dues) * 3 != len(flat):
+        raise InvalidArgument(f"{len(dues)} times for {len(flat) // 3} messages: each has one")
+    if any(type(due_ms) is not int or not 0 <= due_ms <= MAX_TIME_MS for due_ms in dues):
+        raise InvalidArgument(f"a message is due at a time that is none: use ms from 0 to {MAX_TIME_MS}")
+
+
 def _check_sizes(keys: list[str], uids: list[str], abouts: list[str]) -> None:
     for key, uid, about in zip(keys, uids, abouts, strict=True):
         if _bytes(key) > MAX_KEY or _bytes(uid) > MAX_UID or _bytes(about) > MAX_ABOUT:

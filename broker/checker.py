@@ -47,6 +47,9 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
     yield from _lease_problems(partition)
     yield from _log_problems(partition)
     yield from _journal_problems(partition)
+    waiting = {member[16:] for member in partition.delayed}
+    if waiting != partition.delayed_data or len(waiting) < len(partition.delayed):
+        yield f"delayed messages and their data differ: {sorted(waiting ^ partition.delayed_data)}"
     owed: set[int] = set()
     for subscription in partition.subscriptions:
         for problem in _subscription_problems(partition, subscription):
@@ -236,7 +239,7 @@ def _lane_problems(
 
 def _expected_keys(partition: PartitionSnapshot) -> set[str]:
     keys = PartitionKeys.of(partition.topic, partition.partition)
-    expected = set(keys)
+    expected = {*keys, keys.delayed, keys.delayed_data}
     for subscription in partition.subscriptions:
         prefix = keys.subscription_prefix + subscription.name
         expected |= {prefix + suffix for suffix in SUBSCRIPTION_SUFFIXES}

@@ -25,6 +25,7 @@ from broker.arguments import (
     MAX_MS,
     MAX_PARTITIONS,
     MAX_TIME_MS,
+    check_dues,
     check_flat,
     check_int,
     check_optional_ms,
@@ -44,6 +45,7 @@ from broker.handover import without_lost
 from broker.keys import check_name, partition_of
 from broker.registry import Registry
 from broker.results import (
+    DelayResult,
     Delivery,
     ExpireResult,
     Fetched,
@@ -51,6 +53,7 @@ from broker.results import (
     Lease,
     Message,
     Outgoing,
+    PromoteResult,
     PublishResult,
     Receipt,
     Room,
@@ -118,12 +121,16 @@ class Engine(Claims, Registry):
         keys = partition_keys(check_name("topic", topic), partition)
         known_epoch = max(known_epoch, self._tails.newest_epoch(topic, partition))
         answer = await self.store.run(
-            "partition/acquire", [keys.lease, keys.meta, keys.log, keys.journal], worker, ttl_ms, known_epoch
+            "partition/acquire",
+            [keys.lease, keys.meta, keys.log, keys.journal, keys.delayed],
+            worker,
+            ttl_ms,
+            known_epoch,
         )
         if answer[0] == "HELD":
             return None
         checked(answer, topic, partition=partition)
-        lease = Lease(topic, partition, worker, int(answer[1]), bool(answer[2]))
+        lease = Lease(topic, partition, worker, int(answer[1]), bool(answer[2]), answer[3])
         self._tails.begin(lease)
         return lease
 
@@ -198,6 +205,55 @@ class Engine(Claims, Registry):
             lease.epoch, first, stored, unowed, now_ms, dict(rows(pairs, 2)), durability, len(flat) // 3
         )
         self._tails.add(lease, flat, result, len(packed))
+        return result
+
+    async def delay(
+        self,
+        lease: Lease,
+        messages: Sequence[Outgoing],
+        dues: Sequence[int],
+        *,
+        durability: str = "memory",
+        timeout_ms: int = 5_000,
+    ) -> DelayResult:
+        """Keep a batch, each message until its time, in ms, has come: then promote() appends it."""
+        flat = flat_messages(messages)
+        check_flat(flat)
+        check_dues(flat, dues)
+        return await self.delay_flat(lease, flat, dues, durability=durability, timeout_ms=timeout_ms)
+
+    async def delay_flat(
+        self,
+        lease: Lease,
+        flat: list[str],
+        dues: Sequence[int],
+        *,
+        durability: str = "memory",
+        timeout_ms: int = 5_000,
+    ) -> DelayResult:
+        """The same for what check_flat and check_dues have let pass."""
+        check_int("timeout_ms", timeout_ms, 1, 60_000)
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run_durably(
+            durability,
+            timeout_ms,
+            "partition/delay",
+            [*keys, keys.delayed, keys.delayed_data],
+            lease.text,
+            pack(flat),
+            pack(dues),
+        )
+        _, now_ms, kept, pairs, next_due_ms = checked(answer, lease.topic, lease=lease)
+        return DelayResult(now_ms, kept, dict(rows(pairs, 2)), next_due_ms, durability)
+
+    async def promote(self, lease: Lease, limit: int = STEP) -> PromoteResult:
+        """Append delayed messages that are due to the log; bounded, so that the next may be due already."""
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run(
+            "partition/promote", [*keys, keys.delayed, keys.delayed_data], lease.text, limit
+        )
+        result = PromoteResult(*checked(answer, lease.topic, lease=lease)[1:])
+        self._messages[keys.lease] += result.appended
         return result
 
     # Consumers

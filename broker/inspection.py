@@ -25,6 +25,7 @@ class TopicCounts(msgspec.Struct):
     messages: int = 0
     published: int = 0
     subscriptions: list[str] = []
+    delayed: int = 0
 
 
 class SubscriptionCounts(msgspec.Struct):
@@ -79,9 +80,15 @@ async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
 
     async def count(partition: int) -> None:
         keys = partition_keys(topic, partition)
-        length, last, found = await store.read_all(
-            [("XLEN", keys.log), ("HGET", keys.meta, "last"), ("HKEYS", keys.subs)]
+        length, last, found, delayed = await store.read_all(
+            [
+                ("XLEN", keys.log),
+                ("HGET", keys.meta, "last"),
+                ("HKEYS", keys.subs),
+                ("ZCARD", keys.delayed),
+            ]
         )
+        counts.delayed += delayed
         counts.messages += length
         counts.published += int(last or 0)
         names.update(found)

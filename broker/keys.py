@@ -76,6 +76,16 @@ class PartitionKeys(NamedTuple):
         return cls(*(base + part for part in parts))
 
     @property
+    def delayed(self) -> str:
+        """Which messages wait for their time, by when that is."""
+        return self.lease.removesuffix("lease") + "delayed"
+
+    @property
+    def delayed_data(self) -> str:
+        """What these messages are."""
+        return self.delayed + ":data"
+
+    @property
     def subscription_prefix(self) -> str:
         """What the name of every subscription's key starts with."""
         return self.lease.removesuffix("lease") + "sub:"

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from broker.delays import Delays
 from broker.dispatcher import Dispatcher
 from broker.engine import Engine
 from broker.links import Attempts
@@ -38,6 +39,7 @@ class Pending(NamedTuple):
     size: int
     durability: str
     timeout_ms: int
+    dues: list[int] | None = None  # when each message is due, if not now
 
 
 class Partition:
@@ -52,6 +54,7 @@ class Partition:
         self.kept_until = 0.0  # when the lease ends unless it is renewed, by the monotonic clock
         self.leaving = False  # its lease is about to be released
         self.dispatchers: dict[str, Dispatcher] = {}
+        self.delays = Delays(self)
         self._taking = Attempts()
         self._doubts = False  # the lease was lost, so perhaps the partition too
         self._calls = 0  # under way
@@ -117,8 +120,10 @@ class Partition:
             await self._check_existence()
             raise
         self.kept_until = began + worker.lease_ms / 1_000
-        if lease is not None and lease.sweep:
-            worker.start(worker.engine.reclaim, self.topic, self.number)
+        if lease is not None:
+            self.delays.expect(lease.due_ms)
+            if lease.sweep:
+                worker.start(worker.engine.reclaim, self.topic, self.number)
         return lease
 
     async def _check_existence(self) -> None:
@@ -152,6 +157,7 @@ class Partition:
         self._forget()
 
     def _forget(self) -> None:
+        self.delays.forget()
         if self.worker.partitions.get((self.topic, self.number)) is self:
             del self.worker.partitions[self.topic, self.number]
         self.worker.engine.forget(self.topic, self.number)
@@ -170,6 +176,7 @@ class Partition:
         """
         lease, self.held = self.held, None
         self.leaving = True
+        self.delays.forget()
         if self._calls:
             self._quiet = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._quiet}, timeout=_FINISHED)
@@ -247,6 +254,9 @@ class Partition:
         first = batch[0]
         flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else first.flat
         try:
+            if first.dues is not None:
+                await self._delay_some(batch, flat)
+                return
             result = await self.call(
                 lambda engine, lease: engine.publish_flat(
                     lease, flat, durability=first.durability, timeout_ms=first.timeout_ms
@@ -261,8 +271,31 @@ class Partition:
             self._feed()  # it may have been stored all the same
             return
         self._answer(batch, result)
+        self.appended(result.first + result.stored - 1)
+
+    async def _delay_some(self, batch: list[Pending], flat: list[str]) -> None:
+        """Keep messages until they are due."""
+        first = batch[0]
+        dues = [due_ms for pending in batch for due_ms in pending.dues or ()]
+        result = await self.call(
+            lambda engine, lease: engine.delay_flat(
+                lease, flat, dues, durability=first.durability, timeout_ms=first.timeout_ms
+            )
+        )
+        self.delays.expect(result.next_due_ms)
+        start = 0
+        for pending in batch:
+            count = len(pending.flat) // 3
+            duplicates = _part(result.duplicates, start, count)
+            pending.connection.published(
+                pending, wire.PublishReply(0, 0, result.now_ms, duplicates=duplicates, delayed=True)
+            )
+            start += count
+
+    def appended(self, entry: int) -> None:
+        """The log goes up to this entry now."""
         for dispatcher in self.dispatchers.values():
-            dispatcher.expect(result.first + result.stored - 1)
+            dispatcher.expect(entry)
 
     def _fail_behind(self, connections: set["Connection"], queue: deque[Pending], error: Exception) -> None:
         """What was sent behind a publish that is to be tried again must not overtake it."""
@@ -277,11 +310,7 @@ class Partition:
         start, first = 0, result.first
         for pending in batch:
             count = len(pending.flat) // 3
-            duplicates = {
-                index - start: result.duplicates[index]
-                for index in (range(start, start + count) if result.duplicates else ())
-                if index in result.duplicates
-            }
+            duplicates = _part(result.duplicates, start, count)
             reply = wire.PublishReply(
                 result.ledger, first, result.published_ms, result.unowed > 0, duplicates
             )
@@ -304,6 +333,15 @@ def _gather(queue: deque[Pending]) -> list[Pending]:
     first = queue.popleft()
     batch, room = [first], wire.MAX_BATCH * 3 - len(first.flat)
     while queue and len(queue[0].flat) <= room and queue[0].timeout_ms == first.timeout_ms:
+        if (queue[0].dues is None) != (first.dues is None):
+            break
         room -= len(queue[0].flat)
         batch.append(queue.popleft())
     return batch
+
+
+def _part(duplicates: dict[int, str], start: int, count: int) -> dict[int, str]:
+    """Those of `count` messages from one on, by their places among them."""
+    if not duplicates:
+        return {}
+    return {index - start: duplicates[index] for index in range(start, start + count) if index in duplicates}

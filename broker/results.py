@@ -14,13 +14,17 @@ class Outgoing(NamedTuple):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A partition lease: who holds which partition in which epoch; `sweep`: a reclaim is to be finished."""
+    """A partition lease: who holds which partition in which epoch.
+
+    As it was taken: `sweep`: a reclaim is to be finished; `due_ms`: when the next delayed message is due.
+    """
 
     topic: str
     partition: int
     worker: str
     epoch: int
     sweep: bool = False
+    due_ms: int = 0
 
     @property
     def text(self) -> str:
@@ -64,6 +68,26 @@ class PublishResult(msgspec.Struct, frozen=True):
                 answers.append(Published(f"{self.ledger}-{entry}"))
                 entry += 1
         return answers
+
+
+class DelayResult(msgspec.Struct, frozen=True):
+    """The answer for a batch that is kept until it falls due; those that are no duplicates have no id yet."""
+
+    now_ms: int
+    kept: int
+    duplicates: dict[int, str]  # "0-0" where the first has no id yet either
+    next_due_ms: int
+    durability: str
+
+
+class PromoteResult(msgspec.Struct, frozen=True):
+    """What has fallen due: how many the log has now, how many nobody was there for; `next_due_ms` as ever."""
+
+    now_ms: int
+    last: int
+    appended: int
+    dropped: int
+    next_due_ms: int
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,9 @@ from importlib.resources import files
 from typing import NamedTuple
 
 # Scripts that add to what Redis holds; every other one must work when its memory is full.
-_NEED_MEMORY = {"topic/create", "partition/create", "partition/publish", "subscription/create"}
+_NEED_MEMORY = {"topic/create", "partition/create", "partition/publish", "partition/delay", "subscription/create"}
+
+_TAKE_IN = {"partition/publish", "partition/delay", "partition/promote"}
 
 # Inside a script Redis's TIME stands still; what moves is the CPU time of the server, of which a script is
 # all but alone the user. Redis before 7.4 does not let scripts read it: there each call counts the same.
@@ -59,7 +61,7 @@ def _assemble(name: str, sources: dict[str, str], shebang: bool) -> Script:
     uses = re.search(r"^-- Uses +(.+)$", sources[name], re.MULTILINE)
     parts = [sources[f"lib/{part}"] for part in ["prelude", *(uses[1].split() if uses else [])]]
     parts.append(sources[name])
-    measured = name == "partition/publish" or name.startswith("subscription/")
+    measured = name in _TAKE_IN or name.startswith("subscription/")
     if measured:
         parts = [_BEGIN, *parts, _END]
     if shebang:

@@ -38,6 +38,8 @@ class PartitionSnapshot(msgspec.Struct):
     subscriptions: list[SubscriptionSnapshot]
     keys: set[str]
     journal: list[str]  # the ids of its records
+    delayed: list[str]  # "<number> <uid>"
+    delayed_data: set[str]  # uids
 
 
 class ClusterSnapshot(msgspec.Struct):
@@ -87,6 +89,8 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         ("PTTL", keys.lease),
         ("HGETALL", keys.meta),
         ("HGETALL", keys.subs),
+        ("ZRANGE", keys.delayed, 0, -1),
+        ("HKEYS", keys.delayed_data),
     ]
     for name in names:
         own = keys.subscription(name)
@@ -100,7 +104,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
             ("HGETALL", own.retries),
             ("ZRANGE", own.consumers, 0, -1, "WITHSCORES"),
         ]
-    lease, lease_ms, meta, subs, *rest = await store.atomically(commands)
+    lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await store.atomically(commands)
     cursors = as_fields(subs)
     subscriptions = []
     for index, name in enumerate(names):
@@ -130,6 +134,8 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         subscriptions,
         await store.keys_like(f"kl:{{{topic}:{partition}}}:*"),
         [id async for id, _ in _walk(store, keys.journal)],
+        delayed,
+        set(delayed_data),
     )
 
 

@@ -90,6 +90,7 @@ def _described(settings: TopicSettings, counts: inspection.TopicCounts | None = 
         counts.messages,
         counts.published,
         settings.journal,
+        counts.delayed,
     )
 
 

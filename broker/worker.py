@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from broker import commands, eager
 from broker.administration import partition_keys
-from broker.arguments import MAX_PARTITIONS, check_flat, check_int
+from broker.arguments import MAX_PARTITIONS, check_dues, check_flat, check_int
 from broker.config import Settings
 from broker.connection import Connection
 from broker.consumer import Consumer
@@ -372,7 +372,22 @@ class Worker:
         replicas(request.durability)
         if not 0 < request.timeout_ms <= 60_000:
             raise InvalidArgument(f"timeout_ms is {request.timeout_ms}: use 1 to 60000")
+        if request.due_ms is not None:
+            check_dues(flat, request.due_ms)
+            self._check_bodies_last(flat, request.due_ms)
         return flat
+
+    def _check_bodies_last(self, flat: list[str], dues: list[int]) -> None:
+        """Refuse what falls due when its body is gone."""
+        lifetime = self.settings.payload_lifetime
+        latest = self.now_ms() + lifetime * 1_000
+        for uid, about, due_ms in zip(flat[1::3], flat[2::3], dues, strict=True):
+            if due_ms > latest and any(about.split(" ", 3)[2:3]):  # where it says how large the body is
+                days = (due_ms - self.now_ms()) / 86_400_000
+                raise InvalidArgument(
+                    f"message {uid!r:.60} is due in {days:.1f} days, and bodies are kept for "
+                    f"{lifetime / 86_400:.1f} days: raise payload_lifetime, or leave its body out"
+                )
 
     async def carry_out(self, connection: Connection, frame: wire.Frame) -> tuple[Any, bytes]:
         """Answer any request that is not a PUBLISH."""

@@ -222,6 +222,7 @@ def _topic_info(name: str, said: wire.TopicReply) -> TopicInfo:
         messages=said.messages,
         published=said.published,
         journal=said.journal,
+        delayed=said.delayed,
     )
 
 

@@ -11,6 +11,7 @@ async with AsyncClient("keylane://localhost") as client:
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import count
 from types import TracebackType
 from weakref import WeakSet
@@ -98,12 +99,17 @@ class AsyncClient(Administration, Reading):
         partition: int | None = None,
         uid: str | None = None,
         durability: str | None = None,
+        delay: Seconds | None = None,
+        deliver_at: datetime | None = None,
     ) -> Published:
         """Publish a message; answers when it is stored as durably as asked for.
 
+        With `delay`, or `deliver_at`, it is kept apart until then; it takes its place in the order, and its
+        id, when it is due.
+
         >>> published = await client.publish("orders", b"42", key="customer-7")
         """
-        message = OutgoingMessage(data, key, attributes, partition, uid, durability)
+        message = OutgoingMessage(data, key, attributes, partition, uid, durability, delay, deliver_at)
         return await self._producer.publish_one(topic, message)
 
     async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:

@@ -10,7 +10,7 @@ import msgspec
 
 from client import ksuid
 from client.errors import InvalidArgument
-from client.outgoing import Slice, check_partition, texts
+from client.outgoing import LATER, Slice, Target, check_partition, texts
 from client.times import now_ms
 from client.wire import pack_about
 
@@ -29,12 +29,13 @@ class Columns(msgspec.Struct, frozen=True):
     attributes: Sequence[Mapping[str, str] | None] | None = None
     partitions: Sequence[int | None] | None = None
     durability: str | None = None
+    dues: Sequence[int | None] | None = None  # when to publish, ms since 1970; None: at once
 
     def __len__(self) -> int:
         """How many messages; InvalidArgument if columns differ."""
         lengths = {
             len(column)
-            for column in (self.keys, self.bodies, self.uids, self.attributes, self.partitions)
+            for column in (self.keys, self.bodies, self.uids, self.attributes, self.partitions, self.dues)
             if column is not None
         }
         if len(lengths) > 1:
@@ -57,17 +58,17 @@ class Tally(msgspec.Struct, frozen=True):
         )
 
 
-def sort_columns(columns: Columns, count: int, group: str) -> dict[tuple[int, str], Slice]:
+def sort_columns(columns: Columns, count: int, group: str, drift: float = 0.0) -> dict[Target, Slice]:
     """Messages by partition and durability, as client.outgoing.sort has them."""
     try:
-        return _sort(columns, count, group)
+        return _sort(columns, count, group, drift)
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
     except (AttributeError, TypeError) as error:
         raise InvalidArgument(f"a column has a value of the wrong type: {error}") from error
 
 
-def _sort(columns: Columns, count: int, group: str) -> dict[tuple[int, str], Slice]:
+def _sort(columns: Columns, count: int, group: str, drift: float) -> dict[Target, Slice]:
     size = len(columns)
     names = ksuid.take(size)
     keys: Sequence[str] = [key or "" for key in columns.keys] if columns.keys is not None else [""] * size
@@ -80,14 +81,24 @@ def _sort(columns: Columns, count: int, group: str) -> dict[tuple[int, str], Sli
     abouts = _abouts(columns, names, bodies, group)
     durability = columns.durability or "memory"
     rows = _places(columns, keys, count)
-    if len(rows) == 1:
+    if len(rows) == 1 and columns.dues is None:
         (partition,) = rows
         return {(partition, durability): _slice(keys, uids, abouts, names, bodies)}
-    slices = {}
+    targets: dict[Target, list[int]] = {}
     for partition, places in rows.items():
+        later = [place for place in places if columns.dues[place] is not None] if columns.dues else []
+        if later:
+            targets[partition, durability, LATER] = later
+            places = sorted(set(places).difference(later))
+        if places:
+            targets[partition, durability] = places
+    slices: dict[Target, Slice] = {}
+    for target, places in targets.items():
         some = itemgetter(*places) if len(places) > 1 else lambda column, place=places[0]: (column[place],)
         parts = (some(column) for column in (keys, uids, abouts, names, bodies))
-        slices[partition, durability] = _slice(*parts)
+        item = slices[target] = _slice(*parts)
+        if len(target) == 3 and columns.dues is not None:
+            item.dues = [int(due or 0) + round(drift * 1000) for due in some(columns.dues)]
     return slices
 
 

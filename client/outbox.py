@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -48,10 +49,11 @@ class _State(Enum):
 class Parcel:
     """The messages of one PUBLISH frame and who waits for them."""
 
-    __slots__ = ("answer", "bodies", "calls", "created", "flat", "resent", "size", "state", "text")
+    __slots__ = ("answer", "bodies", "calls", "created", "dues", "flat", "resent", "size", "state", "text")
 
-    def __init__(self, created: float) -> None:
+    def __init__(self, created: float, later: bool) -> None:
         self.created = created
+        self.dues: list[int] | None = [] if later else None
         self.answer: asyncio.Future[Frame] | None = None  # that is waited for
         self.flat: list[str] = []  # key, uid, about, …
         self.bodies: dict[int, tuple[str, bytes]] = {}  # place in the frame -> name, body
@@ -105,14 +107,17 @@ class Outbox:
         self._error: BrokerError | None = None  # what went wrong last
 
     def add(
-        self, flat: list[str], bodies: dict[int, tuple[str, bytes]], text: int
+        self, flat: list[str], bodies: dict[int, tuple[str, bytes]], text: int, dues: Sequence[int] = ()
     ) -> list[asyncio.Future[Answer]]:
-        """Queue messages (key, uid, about, …: `text` characters) and bodies; a future for each frame."""
+        """Queue messages (key, uid, about, …: `text` characters) and bodies; a future for each frame.
+
+        With `dues` they are to be published later, each at its time.
+        """
         answers = []
         size = len(flat) // 3
         start = 0
         while start < size:
-            parcel = self._open_parcel()
+            parcel = self._open_parcel(bool(dues))
             count = min(size - start, MAX_BATCH - parcel.size)
             if parcel.text + text > _TEXT:
                 count = _fitting(flat, start, count, _TEXT - parcel.text)
@@ -128,6 +133,8 @@ class Outbox:
                 some = flat[start * 3 : (start + count) * 3]
                 parcel.flat += some
                 parcel.text += sum(map(len, some))
+            if parcel.dues is not None:
+                parcel.dues += dues[start : start + count]
             parcel.size += count
             start += count
             answers.append(answer)
@@ -143,13 +150,14 @@ class Outbox:
         for parcel in (*self._started, *self._waiting):
             parcel.fail(error)
 
-    def _open_parcel(self) -> Parcel:
+    def _open_parcel(self, later: bool) -> Parcel:
         now = self._loop.time()
         if self._waiting:
             last = self._waiting[-1]
-            if last.size < MAX_BATCH and last.text < _TEXT and now - last.created < _GATHER:
+            fits = last.size < MAX_BATCH and last.text < _TEXT and now - last.created < _GATHER
+            if fits and (last.dues is not None) == later:
                 return last
-        parcel = Parcel(now)
+        parcel = Parcel(now, later)
         self._waiting.append(parcel)
         if self._expiry is None:
             self._expiry = self._loop.call_at(now + self._limit, self._expire)
@@ -197,7 +205,7 @@ class Outbox:
     def _send(self, parcel: Parcel, connection: Connection) -> None:
         parcel.state = _State.SENT
         answer = connection.request(
-            wire.Publish(self.topic, self.partition, self.durability, again=self._again),
+            wire.Publish(self.topic, self.partition, self.durability, again=self._again, due_ms=parcel.dues),
             wire.pack(parcel.flat),
         )
         self._again = False

@@ -5,38 +5,48 @@ from collections.abc import Mapping, Sequence
 
 from client import ksuid
 from client.errors import InvalidArgument, MessageTooLarge
-from client.times import now_ms
+from client.times import instant_ms, milliseconds, now_ms
 from client.types import Body, OutgoingMessage
 from client.wire import MAX_ABOUT, MAX_KEY, MAX_UID, pack_about, partition_of
+
+# Partition and durability; what is published for later is kept apart.
+Target = tuple[int, str] | tuple[int, str, str]
+LATER = "later"
 
 
 class Slice:
     """Messages of one call for one partition and durability, and their places in the call."""
 
-    __slots__ = ("bodies", "flat", "places", "text")
+    __slots__ = ("bodies", "dues", "flat", "places", "text")
 
     def __init__(self) -> None:
+        self.dues: list[int] = []  # when each is due, by the cluster's clock; empty for now
         self.flat: list[str] = []
         self.bodies: dict[int, tuple[str, bytes]] = {}
         self.places: list[int] = []
         self.text = 0  # characters, when they have been counted
 
 
-def sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[tuple[int, str], Slice]:
-    """Messages by partition and durability, with uids, and with the text that describes them."""
+def sort(
+    messages: Sequence[OutgoingMessage], count: int, group: str, drift: float = 0.0
+) -> dict[Target, Slice]:
+    """Messages by partition and durability, with uids, and with the text that describes them.
+
+    The cluster's clock is `drift` seconds ahead of ours.
+    """
     try:
-        return _sort(messages, count, group)
+        return _sort(messages, count, group, drift)
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
     except AttributeError:
         raise _unusable(messages) from None
 
 
-def sort_one(message: OutgoingMessage, count: int, group: str) -> tuple[int, str, Slice]:
+def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.0) -> tuple[int, str, Slice]:
     """What sort does, for the one message of a call: its partition, its durability, and itself."""
-    if message.partition is not None or message.data is not None or message.attributes:
-        (((partition, durability), item),) = sort([message], count, group).items()
-        return partition, durability, item
+    if message.partition is not None or message.data is not None or message.attributes or _is_later(message):
+        ((target, item),) = sort([message], count, group, drift).items()
+        return target[0], target[1], item
     key, uid = message.key or "", message.uid
     if uid is None:
         (uid,) = ksuid.take(1)
@@ -64,11 +74,24 @@ def _unusable(messages: Sequence[OutgoingMessage]) -> InvalidArgument:
     return InvalidArgument("a message has a part of the wrong type")
 
 
-def _sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[tuple[int, str], Slice]:
+def _is_later(message: OutgoingMessage) -> bool:
+    return message.delay is not None or message.deliver_at is not None
+
+
+def due_of(message: OutgoingMessage, now: float) -> int:
+    """When a message is to be published that is not to be at once, in ms."""
+    if message.delay is None:
+        return instant_ms("deliver_at", message.deliver_at) or 0
+    if message.deliver_at is not None:
+        raise InvalidArgument("a message has delay and deliver_at: use one of them")
+    return round(now) + (milliseconds("delay", message.delay) or 0)
+
+
+def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float) -> dict[Target, Slice]:
     now = now_ms()
     sticky = random.randrange(count)
     uids = ksuid.take(len(messages))
-    slices: dict[tuple[int, str], Slice] = {}
+    slices: dict[Target, Slice] = {}
     abouts: dict[int, str] = {}  # by size of the body, while the attributes are the same
     same: Mapping[str, str] | None = None
     for place, message in enumerate(messages):
@@ -91,10 +114,16 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str) -> dict[t
             about = known
         else:
             about = abouts[size] = pack_about(now, group, texts(same), size=size)
-        target = (partition, message.durability or "memory")
+        target: Target = (partition, message.durability or "memory")
+        due = 0
+        if message.delay is not None or message.deliver_at is not None:
+            target = (*target, LATER)
+            due = due_of(message, now + drift * 1000)
         item = slices.get(target)
         if item is None:
             item = slices[target] = Slice()
+        if len(target) == 3:
+            item.dues.append(due)
         if body:
             item.bodies[len(item.places)] = (name, body)
         item.flat += (key or "", uid or name, about)

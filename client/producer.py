@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from client.columns import Columns, Tally, sort_columns
 from client.errors import ConnectionClosed, InvalidArgument, TopicNotFound
 from client.map import TopicMap
 from client.outbox import Answer, Outbox
-from client.outgoing import Slice, check_texts, sort, sort_one
+from client.outgoing import Slice, Target, check_texts, sort, sort_one
 from client.room import Room
 from client.tasks import Tasks, shared
 from client.types import OutgoingMessage, Published
@@ -82,7 +82,7 @@ class Producer:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
         size = len(columns)
         count = self._partitions.get(topic) or await self._partition_count(topic)
-        slices = sort_columns(columns, count, self._group)
+        slices = sort_columns(columns, count, self._group, self._cluster.drift)
         length = sum(self._measure(item) for item in slices.values())
         await self._room.take(size, length)
         return self._collecting.start(self._count(topic, self._add(topic, slices), size, length))
@@ -91,7 +91,7 @@ class Producer:
         """Publish a message."""
         while True:
             count = self._partitions.get(topic) or await self._partition_count(topic)
-            partition, durability, item = sort_one(message, count, self._group)
+            partition, durability, item = sort_one(message, count, self._group, self._cluster.drift)
             length = self._measure(item)
             await self._room.take(1, length)
             added = self._add(topic, {(partition, durability): item})
@@ -116,10 +116,10 @@ class Producer:
 
     async def _prepare(
         self, topic: str, messages: Sequence[OutgoingMessage]
-    ) -> tuple[dict[tuple[int, str], Slice], int]:
+    ) -> tuple[dict[Target, Slice], int]:
         """Messages by partition and durability, and the bytes that they take."""
         count = self._partitions.get(topic) or await self._partition_count(topic)
-        slices = sort(messages, count, self._group)
+        slices = sort(messages, count, self._group, self._cluster.drift)
         length = 0
         for item in slices.values():
             length += self._measure(item)
@@ -160,17 +160,18 @@ class Producer:
         else:
             self._partitions.pop(known.topic, None)
 
-    def _add(self, topic: str, slices: dict[tuple[int, str], Slice]) -> list[_Added]:
+    def _add(self, topic: str, slices: Mapping[Target, Slice]) -> list[_Added]:
         if self._closed is not None:
             raise self._closed
         added = []
-        for (partition, durability), item in slices.items():
+        for target, item in slices.items():
+            partition, durability = target[:2]
             outbox = self._outboxes.get((topic, partition, durability))
             if outbox is None:
                 limit = self._cluster.timeout
                 outbox = Outbox(self._maps[topic], partition, durability, limit, self._bodies, self._tasks)
                 self._outboxes[topic, partition, durability] = outbox
-            answers = outbox.add(item.flat, item.bodies, item.text)
+            answers = outbox.add(item.flat, item.bodies, item.text, item.dues)
             added.append(_Added(partition, durability, item.places, answers))
         return added
 
@@ -235,7 +236,7 @@ class Producer:
         """The answers for the messages of one call in one frame."""
         parcel, reply, start, count = answer
         uids = parcel.flat[start * 3 + 1 : (start + count) * 3 : 3]
-        if not reply.duplicates and not reply.unowed:
+        if not reply.duplicates and not reply.unowed and not reply.delayed:
             first = reply.first + start
             return [
                 Published(partition, uid, reply.ledger, entry, durability)
@@ -253,6 +254,9 @@ class Producer:
             elif reply.unowed:
                 found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
                 unused = True
+            elif reply.delayed:
+                found.append(Published(partition, uid, 0, 0, durability, delayed=True))
+                unused = False
             else:
                 found.append(Published(partition, uid, reply.ledger, entry, durability))
                 entry += 1

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -290,8 +291,13 @@ class Client:
         partition: int | None = None,
         uid: str | None = None,
         durability: str | None = None,
+        delay: Seconds | None = None,
+        deliver_at: datetime | None = None,
     ) -> Published:
-        """Publish a message; answers when it is stored as durably as asked for."""
+        """Publish a message; answers when it is stored as durably as asked for.
+
+        With `delay`, or `deliver_at`, it is kept apart until then, and has no id before.
+        """
         return self._call(
             self._client.publish,
             topic,
@@ -301,6 +307,8 @@ class Client:
             partition=partition,
             uid=uid,
             durability=durability,
+            delay=delay,
+            deliver_at=deliver_at,
         )
 
     def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:

@@ -1,7 +1,7 @@
 """The values that users pass in and get back."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 import msgspec
@@ -30,6 +30,8 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
     partition: int | None = None
     uid: str | None = None
     durability: str | None = None
+    delay: float | timedelta | None = None  # seconds until it is published
+    deliver_at: datetime | None = None  # or when
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -38,14 +40,15 @@ class Published(msgspec.Struct, frozen=True, gc=False):
     partition: int
     uid: str
     ledger: int
-    entry: int  # 0: it was not stored
+    entry: int  # 0: the log does not have it
     durability: str = "memory"
     duplicate: bool = False
     no_subscribers: bool = False
+    delayed: bool = False  # it waits, and has no id before it is due
 
     @property
     def id(self) -> str | None:
-        """`<partition>:<ledger>-<entry>`, the same as Message.id; None if nothing was stored."""
+        """`<partition>:<ledger>-<entry>`, the same as Message.id; None if the log does not have it (yet)."""
         return f"{self.partition}:{self.ledger}-{self.entry}" if self.entry else None
 
 
@@ -59,6 +62,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     messages: int  # stored, not settled by every subscription
     published: int  # ever
     journal: int = 0  # records that each partition keeps of what happens there; 0: none
+    delayed: int = 0  # messages that are not due yet
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):

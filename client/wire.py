@@ -220,6 +220,7 @@ class TopicReply(Properties, frozen=True):
     messages: int = 0  # in the logs, not settled by every subscription
     published: int = 0  # ever
     journal: int = 0  # as in CREATE_TOPIC
+    delayed: int = 0  # not due yet; counted like messages
 
 
 class CreateSubscription(Properties, frozen=True):
@@ -336,6 +337,7 @@ class Publish(Properties, frozen=True):
     durability: str = "memory"
     timeout_ms: int = 5_000  # to wait for the durability
     again: bool = False
+    due_ms: list[int] | None = None  # of each message: when it is to be published, by the cluster's clock
 
 
 class PublishReply(Properties, frozen=True):
@@ -346,6 +348,7 @@ class PublishReply(Properties, frozen=True):
     published_ms: int
     unowed: bool = False  # there is no subscription: nothing was stored
     duplicates: dict[int, str] = {}  # place in the frame, from 0 -> id "<ledger>-<entry>" of the first
+    delayed: bool = False  # the others wait and have no entries yet
 
 
 # Consuming

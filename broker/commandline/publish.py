@@ -35,6 +35,7 @@ async def publish(
     durability: Annotated[str | None, typer.Option(help="memory, fsync, replicated or replicated:N.")] = None,
     uid: Annotated[str | None, typer.Option(help="Publishing it again changes nothing.")] = None,
     count: Annotated[int, typer.Option(help="Publish so many.", min=1)] = 1,
+    delay: Annotated[float | None, typer.Option(help="Seconds until it is published.", min=0)] = None,
 ) -> None:
     """Publish a message."""
     from client import OutgoingMessage
@@ -49,6 +50,7 @@ async def publish(
         attributes=_attributes(attr or []),
         uid=uid,
         durability=durability,
+        delay=delay,
     )
     async with session.client() as client:
         if count > 1:
@@ -75,6 +77,7 @@ def _document(published: "Published") -> dict[str, Any]:
         "uid": published.uid,
         "duplicate": published.duplicate,
         "no_subscribers": published.no_subscribers,
+        "delayed": published.delayed,
         "durability": published.durability,
     }
 
@@ -82,6 +85,10 @@ def _document(published: "Published") -> dict[str, Any]:
 def _sentence(topic: str, published: "Published") -> str:
     if published.no_subscribers:
         return f"{topic!r} has no subscription, so nothing was stored (uid {published.uid})"
+    if published.delayed:
+        return f"kept until it is due (uid {published.uid}, {published.durability})"
+    if published.duplicate and published.id is None:
+        return f"uid {published.uid} is there already, and not due yet"
     already = ", which was there already" if published.duplicate else ""
     return f"published {published.id}{already} (uid {published.uid}, {published.durability})"
 

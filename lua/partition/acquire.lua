@@ -5,11 +5,13 @@
 --        2 meta     hash    epoch, ledgers, last, clock, journal
 --        3 log      stream
 --        4 journal  stream
+--        5 delayed  zset    "<number> <uid>" -> due, ms
 -- ARGV   1 worker   2 ttl_ms   3 known_epoch: the newest epoch the caller has heard of
--- Returns  {"OK", epoch, sweep}  sweep is 1 when an interrupted reclaim has to be finished
+-- Returns  {"OK", epoch, sweep, next_due_ms or 0}
+--            sweep is 1 when an interrupted reclaim has to be finished; a delayed message is due next
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
 -- Cost     O(ledgers)
-local lease, meta, log, journal = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local lease, meta, log, journal, delayed = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal')
@@ -44,4 +46,5 @@ redis.call('HSET', meta, 'epoch', epoch, 'ledgers', table.concat(kept, ' '))
 if stored[7] and stored[7] ~= '0' then
   write_record(journal, stored[7], tick(meta, stored[6]), 'moved', '', worker .. ' ' .. epoch, last + 1)
 end
-return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0 }
+local next_due = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2] or 0)
+return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0, next_due }

@@ -150,6 +150,15 @@ def test_publish_reads_a_body_from_stdin_and_names_a_partition(
     assert json.loads(line)["data_base64"] == "/wA="
 
 
+def test_publish_for_later(keylane: Keylane, client: Client, topic: str) -> None:
+    """It says so, and the message comes in its time."""
+    client.create_subscription(topic, "billing")
+    said = keylane("publish", topic, "tea", "--delay", "0.3", "--uid", "u").stdout
+    assert said == "kept until it is due (uid u, memory)\n"
+    assert json.loads(keylane("publish", topic, "tea", "--delay", "60", "--json").stdout)["delayed"]
+    assert "tea" in keylane("subscribe", topic, "billing", "--max", "1").stdout
+
+
 def test_publish_many_says_how_fast(keylane: Keylane, client: Client, topic: str) -> None:
     """In batches; no progress bar where there is no terminal."""
     client.create_subscription(topic, "billing")

@@ -93,6 +93,7 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
     fetched = await engine.fetch(lease, "billing", [Room("c1", 3)])
     last = [delivery.receipt for delivery in fetched.deliveries][-1]
     await engine.nack(lease, "billing", [last._replace(first=last.last)], delay_ms=60_000)
+    await engine.delay(lease, [Outgoing("customer-7", "later", pack_about(1))], [2**41])
     mark = "1" if await engine.store.command("EXISTS", "kl:{orders:3}:marks:1") else "0"
     lines = _lines("docs/keyspace.md", "redis-cli ")
     assert len(lines) >= 20

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from client import AsyncClient, Columns, InvalidArgument, MessageTooLarge, OutgoingMessage, Tally, wire
 from client.columns import sort_columns
-from client.outgoing import Slice, sort
+from client.outgoing import Slice, Target, sort
 from client.wire import unpack_about
 from tests.scripted_worker import ScriptedWorker
 
@@ -45,7 +45,7 @@ def columns_of(messages: Sequence[OutgoingMessage]) -> Columns:
     )
 
 
-def told(slices: dict[tuple[int, str], Slice]) -> dict[tuple[int, str], list[Any]]:
+def told(slices: dict[Target, Slice]) -> dict[Target, list[Any]]:
     """What would be sent, with names and times that differ from call to call taken out."""
     return {
         target: [row(item, place) for place in range(len(item.flat) // 3)] for target, item in slices.items()

@@ -1,0 +1,47 @@
+-- promote: append what has fallen due to the log, where it takes its id; a bounded part per call.
+--
+-- Uses   journal partition delayed
+-- KEYS   as in lib/partition.lua and lib/delayed.lua
+-- ARGV   2 limit: messages appended, at most
+-- Returns  {"OK", now_ms, last entry, n appended, n dropped, next_due_ms or 0}
+--            dropped are those that no subscription is there for; there are more unless the next is due later
+--          {"FENCED"}   {"NO_TOPIC"}
+-- Cost     O(limit log d), d = messages delayed
+local limit = tonumber(ARGV[2])
+
+local members = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, limit)
+if #members == 0 then
+  return { 'OK', now, tonumber(stored[1]), 0, 0, next_due() }
+end
+local uids = {}
+for index, member in ipairs(members) do
+  uids[index] = string.sub(member, 17)
+end
+local texts = map_with('HMGET', data, uids)
+
+local owed = stored[3] == '1' or redis.call('EXISTS', subs) == 1
+local published = now .. ' '
+local first = tonumber(stored[1]) + 1
+local entry, marks = first - 1, {}
+for index, uid in ipairs(uids) do
+  if owed and texts[index] then
+    local at = string.find(texts[index], '\0', 1, true)
+    local key, about = string.sub(texts[index], 1, at - 1), string.sub(texts[index], at + 1)
+    entry = entry + 1
+    local id = redis.call('XADD', log, ledger .. '-' .. entry, 'key', key, 'uid', uid, 'about', published .. about)
+    marks[#marks + 1] = uid
+    marks[#marks + 1] = id
+  end
+end
+call_with('ZREM', delayed, members)
+call_with('HDEL', data, uids)
+if entry >= first then
+  redis.call('HSET', meta, 'last', entry)
+  call_with('HSET', generations[current], marks)
+  redis.call('PEXPIRE', generations[current], 2 * window, 'NX')
+  if stored[7] and stored[7] ~= '0' then
+    local entries = entry == first and first or first .. '-' .. entry
+    write_record(journal, stored[7], now, 'published', '', ledger, entries)
+  end
+end
+return { 'OK', now, entry, entry - first + 1, #members - (entry - first + 1), next_due() }
