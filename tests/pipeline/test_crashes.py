@@ -19,7 +19,7 @@ from tests.running import ROOT, RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java"), pytest.mark.timeout(600)]
 
-MESSAGES = 20_000
+MESSAGES = 12_000
 DEADLINE = 200.0  # seconds, for what starts Java on a machine that has other things to do
 
 
