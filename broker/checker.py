@@ -149,8 +149,9 @@ def _subscription_problems(partition: PartitionSnapshot, subscription: Subscript
     last = int(partition.meta["last"])
     if subscription.cursor > last:
         yield f"its cursor {subscription.cursor} is beyond the last entry {last}"
-    if mode == "cursor" and len(subscription.consumers) > 1:
-        yield f"it is read by position and has several readers: {sorted(subscription.consumers)}"
+    strangers = subscription.consumers.keys() - {subscription.settings.get("reader")}
+    if mode == "cursor" and strangers:
+        yield f"it is read by position, and these have a session who have not claimed it: {sorted(strangers)}"
     yield from _index_problems(subscription, lanes)
     yield from _lost_problems(partition, subscription)
 

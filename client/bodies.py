@@ -54,6 +54,11 @@ class Bodies:
             if self._deleting is None:
                 self._deleting = self._tasks.start(self._delete())
 
+    @property
+    def doomed(self) -> int:
+        """How many bodies wait to be deleted."""
+        return sum(map(len, self._doomed.values()))
+
     async def finish(self) -> None:
         """Wait until what is to be deleted is."""
         await self._tasks.finish()

@@ -155,6 +155,42 @@ async def test_the_checker_sees_that(engine: Engine, topic: str, label: str) -> 
     assert any(expected in problem for problem in problems), problems
 
 
+READER_DAMAGES = {
+    "a second reader has a session": (
+        "these have a session who have not claimed it: ['r2']",
+        command("ZADD", "SUB:consumers", "5", "r2"),
+    ),
+    "something is leased": (
+        "lane '=' has no place in mode cursor",
+        command("HSET", "SUB:lanes", "=", "r1|30000|0|0|5:2"),
+    ),
+    "a message is gone that is to be read": (
+        "entry 4 is owed and not in the log",
+        command("XDEL", "LOG", "1-4"),
+    ),
+    "a message stays that was read": (
+        "entry 3 is in the log and nobody owes it",
+        command("HSET", "SUBS", "s", "3"),
+    ),
+}
+
+
+@pytest.mark.parametrize("label", READER_DAMAGES)
+async def test_where_it_is_read_by_position_the_checker_sees_that(
+    engine: Engine, topic: str, label: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="cursor", consumers=())
+    await story.publish("a", "b", "a", "c", "")
+    await engine.claim(topic, "s", "r1", 60_000)
+    await engine.commit(topic, "s", "r1", 0, 3)
+    assert await check_topic(engine, topic) == []
+    expected, damage = READER_DAMAGES[label]
+    await damage(story)
+    problems = await check_topic(engine, topic)
+    assert any(expected in problem for problem in problems), problems
+
+
 async def test_the_checker_is_content_while_a_sweep_is_due(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe()
