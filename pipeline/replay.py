@@ -144,8 +144,11 @@ class Replay:
     def _rows(self) -> DataFrame:
         """The rows of the archive that are asked for."""
         options = self._options
+        folder = f"{options.root}/topic={self._source}"
+        if not self._files.exists(folder):
+            raise InvalidArgument(f"the archive {options.root} has no topic {self._source!r}")
         schema = StructType([*(MESSAGES[name] for name in COLUMNS), StructField("date", DateType())])
-        frame = self._spark.read.schema(schema).parquet(f"{options.root}/topic={self._source}")
+        frame = self._spark.read.schema(schema).parquet(folder)
         if options.since is not None:
             frame = frame.where(F.col("date") >= options.since.astimezone(UTC).date())  # spares files
             frame = frame.where(F.col("timestamp") >= F.lit(options.since))

@@ -25,6 +25,7 @@ from pipeline.rows import by_topic, check_columns, columns_of
 from pipeline.uids import Uids
 
 _OPTIONS = ("server", "token", "payloads", "topic", "durability")
+_SPARKS = ("checkpointlocation", "queryname")  # Spark's own, which it hands on
 _OWN = (
     "_report",
     "_paced",
@@ -50,7 +51,8 @@ class SinkOptions(msgspec.Struct, frozen=True):
     def parse(cls, options: Mapping[str, str]) -> "SinkOptions":
         """From the options as Spark has them; InvalidArgument names the one that cannot be right."""
         own = {name: value for name, value in options.items() if name in _OWN}
-        given = known({name: options[name] for name in options if name not in own}, _OPTIONS, "writes")
+        rest = {name: value for name, value in options.items() if name.lower() not in (*_OWN, *_SPARKS)}
+        given = known(rest, _OPTIONS, "writes")
         return cls(
             Connection.parse(given),
             given.get("topic") or None,
