@@ -124,8 +124,8 @@ def _names_of(lines: list[Any], dropped: list[int]) -> list[str]:
             break
         gone += [line for line in lines if first <= entry_of(line) <= last]
     return [
-        place.partition(":")[2] or uid
-        for _, (_, _, _, uid, _, about) in gone
-        for place in about.split(" ", 4)[3:4]  # none, where a client of another kind says other things
+        place.partition(":")[2] or fields[3]
+        for _, fields in gone
+        for place in fields[5].split(" ", 4)[3:4]  # none, where a client of another kind says other things
         if place
     ]
