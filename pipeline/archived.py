@@ -1,14 +1,17 @@
 """The archive held against the journal: what it lacks, what it has twice, and what was never published."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from pipeline.commandline import Trouble
-from pipeline.journal import publishes_of
+from pipeline.journal import FOREVER, publishes_of
 from pipeline.judgement import some_entries
+from pipeline.snapshot import local
 
 # What became of a row of the archive.
 FINE = "fine"
@@ -37,17 +40,36 @@ class ArchiveAudit(msgspec.Struct, frozen=True):
     never_published_ids: list[str] = []
 
 
-def read_archive(spark: SparkSession, path: Path, topic: str) -> DataFrame:
-    """The rows of a topic in an archive: partition, offset, message_id, key."""
-    folder = path / f"topic={topic}"
-    if not folder.is_dir():
-        there = sorted(entry.name.removeprefix("topic=") for entry in path.glob("topic=*"))
-        raise Trouble(f"no archive of {topic!r} in {path}; it has {', '.join(there) or 'no topic'}")
-    return spark.read.parquet(str(folder)).select("partition", "offset", "message_id", "key")
+@dataclass
+class Archive:
+    """The archive of a topic."""
+
+    path: Path
+    subscription: str
+    rows: DataFrame  # partition, offset, message_id, key
+    newest: dict[int, int] | None = None  # where the log of each partition ended after the rows had been read
+
+    @classmethod
+    def read(cls, spark: SparkSession, path: Path, topic: str, subscription: str) -> "Archive":
+        """The archive of a topic in a folder."""
+        folder = path / f"topic={topic}"
+        if not folder.is_dir():
+            there = sorted(entry.name.removeprefix("topic=") for entry in path.glob("topic=*"))
+            raise Trouble(f"no archive of {topic!r} in {path}; it has {', '.join(there) or 'no topic'}")
+        rows = spark.read.parquet(str(folder)).select("partition", "offset", "message_id", "key")
+        return cls(path, subscription, rows)
+
+    def check(self, judged: DataFrame, journal: DataFrame, coverage: DataFrame, cap: int) -> ArchiveAudit:
+        """Hold it against the journal; lists have `cap` lines at most."""
+        rows = check_rows(self.rows, journal, coverage, self.newest).persist(StorageLevel.DISK_ONLY)
+        try:
+            return summarise(self, rows, judged, journal, cap)
+        finally:
+            rows.unpersist()
 
 
 def check_rows(
-    archive: DataFrame, journal: DataFrame, coverage: DataFrame, newest: dict[int, int]
+    archive: DataFrame, journal: DataFrame, coverage: DataFrame, newest: dict[int, int] | None
 ) -> DataFrame:
     """The rows with `again`, of one that is there before, and `found`; `newest` is where logs end now."""
     # A ledger's entries are consecutive, so two numbers tell which they are.
@@ -57,8 +79,12 @@ def check_rows(
         .agg(F.min("first").alias("from"), F.max("last").alias("upto"))
     )
     ends = ledgers.groupBy("partition").agg((F.max("upto") + 1).alias("end"))
-    now = journal.sparkSession.createDataFrame(list(newest.items()), "partition int, newest long")
-    about = coverage.select("partition", "proven").join(ends, "partition", "left").join(now, "partition")
+    about = coverage.select("partition", "proven").join(ends, "partition", "left")
+    if newest is None:  # nobody knows
+        about = about.withColumn("newest", F.lit(FOREVER))
+    else:
+        now = local(journal.sparkSession, list(newest.items()), "partition int, newest long")
+        about = about.join(now, "partition")
     same = Window.partitionBy("partition", "offset").orderBy("message_id")
     rows = archive.withColumn("again", F.row_number().over(same) > 1).join(
         F.broadcast(about), "partition", "left"
@@ -82,12 +108,7 @@ def check_rows(
 
 
 def summarise(
-    path: Path,
-    subscription: str,
-    rows: DataFrame,
-    judged: DataFrame,
-    journal: DataFrame,
-    cap: int,
+    archive: Archive, rows: DataFrame, judged: DataFrame, journal: DataFrame, cap: int
 ) -> ArchiveAudit:
     """Count, and list the first of each kind."""
     counts = {
@@ -96,15 +117,15 @@ def summarise(
     total = sum(counts.values())
     twice = sum(count for (again, _), count in counts.items() if again)
     settled = judged.where(
-        (F.col("subscription") == subscription) & (F.col("published") > 0) & (F.col("acked") > 0)
+        (F.col("subscription") == archive.subscription) & (F.col("published") > 0) & (F.col("acked") > 0)
     )
     gone = settled.where(F.col("archived") == 0)
-    known = judged.where(F.col("subscription") == subscription).limit(1).count() > 0
+    known = judged.where(F.col("subscription") == archive.subscription).limit(1).count() > 0
     committed = settled.agg(F.sum("entries")).first()
     missing = gone.agg(F.sum("entries")).first()
     return ArchiveAudit(
-        path=str(path),
-        subscription=subscription,
+        path=str(archive.path),
+        subscription=archive.subscription,
         rows=total,
         messages=total - twice,
         duplicates=twice,

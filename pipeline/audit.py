@@ -12,9 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from client import Client
-from pipeline import archived, snapshot
+from pipeline import snapshot
+from pipeline.archived import Archive
 from pipeline.findings import Audit, proof_of, verdict_of
-from pipeline.journal import FOREVER, coverage_of, frame_of, lives_of, timeline_of
+from pipeline.journal import coverage_of, extent_of, frame_of, lives_of, timeline_of
 from pipeline.judgement import judge, list_lost, with_keys
 from pipeline.latency import latencies_of
 from pipeline.sweep import first_deliveries, ranges_of, stretches_of
@@ -43,18 +44,17 @@ def run(
     else:
         seen, folder = snapshot.load(journal)
         out.mkdir(parents=True, exist_ok=True)
-    rows = None if archive is None else archived.read_archive(spark, archive, topic)
-    newest = {state.partition: FOREVER for state in seen.partitions}
-    if rows is not None and journal is None:
+    held = None if archive is None else Archive.read(spark, archive, topic, archive_subscription)
+    if held is not None and journal is None:
         # Asked after the archive's files have been listed: what is in them was published before.
         with Client(server) as client:
-            newest = {at.partition: at.latest for at in client.offsets(topic)}
+            held.newest = {at.partition: at.latest for at in client.offsets(topic)}
     return examine(
         spark,
         seen,
         snapshot.journal_of(spark, folder, seen),
         snapshot.log_of(spark, folder),
-        archive=None if rows is None or archive is None else (archive, archive_subscription, rows, newest),
+        archive=held,
         since=since,
         listed=listed,
     )
@@ -66,56 +66,55 @@ def examine(
     journal: DataFrame,
     log: DataFrame,
     *,
-    archive: tuple[Path, str, DataFrame, dict[int, int]] | None = None,
+    archive: Archive | None = None,
     since: datetime | None = None,
     listed: int = LISTED,
 ) -> Audit:
     """Judge a snapshot."""
     since_ms = 0 if since is None else int(since.timestamp() * 1_000)
     timeline = timeline_of(journal)
-    coverage = coverage_of(journal, timeline, seen)
+    extent = extent_of(journal)
+    coverage = coverage_of(timeline, extent, seen)
     covered = frame_of(spark, coverage, seen)
     lives = lives_of(spark, journal, timeline, seen)
     held = None
     if archive is not None:
-        mine = lives.where(F.col("subscription") == archive[1]).select("partition").distinct()
-        held = snapshot.islands(archive[2]).join(mine, "partition")
+        mine = lives.where(F.col("subscription") == archive.subscription).select("partition").distinct()
+        held = snapshot.islands(archive.rows).join(F.broadcast(mine), "partition")
     ranges = ranges_of(journal, lives, covered, snapshot.islands(log), held, since_ms)
     stretches = stretches_of(ranges).persist(StorageLevel.DISK_ONLY)
     try:
         judged = judge(stretches, lives, covered)
-        subscriptions = tally_subscriptions(judged, journal, since_ms)
-        lost = with_keys(list_lost(judged, journal, listed), log, *([] if archive is None else [archive[2]]))
-        checked = None
-        if archive is not None:
-            path, name, rows, newest = archive
-            found = archived.check_rows(rows, journal, covered, newest).persist(StorageLevel.DISK_ONLY)
-            checked = archived.summarise(path, name, found, judged, journal, listed)
-            found.unpersist()
-        total, by_hour = latencies_of(judged, first_deliveries(stretches, ranges), HOURS)
+        activity = tally_activity(journal, extent, since_ms)
+        subscriptions = tally_subscriptions(judged, activity)
+        lost = []
+        if any(one.lost for one in subscriptions):
+            known = [log] if archive is None else [log, archive.rows]
+            lost = with_keys(list_lost(judged, journal, listed), *known)
+        checked = None if archive is None else archive.check(judged, journal, covered, listed)
+        again = first_deliveries(stretches, ranges) if any(one.duplicates for one in subscriptions) else None
+        latencies = latencies_of(judged, again, HOURS)
     finally:
         stretches.unpersist()
-        lives.unpersist()
     proof = [proof_of(part, at.latest, since_ms) for part, at in zip(coverage, seen.partitions, strict=True)]
     verdict, why = verdict_of(proof, subscriptions, checked)
-    records, messages, activity = tally_activity(journal, since_ms)
     return Audit(
         verdict=verdict,
         topic=seen.topic,
         taken_at=seen.taken_at,
         since=since,
         why=why,
-        records=records,
-        messages=messages,
+        records=extent.rows,
+        messages=activity.published,
         unproven=sum(part.unproven for part in proof),
         coverage=proof,
         subscriptions=subscriptions,
         lost=lost,
         lost_total=sum(subscription.lost for subscription in subscriptions),
         archive=checked,
-        latency=total,
-        latency_by_hour=by_hour,
-        activity=activity,
+        latency=[line for line in latencies if line.hour_ms is None],
+        latency_by_hour=[line for line in latencies if line.hour_ms is not None],
+        activity=activity.bars,
     )
 
 

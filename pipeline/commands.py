@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from pipeline.archive_commands import add_archive, add_replay
+from pipeline.audit_commands import add_audit
 
 __all__ = ["main", "pipeline"]
 
@@ -18,6 +19,7 @@ pipeline = typer.Typer(
 
 add_archive(pipeline)
 add_replay(pipeline)
+add_audit(pipeline)
 
 
 def main(*words: str, **options: Any) -> None:

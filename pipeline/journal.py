@@ -5,12 +5,13 @@ the journal begins has a life without a beginning.
 """
 
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.snapshot import Snapshot
+from pipeline.snapshot import PartitionState, Snapshot, local
 
 LIFE = ("subscribed", "sought", "unsubscribed")
 FOREVER = 2**62  # an offset after all others
@@ -25,6 +26,14 @@ class Coverage(msgspec.Struct, frozen=True):
     began_ms: int | None  # its oldest record
     first_ms: int | None  # when `first` was published
     hole: bool  # whether it misses records in between, and not just its beginning
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """How much journal there is, and of which time."""
+
+    began_ms: dict[int, int]  # by partition
+    ended_ms: int
+    rows: int
 
 
 def millis(name: str = "timestamp") -> Column:
@@ -44,7 +53,20 @@ def timeline_of(journal: DataFrame) -> DataFrame:
     )
 
 
-def coverage_of(journal: DataFrame, timeline: DataFrame, snapshot: Snapshot) -> list[Coverage]:
+def extent_of(journal: DataFrame) -> Extent:
+    """Look at all rows once."""
+    rows = journal.groupBy("partition").agg(
+        F.min(millis()).alias("least"), F.max(millis()).alias("most"), F.count("*").alias("rows")
+    )
+    found = rows.collect()
+    return Extent(
+        {row.partition: row.least for row in found},
+        max((row.most for row in found), default=0),
+        sum(row.rows for row in found),
+    )
+
+
+def coverage_of(timeline: DataFrame, extent: Extent, snapshot: Snapshot) -> list[Coverage]:
     """For each partition, the last stretch of entries whose publish is in the journal without a hole."""
     # Where entries are missing the journal was off for a while: what happened then to earlier entries is
     # not known, so these are not proven either.
@@ -60,10 +82,9 @@ def coverage_of(journal: DataFrame, timeline: DataFrame, snapshot: Snapshot) -> 
             F.max(after_hole).alias("hole"),
         )
     )
-    began = journal.groupBy("partition").agg(F.min(millis()).alias("began_ms"))
-    found = {row.partition: row for row in began.join(published, "partition", "left").collect()}
+    found = {row.partition: row for row in published.collect()}
     return [
-        _coverage(state.partition, state.latest, found.get(state.partition), snapshot.journal)
+        _coverage(state, found.get(state.partition), extent.began_ms.get(state.partition), snapshot.journal)
         for state in snapshot.partitions
     ]
 
@@ -77,17 +98,13 @@ def frame_of(spark: SparkSession, coverage: list[Coverage], snapshot: Snapshot) 
         (part.partition, part.first, state.latest, state.journal_latest)
         for part, state in zip(coverage, snapshot.partitions, strict=True)
     ]
-    return spark.createDataFrame(rows, "partition int, proven long, latest long, looked long")
+    return local(spark, rows, "partition int, proven long, latest long, looked long")
 
 
-def _coverage(partition: int, latest: int, found: object, journal: int) -> Coverage:
-    began: int | None = getattr(found, "began_ms", None)
-    first: int | None = getattr(found, "first", None)
-    end: int | None = getattr(found, "end", None)
-    if first is None or end is None or end < latest or not journal:  # it is off, or was when these came
-        return Coverage(partition, latest, latest, began, None, end is not None)
-    hole: bool | None = getattr(found, "hole", None)
-    return Coverage(partition, first, end, began, getattr(found, "first_ms", None), bool(hole))
+def _coverage(state: PartitionState, found: Any, began_ms: int | None, journal: int) -> Coverage:
+    if found is None or found.end < state.latest or not journal:  # it is off, or was when these came
+        return Coverage(state.partition, state.latest, state.latest, began_ms, None, found is not None)
+    return Coverage(state.partition, found.first, found.end, began_ms, found.first_ms, bool(found.hole))
 
 
 def lives_of(spark: SparkSession, journal: DataFrame, timeline: DataFrame, snapshot: Snapshot) -> DataFrame:
@@ -112,7 +129,8 @@ def lives_of(spark: SparkSession, journal: DataFrame, timeline: DataFrame, snaps
         F.max(F.when(made, F.coalesce("before", F.lit(0)) + 1)).alias("fresh"),
     )
     seen = journal.where(F.col("subscription") != "").select("partition", "subscription").distinct()
-    live = spark.createDataFrame(
+    live = local(
+        spark,
         [
             (partition, subscription.name, subscription.mode, position)
             for subscription in snapshot.subscriptions
@@ -129,23 +147,22 @@ def lives_of(spark: SparkSession, journal: DataFrame, timeline: DataFrame, snaps
     )
     ended = F.col("ends").isNotNull()
     number = F.row_number().over(Window.orderBy("partition", "subscription", "life"))
-    return (
-        lives.join(F.broadcast(live), ["partition", "subscription"], "left")
-        .select(
-            number.alias("number"),
-            "partition",
-            "subscription",
-            "begins",
-            F.coalesce("ends", F.lit(FOREVER)).alias("ends"),
-            F.coalesce("owed", F.lit(0)).alias("owed"),
-            F.coalesce("moved", F.lit(0)).alias("moved"),
-            F.when(F.col("begins") > 0, F.col("lowest")).otherwise(0).alias("lowest"),
-            F.greatest(F.coalesce("highest", F.lit(0)), F.coalesce("fresh", F.lit(0))).alias("historic"),
-            F.when(~ended, F.col("mode")).alias("mode"),
-            F.when(~ended, F.col("position")).alias("position"),
-        )
-        .persist()
+    made_up = lives.join(F.broadcast(live), ["partition", "subscription"], "left").select(
+        number.alias("number"),
+        "partition",
+        "subscription",
+        "begins",
+        F.coalesce("ends", F.lit(FOREVER)).alias("ends"),
+        F.coalesce("owed", F.lit(0)).alias("owed"),
+        F.coalesce("moved", F.lit(0)).alias("moved"),
+        F.when(F.col("begins") > 0, F.col("lowest")).otherwise(0).alias("lowest"),
+        F.greatest(F.coalesce("highest", F.lit(0)), F.coalesce("fresh", F.lit(0))).alias("historic"),
+        F.when(~ended, F.col("mode")).alias("mode"),
+        F.when(~ended, F.col("position")).alias("position"),
     )
+    # They are as many as subscriptions were made, times the partitions: few enough to have at hand, and each
+    # use of them is then a small table instead of all this once more.
+    return spark.createDataFrame(made_up.toArrow())
 
 
 def publishes_of(
@@ -154,7 +171,7 @@ def publishes_of(
     """The ledger and the time, ms, of some entries (partition, entry), as far as their publish is there."""
     if not entries:
         return {}
-    wanted = journal.sparkSession.createDataFrame(sorted(set(entries)), "partition int, entry long")
+    wanted = local(journal.sparkSession, sorted(set(entries)), "partition int, entry long")
     published = journal.where(F.col("transition") == "published").select(
         "partition", "first", "last", "by", millis().alias("at")
     )

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.journal import FOREVER, publishes_of
+from pipeline.snapshot import local
 
 # States of a stretch. Of these only `lost` is a failure.
 SETTLED = "settled"  # acked, committed, dead-lettered or expired
@@ -97,9 +98,8 @@ def with_keys(lost: list[LostMessage], *sources: DataFrame) -> list[LostMessage]
     """The same with their keys, as far as the log or the archive has them (partition, offset, key)."""
     keys: dict[tuple[int, int], str] = {}
     for source in sources if lost else ():
-        wanted = source.sparkSession.createDataFrame(
-            list({(message.partition, message.entry) for message in lost}), "partition int, offset long"
-        )
+        places = sorted({(message.partition, message.entry) for message in lost})
+        wanted = local(source.sparkSession, places, "partition int, offset long")
         found = source.join(F.broadcast(wanted), ["partition", "offset"]).where(F.col("key").isNotNull())
         keys |= {
             (row.partition, row.offset): row.key

@@ -25,43 +25,36 @@ class Latency(msgspec.Struct, frozen=True):
     max: int
 
 
-def latencies_of(
-    judged: DataFrame, first_deliveries: DataFrame, cap: int
-) -> tuple[list[Latency], list[Latency]]:
+def latencies_of(judged: DataFrame, again: DataFrame | None, cap: int) -> list[Latency]:
     """Over all by subscription, and by hour of publish, the newest hours of at most `cap` lines.
 
-    Stretches that were delivered more than once count from the first time; those that were acked more than
-    once, after a seek, do not count.
+    `again` has the first delivery of stretches that were delivered more than once. Those that were acked more
+    than once, after a seek, do not count.
     """
-    again = first_deliveries.withColumnRenamed("delivered_at", "first_at")
-    known = judged.where(F.col("published") > 0).join(again, ["number", "first"], "left")
-    delivered = F.struct(F.lit("delivered").alias("what"), F.coalesce("delivered_at", "first_at").alias("at"))
+    known = judged.where(F.col("published") > 0)
+    first = F.col("delivered_at")
+    if again is not None:
+        known = known.join(again.withColumnRenamed("delivered_at", "first_at"), ["number", "first"], "left")
+        first = F.coalesce("delivered_at", "first_at")
+    delivered = F.struct(F.lit("delivered").alias("what"), first.alias("at"))
     acked = F.struct(F.lit("acked").alias("what"), F.col("acked_at").alias("at"))
-    times = known.select(
-        "subscription", "published_at", "entries", F.explode(F.array(delivered, acked)).alias("event")
-    ).where(F.col("event.at").isNotNull())
     taken = F.greatest(F.col("event.at") - F.col("published_at"), F.lit(0))
-    classes = (
-        times.select(
-            "subscription",
-            F.floor(F.col("published_at") / HOUR_MS).alias("hour"),
-            F.col("event.what").alias("what"),
-            taken.alias("taken"),
-            "entries",
+    hour = F.floor(F.col("published_at") / HOUR_MS)
+    times = (
+        known.select(
+            "subscription", "published_at", "entries", F.explode(F.array(delivered, acked)).alias("event")
         )
-        .groupBy("subscription", "hour", "what", _class(F.col("taken")).alias("class"))
-        .agg(F.sum("entries").alias("entries"), F.max("taken").alias("taken"))
-        .persist()
+        .where(F.col("event.at").isNotNull())
+        .select("subscription", hour.alias("hour"), "event.what", taken.alias("taken"), "entries")
     )
-    try:
-        total = (
-            classes.groupBy("subscription", "what", "class")
-            .agg(F.sum("entries").alias("entries"), F.max("taken").alias("taken"))
-            .withColumn("hour", F.lit(None).cast("long"))
-        )
-        return _percentiles(total, cap), _percentiles(classes, cap)
-    finally:
-        classes.unpersist()
+    classes = times.groupBy("subscription", "hour", "what", _class(F.col("taken")).alias("class")).agg(
+        F.sum("entries").alias("entries"), F.max("taken").alias("taken")
+    )
+    each = classes.withColumn("hour", F.explode(F.array("hour", F.lit(None).cast("long"))))
+    both = each.groupBy("subscription", "hour", "what", "class").agg(
+        F.sum("entries").alias("entries"), F.max("taken").alias("taken")
+    )
+    return _percentiles(both, cap)
 
 
 def _class(taken: Column) -> Column:
@@ -89,7 +82,7 @@ def _percentiles(classes: DataFrame, cap: int) -> list[Latency]:
             ),
             F.max("taken").alias("max"),
         )
-        .orderBy(F.col("hour").desc(), "subscription", "what")
+        .orderBy(F.col("hour").desc_nulls_first(), "subscription", "what")
         .limit(cap)
         .collect()
     )

@@ -72,7 +72,7 @@ def _subscriptions(page: Page, found: Audit) -> None:
         ],
     )
     page.note(
-        "settled: acked, committed, dead-lettered or expired. in flight: delivered, not settled yet. waiting: "
+        "settled: acked, committed, dead-lettered, expired. in flight: delivered, not settled yet. waiting: "
         "to be delivered. let go: the subscription was deleted or sought past them. not owed: older than the "
         "subscription, and gone before it began. Only what is lost breaks the promise."
     )

@@ -7,11 +7,13 @@ been read were there all the time, so none is missing between them.
 """
 
 import shutil
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
@@ -128,6 +130,18 @@ def islands(entries: DataFrame) -> DataFrame:
         .agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
         .drop("island")
     )
+
+
+def local(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: str) -> DataFrame:
+    """A small table that is a part of the plan: it costs no job, and no Python process.
+
+    local(spark, [(0, 17)], "partition int, latest long")
+    """
+    kinds = {"int": pyarrow.int32(), "long": pyarrow.int64(), "string": pyarrow.string()}
+    fields = [field.split() for field in schema.split(",")]
+    columns = pyarrow.schema([(name, kinds[kind]) for name, kind in fields])
+    lines = [dict(zip(columns.names, row, strict=True)) for row in rows]
+    return spark.createDataFrame(pyarrow.Table.from_pylist(lines, schema=columns))
 
 
 def _by_partition(values: dict[int, int], otherwise: int) -> Column:

@@ -3,12 +3,13 @@
 from collections import defaultdict
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline import judgement
 from pipeline.findings import Bar, SubscriptionAudit
-from pipeline.journal import millis
+from pipeline.journal import Extent, millis
 
 BARS = 120  # of activity over time
 MOST_ATTEMPTS = 10  # told apart
@@ -16,32 +17,27 @@ STATES = ("settled", "in_flight", "waiting", "let_go", "not_owed", "lost")
 _MARKS = ("subscribed", "sought", "unsubscribed", "moved")
 
 
-def tally_subscriptions(judged: DataFrame, journal: DataFrame, since_ms: int) -> list[SubscriptionAudit]:
+class Activity(msgspec.Struct, frozen=True):
+    """What the journal tells, counted."""
+
+    published: int
+    transitions: dict[str, dict[str, int]]  # by subscription -> messages, each time counted
+    bars: list[Bar]
+
+
+def tally_subscriptions(judged: DataFrame, activity: Activity) -> list[SubscriptionAudit]:
     """One line for each subscription."""
     attempts = F.least(F.col("delivered"), F.lit(MOST_ATTEMPTS))
+    deliveries = F.sum(F.col("entries") * F.col("delivered"))
     rows = (
         judged.groupBy("subscription", "state", "reason", attempts.alias("attempts"))
-        .agg(
-            F.sum("entries").alias("messages"),
-            F.sum(F.col("entries") * F.col("delivered")).alias("deliveries"),
-        )
+        .agg(F.sum("entries").alias("messages"), deliveries.alias("deliveries"))
         .collect()
     )
-    totals = (
-        journal.where((F.col("subscription") != "") & (millis() >= since_ms))
-        .groupBy("subscription", "transition")
-        .agg(F.sum(F.coalesce(F.col("last") - F.col("first"), F.lit(0)) + 1).alias("messages"))
-        .collect()
-    )
-    by_name: dict[str, list[Any]] = defaultdict(list)
-    transitions: dict[str, dict[str, int]] = defaultdict(dict)
+    by_name: dict[str, list[Any]] = {name: [] for name in activity.transitions}
     for row in rows:
-        by_name[row.subscription].append(row)
-    for row in sorted(totals, key=lambda row: row.transition):
-        transitions[row.subscription][row.transition] = row.messages
-    return [
-        _one(name, by_name[name], transitions[name]) for name in sorted(by_name.keys() | transitions.keys())
-    ]
+        by_name.setdefault(row.subscription, []).append(row)
+    return [_one(name, by_name[name], activity.transitions.get(name, {})) for name in sorted(by_name)]
 
 
 def _one(name: str, rows: list[Any], transitions: dict[str, int]) -> SubscriptionAudit:
@@ -66,24 +62,26 @@ def _one(name: str, rows: list[Any], transitions: dict[str, int]) -> Subscriptio
     )
 
 
-def tally_activity(journal: DataFrame, since_ms: int) -> tuple[int, int, list[Bar]]:
-    """Rows and published messages in the journal, and messages by transition over time, in so many bars."""
-    rows = journal.where((millis() >= since_ms) & ~F.col("transition").isin(*_MARKS))
-    span = rows.agg(
-        F.min(millis()).alias("least"), F.max(millis()).alias("most"), F.count("*").alias("rows")
-    ).first()
-    if span is None or span.rows == 0:
-        return 0, 0, []
-    width = max(1_000, -(-(span.most - span.least + 1) // BARS))
-    bars = (
-        rows.groupBy(F.floor((millis() - span.least) / width).alias("bar"), "transition")
-        .agg(F.sum(F.col("last") - F.col("first") + 1).alias("messages"))
-        .orderBy("bar", "transition")
+def tally_activity(journal: DataFrame, extent: Extent, since_ms: int) -> Activity:
+    """Messages by subscription and transition, and by transition over time, in so many bars."""
+    least = max(since_ms, min(extent.began_ms.values(), default=0))
+    width = max(1_000, -(-(extent.ended_ms - least + 1) // BARS))
+    rows = (
+        journal.where(millis() >= since_ms)
+        .groupBy("subscription", "transition", F.floor((millis() - least) / width).alias("bar"))
+        .agg(F.sum(F.coalesce(F.col("last") - F.col("first"), F.lit(0)) + 1).alias("messages"))
         .collect()
     )
-    published = sum(row.messages for row in bars if row.transition == "published")
-    return (
-        span.rows,
-        published,
-        [Bar(span.least + row.bar * width, row.transition, row.messages) for row in bars],
+    transitions: dict[str, dict[str, int]] = {}
+    bars: dict[tuple[int, str], int] = defaultdict(int)
+    for row in sorted(rows, key=lambda row: (row.bar, row.transition)):
+        if row.subscription:
+            mine = transitions.setdefault(row.subscription, {})
+            mine[row.transition] = mine.get(row.transition, 0) + row.messages
+        if row.transition not in _MARKS:
+            bars[row.bar, row.transition] += row.messages
+    return Activity(
+        sum(messages for (_, transition), messages in bars.items() if transition == "published"),
+        transitions,
+        [Bar(least + bar * width, transition, messages) for (bar, transition), messages in bars.items()],
     )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.columns import JOURNAL
-from pipeline.snapshot import PartitionState, Snapshot, SubscriptionState
+from pipeline.snapshot import PartitionState, Snapshot, SubscriptionState, local
 from tests.pipeline.plain_audit import records_of
 from tests.pipeline.simulation import Look
 
@@ -19,7 +19,7 @@ Line = (
 
 
 def journal_of(spark: SparkSession, lines: dict[int, Sequence[Line]], *, first: int = 1) -> DataFrame:
-    """A journal by partition: ("delivered", "billing", "1-5 7"), or ("published", "", "2:1-5") for ledger 2."""
+    """A journal by partition: ("delivered", "billing", "1-5 7"), or ("published", "", "2:1-5"), ledger 2."""
     rows = []
     for partition, records in lines.items():
         at = NOON_MS
@@ -41,7 +41,7 @@ def log_of(spark: SparkSession, entries: dict[int, Iterable[int]]) -> DataFrame:
         for partition in entries
         for entry in entries[partition]
     ]
-    return spark.createDataFrame(rows, "partition int, offset long, key string, message_id string")
+    return local(spark, rows, "partition int, offset long, key string, message_id string")
 
 
 def snapshot_of(
@@ -106,5 +106,5 @@ def _frame(spark: SparkSession, rows: Sequence[tuple[object, ...]]) -> DataFrame
         "partition int, offset long, at long, transition string, subscription string, by string, "
         "first long, last long"
     )
-    made = spark.createDataFrame(rows, columns).selectExpr("*", "timestamp_millis(at) AS timestamp")
+    made = local(spark, rows, columns).selectExpr("*", "timestamp_millis(at) AS timestamp")
     return made.select(*[name for name in JOURNAL.names if name != "topic"])

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pipeline.archived import ArchiveAudit
+from pipeline.findings import PartitionCoverage, SubscriptionAudit, verdict_of
 from tests.pipeline.plain_audit import judge_plainly, lives_of, proven_from
 from tests.pipeline.simulation import Look, Partition
 
@@ -68,3 +70,30 @@ def test_a_partition_lives_the_same_life_for_the_same_seed(seed: int) -> None:
     """So that a failure can be looked at again."""
     looks = [Partition(random.Random(seed), thief=True).live(50) for _ in range(2)]
     assert looks[0] == looks[1]
+
+
+def verdict_on(
+    unproven: int = 0, missing: int = 0, committed: int | None = 5, **lost: int
+) -> tuple[str, list[str]]:
+    """The verdict on a topic with one partition, one subscription and an archive."""
+    proof = PartitionCoverage(
+        0, 9, unproven + 1, unproven, "the journal begins at entry 4" if unproven else ""
+    )
+    billing = SubscriptionAudit("billing", 9, 9, 0, 0, 0, 0, sum(lost.values()), 0, 9, {}, {}, lost)
+    archive = ArchiveAudit("/archive", "lake", 5, 5, 0, committed, missing, 0, 0, 0)
+    return verdict_of([proof], [billing], archive)
+
+
+def test_the_verdict_is_the_worst_that_was_found() -> None:
+    """With a sentence for each reason."""
+    assert verdict_on()[0] == "complete"
+    assert verdict_on(3) == ("unproven", ["partition 0: 3 messages unproven: the journal begins at entry 4"])
+    doubt = "the archive: unproven, since the journal has no subscription 'lake'; name the archive's with "
+    assert verdict_on(committed=None) == ("unproven", [f"{doubt}--archive-subscription"])
+    word, why = verdict_on(3, missing=1, undelivered=2)
+    assert word == "incomplete"
+    assert why[:2] == [
+        "billing: 2 messages lost: never delivered, and not in the log any more",
+        "the archive lacks 1 message that lake has committed",
+    ]
+    assert len(why) == 3
