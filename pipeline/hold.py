@@ -15,6 +15,7 @@ from client.errors import BrokerError, SubscriptionBusy
 from pipeline.remote import Remote
 
 _PER_SESSION = 3  # renewals: two may fail
+_CLOSE = 5.0  # seconds to give back what was taken in vain
 _LOOK = 0.25  # seconds between two looks at a session that somebody else has
 _SLACK = 0.05  # seconds by which an end may seem to move without having been moved
 _log = logging.getLogger("keylane.spark")
@@ -29,14 +30,20 @@ class Hold:
         self._topics = topics
         self._subscription = subscription
         self._session = session
+        self._taken: list[str] = []  # topics that are ours
         self._lost: str | None = None  # who has it instead
         self._renewing: Future[None] | None = None
 
     def take(self) -> None:
         """Claim it; who is gone is waited for until its session is, and SubscriptionBusy means one is not."""
-        for topic in self._topics:
-            self._remote.call(self._take, self._remote.client, topic)
         self._renewing = self._remote.start(self._renew, self._remote.client)
+        try:
+            for topic in self._topics:
+                self._remote.call(self._take, self._remote.client, topic)
+                self._taken.append(topic)
+        except BaseException:
+            self.release(_CLOSE)
+            raise
 
     def check(self) -> None:
         """Raise SubscriptionBusy if somebody else has taken it meanwhile."""
@@ -50,7 +57,7 @@ class Hold:
         """Let others have it at once, or when its session ends if the broker cannot be told in that time."""
         if self._renewing is not None:
             self._renewing.cancel()
-            for topic in self._topics:
+            for topic in self._taken:
                 release = self._remote.client.release
                 with suppress(BrokerError, TimeoutError):
                     self._remote.start(release, topic, self._subscription, self.reader).result(timeout)
@@ -72,7 +79,7 @@ class Hold:
     async def _renew(self, client: AsyncClient) -> None:
         while self._lost is None:
             await asyncio.sleep(self._session / _PER_SESSION)
-            for topic in self._topics:
+            for topic in self._taken:
                 try:
                     claim = await client.claim(topic, self._subscription, self.reader, session=self._session)
                 except BrokerError as error:

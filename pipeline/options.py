@@ -17,7 +17,7 @@ DEFAULT_SERVER = "keylane://127.0.0.1:9999"
 _CONNECTION = ("server", "token", "payloads")
 _BATCH_ONLY = ("endingOffsets", "journal")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "sessionTimeout")
-_READ = (
+READ_OPTIONS = (
     *_CONNECTION,
     "subscribe",
     "subscription",
@@ -78,7 +78,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
         `streaming` is None where it is not known yet.
         """
-        given = known(options, _READ, "reads")
+        given = known(options, READ_OPTIONS, "reads")
         for name in () if streaming is None else _BATCH_ONLY if streaming else _STREAM_ONLY:
             if name in given:
                 raise InvalidArgument(
