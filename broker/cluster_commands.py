@@ -51,7 +51,7 @@ async def move_partition(
 ) -> Reply:
     count = (await worker.engine.describe_topic(request.topic)).partitions
     check_int("partition", request.partition, 0, count - 1)
-    await worker.member.move(request.topic, request.partition, request.worker)
+    await worker.member.move(request.topic, request.partition, request.worker, request.keep)
     return DONE
 
 

@@ -56,8 +56,8 @@ class Controller:
                 return moves
         raise _busy()
 
-    async def move(self, topic: str, partition: int, worker: str) -> None:
-        """Give a partition to a worker; another one comes back for it if counts would not be even."""
+    async def move(self, topic: str, partition: int, worker: str, keep: Collection[Place] = ()) -> None:
+        """Give a partition to a worker; another, none of `keep`, comes back if counts would not be even."""
         for _ in range(_ATTEMPTS):
             brokers, owners, topics = await self._read()
             if topic not in topics:
@@ -78,7 +78,7 @@ class Controller:
                 return
             moves = [wire.Move(topic, partition, source, worker, "moved by hand")]
             after = {**current, (topic, partition): worker}
-            moves += place(topics, after, able, script_times(brokers), stay=[(topic, partition)])
+            moves += place(topics, after, able, script_times(brokers), stay=[(topic, partition), *keep])
             if await self._write(owners, topics, moves):
                 self._memory = rest(self._memory, [(topic, partition)])
                 return

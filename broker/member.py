@@ -6,13 +6,14 @@ Everything is in Redis. Events tell when to look; what they miss a heartbeat fin
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import anyio
 
 from broker.controller import Controller
 from broker.links import Attempts
-from broker.load import Load
+from broker.load import Load, Place
 from broker.logs import Trouble
 from broker.results import BrokerReport, Owners
 from client import wire
@@ -309,9 +310,9 @@ class Member:
             await self.refresh()
         return moves
 
-    async def move(self, topic: str, partition: int, worker: str) -> None:
+    async def move(self, topic: str, partition: int, worker: str, keep: Collection[Place] = ()) -> None:
         """Give a partition to a worker."""
-        await self._placing.move(topic, partition, worker)
+        await self._placing.move(topic, partition, worker, keep)
         await self.refresh()
 
     async def drain(self, worker: str, draining: bool) -> None:

@@ -1,5 +1,7 @@
 """What a client does with topics, subscriptions and the cluster besides publishing and consuming."""
 
+from collections.abc import Iterable
+
 from client import wire
 from client.cluster import Cluster
 from client.errors import InvalidArgument
@@ -173,9 +175,14 @@ class Administration:
             for move in unpack(answer.body, list[wire.Move])
         ]
 
-    async def move_partition(self, topic: str, partition: int, worker: str) -> None:
-        """Give a partition to a worker; it moves as soon as the one that has it has let go."""
-        await self._cluster.request(wire.MovePartition(topic, partition, worker))
+    async def move_partition(
+        self, topic: str, partition: int, worker: str, *, keep: Iterable[tuple[str, int]] = ()
+    ) -> None:
+        """Give a partition to a worker; it moves as soon as the one that has it has let go.
+
+        If another must come back so that counts stay even, none of `keep` (topic, partition) does.
+        """
+        await self._cluster.request(wire.MovePartition(topic, partition, worker, list(keep)))
 
     async def drain_worker(self, worker: str) -> None:
         """Have a worker give all its partitions to others, and get none until it is started again."""

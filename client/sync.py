@@ -239,9 +239,11 @@ class Client:
         """Place partitions by counts and load now; what moves, or would."""
         return self._call(self._client.rebalance, dry_run=dry_run)
 
-    def move_partition(self, topic: str, partition: int, worker: str) -> None:
+    def move_partition(
+        self, topic: str, partition: int, worker: str, *, keep: Iterable[tuple[str, int]] = ()
+    ) -> None:
         """Give a partition to a worker; it moves as soon as the one that has it has let go."""
-        self._call(self._client.move_partition, topic, partition, worker)
+        self._call(self._client.move_partition, topic, partition, worker, keep=keep)
 
     def drain_worker(self, worker: str) -> None:
         """Have a worker give all its partitions to others, and get none until it is started again."""

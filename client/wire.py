@@ -645,13 +645,17 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class MovePartition(Properties, frozen=True):
-    """MOVE_PARTITION: give a partition to a worker; answered by OK when that is decided."""
+    """MOVE_PARTITION: give a partition to a worker; answered by OK when that is decided.
+
+    If another must come back for it, so that counts stay even, then none of `keep`, if there is a choice.
+    """
 
     TYPE = Type.MOVE_PARTITION
 
     topic: str
     partition: int
     worker: str
+    keep: list[tuple[str, int]] = []  # topic, partition
 
 
 class Drain(Properties, frozen=True):

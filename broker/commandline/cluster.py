@@ -1,6 +1,7 @@
 """`keylane cluster` and `keylane rebalance`: who serves what, and how to change it."""
 
 import asyncio
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
@@ -171,10 +172,23 @@ def add_rebalance(app: typer.Typer) -> None:
 async def rebalance(
     session: Session,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Move what a plan says, such as `keylane pipeline skew` writes.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Place partitions now: every one owned, counts even, then load; the cluster also does so by itself."""
     import msgspec
 
+    if plan is not None:
+        from broker.commandline.plan import follow
+
+        await follow(session, plan, dry_run=dry_run)
+        return
     async with session.client() as client:
         moves = await client.rebalance(dry_run=dry_run)
     about = {"dry_run": dry_run, "moves": msgspec.to_builtins(moves)}
