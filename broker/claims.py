@@ -17,6 +17,7 @@ from client.errors import BrokerError, InvalidArgument, SubscriptionBusy
 from client.wire import MAX_BATCH
 
 _BEYOND = 10**14  # every entry
+_FEW = 100  # entries to read ahead of a step, where the one before came no further
 
 
 class Claims(Reading):
@@ -56,8 +57,8 @@ class Claims(Reading):
     ) -> Committed:
         """All before a position is done with: what nobody else owes leaves the log, and its bodies are named.
 
-        A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes. After
-        an error what was done before it is answered; the error comes again with the next call.
+        A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes.
+        After an error what was done before it is answered; the error comes again with the next call.
         """
         check_name("reader", reader)
         check_int("position", position, 1, _BEYOND)
@@ -75,6 +76,7 @@ class Claims(Reading):
         result, id_of = Committed(), id_maker(ledgers or "0:1")
         while not result.done:
             lines: list[Any] = []
+            passed = cursor
             try:
                 if step and cursor < target:
                     bounds = (id_of(cursor + 1), id_of(target), "COUNT", str(step))
@@ -87,7 +89,7 @@ class Claims(Reading):
                 if not result.steps:
                     raise
                 break
-            names, step = result.names + _names_of(lines, dropped), MAX_BATCH
+            names, step = result.names + _names_of(lines, dropped), min(max(cursor - passed, _FEW), MAX_BATCH)
             result = Committed(names, result.steps + 1, cursor >= target)
             if result.steps == steps or sum(map(len, names)) > TEXTS:
                 break

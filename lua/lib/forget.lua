@@ -28,10 +28,14 @@ local function add_owed_runs(owed, other, its_lanes, ranges)
   end
 end
 
--- Adds to `owed` what is leased of a lane of a key, and `entries` of it that wait.
+-- Adds to `owed` what is leased of a lane of a key from the first to the last of `entries`, which are its
+-- own, and those of them that wait.
 local function add_owed_lane(owed, its_queue, record, entries)
+  local first, last = entries[1], entries[#entries]
   for _, range in ipairs(ranges_of(record)) do
-    owed[#owed + 1] = range
+    if range[2] >= first and range[1] <= last then
+      owed[#owed + 1] = range
+    end
   end
   if record.waiting > 0 then
     for _, entry in ipairs(entries) do

@@ -3,7 +3,8 @@
 -- Uses   subscription journal ranges notes lanes forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with
---        5 limit: entries passed that may leave the log, at most; 0: go only as far as none does
+--        5 limit: entries passed that may leave the log, at most (fewer where another one has lanes of keys); 0: go only as far
+--          as none does
 -- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
 --            before the target
 --          {"BUSY", reader}: another one has claimed the subscription; "" where nobody has
@@ -12,6 +13,7 @@
 -- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
 --          that have passed the entries
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local LANES = 100 -- entries passed, at most, where the lanes of keys have to be searched for them
 
 local refused = refusal(true) or by_lease()
 if refused then
@@ -36,6 +38,10 @@ local function droppable()
   for index = 1, #all, 2 do
     if all[index] ~= name then
       upto = math.min(upto, tonumber(all[index + 1]))
+      local keyed = redis.call('HGET', prefix .. all[index], 'mode') == 'key_shared'
+      if keyed and redis.call('EXISTS', prefix .. all[index] .. ':lanes') == 1 then
+        limit = math.min(limit, LANES)
+      end
     end
   end
   local there = not retained and redis.call('XRANGE', log, id_of(cursor + 1), id_of(math.max(upto, cursor + 1)), 'COUNT', 1)[1]
