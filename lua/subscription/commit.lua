@@ -1,6 +1,6 @@
 -- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
 --
--- Uses   subscription journal ranges notes lanes forget
+-- Uses   subscription journal ranges notes passed lanes forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with
 --        5 limit: entries passed that may leave the log, at most (fewer where another one has lanes of keys); 0: go only as far
@@ -11,7 +11,7 @@
 --          {"BEYOND", last entry}: the target has not been given yet
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
 -- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
---          that have passed the entries
+--          that have passed the entries. With a journal O(entries passed), a thousand at most
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local LANES = 100 -- entries passed, at most, where the lanes of keys have to be searched for them
 
@@ -19,7 +19,8 @@ local refused = refusal(true) or by_lease()
 if refused then
   return refused
 end
-local holder = redis.call('HGET', sub, 'reader')
+local stored_here = redis.call('HMGET', sub, 'reader', 'sparse')
+local holder, sparse = stored_here[1], tonumber(stored_here[2])
 if holder ~= reader then
   return { 'BUSY', holder or '' }
 end
@@ -56,13 +57,16 @@ local function droppable()
   return { { first, last } }, last == upto and target or last
 end
 
+local there
+if journaled then
+  there, target = look_ahead(target)
+end
 local passed, ranges = cursor, nil
 ranges, cursor = droppable()
 if cursor ~= passed then
   redis.call('HSET', subs, name, cursor)
   if journaled then
-    note('committed', reader, passed + 1, cursor)
-    write_notes()
+    note_passed(there, passed, sparse, reader)
   end
 end
 return { 'OK', cursor, flat(forget(ranges, name)) }

@@ -374,6 +374,55 @@ async def test_a_range_that_cannot_be_is_refused_by_name(
         await engine.read("no-such-topic", 0, 1, 2)
 
 
+async def journal(story: Story) -> list[tuple[str, ...]]:
+    """What, sub, by and entries of each record but those of other kinds."""
+    [here] = await story.engine.offsets(story.topic)
+    lines = await story.engine.read(story.topic, 0, 1, here.journal_latest, journal=True)
+    records = list(zip(*(iter(lines.flat),) * 5, strict=True))
+    return [record[1:] for record in records if record[1] in ("committed", "lost")]
+
+
+async def test_the_journal_tells_what_was_committed_and_is_not_there(engine: Engine, topic: str) -> None:
+    story = await begin(engine, topic, 0, TopicSettings(journal=1_000))
+    await story.subscribe("other")
+    await publish(story, 12)
+    for entry in (3, 7, 8, 12):
+        await engine.store.command("XDEL", story.keys.log, f"1-{entry}")
+    await commit(story, 6)
+    assert await journal(story) == [("committed", "spark", "r1", "1-2 4-5"), ("lost", "spark", "", "3")]
+    await engine.delete_subscription(topic, "other")
+    assert len(await commit(story, 13)) == 4
+    assert (await journal(story))[2:] == [
+        ("committed", "spark", "r1", "6 9-11"),
+        ("lost", "spark", "", "7-8 12"),
+    ]
+
+
+async def test_what_had_left_the_log_before_is_neither_committed_nor_lost(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic, TopicSettings(journal=1_000))
+    await story.subscribe("other")
+    await publish(story, 6)
+    [receipt] = receipts(await story.fetch(name="other"))
+    await story.ack(part(receipt, 2, 4), name="other")
+    await story.subscribe("spark", "cursor", consumers=(), start="earliest")
+    await engine.claim(topic, "spark", "r1", HOUR_MS)
+    await commit(story, 7)
+    assert await journal(story) == [("committed", "spark", "r1", "1 5-6")]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_with_a_journal_a_commit_goes_step_by_step_too(
+    engine: Engine, topic: str, behind: bool
+) -> None:
+    story = await begin(engine, topic, 0, TopicSettings(journal=1_000))
+    if behind:
+        await story.subscribe("other")
+    await publish(story, 2_500)
+    committed = await engine.commit(topic, "spark", "r1", 0, 2_501)
+    assert (committed.done, committed.steps) == (True, 3)
+    assert [record[3] for record in await journal(story)] == ["1-1000", "1001-2000", "2001-2500"]
+
+
 async def test_the_journal_is_read_like_a_log(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic, TopicSettings(journal=1_000))
     await story.subscribe("spark", "cursor", consumers=())
