@@ -78,7 +78,7 @@ def _is_later(message: OutgoingMessage) -> bool:
     return message.delay is not None or message.deliver_at is not None
 
 
-def due_of(message: OutgoingMessage, now: float) -> int:
+def _due(message: OutgoingMessage, now: float) -> int:
     """When a message is to be published that is not to be at once, in ms."""
     if message.delay is None:
         return instant_ms("deliver_at", message.deliver_at) or 0
@@ -115,15 +115,14 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
         else:
             about = abouts[size] = pack_about(now, group, texts(same), size=size)
         target: Target = (partition, message.durability or "memory")
-        due = 0
-        if message.delay is not None or message.deliver_at is not None:
+        later = message.delay is not None or message.deliver_at is not None
+        if later:
             target = (*target, LATER)
-            due = due_of(message, now + drift * 1000)
         item = slices.get(target)
         if item is None:
             item = slices[target] = Slice()
-        if len(target) == 3:
-            item.dues.append(due)
+        if later:
+            item.dues.append(_due(message, now + drift * 1000))
         if body:
             item.bodies[len(item.places)] = (name, body)
         item.flat += (key or "", uid or name, about)

@@ -2,7 +2,9 @@
 
 import asyncio
 import pickle
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -99,6 +101,51 @@ async def test_a_thousand_callers_ask_once_for_the_partitions(worker: ScriptedWo
         accept(await worker.expect(wire.Publish), 1)
         assert len(await published) == 1000
         assert worker.seen(wire.DescribeTopic) == 0
+
+
+async def test_what_is_for_later_goes_in_frames_of_its_own_and_has_no_id(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    due = datetime.fromtimestamp(2_000_000_000, UTC)
+    delays = [None, 5.0, None, due, timedelta(seconds=7)]
+    messages = [
+        OutgoingMessage(
+            uid=f"u{n}",
+            partition=0,
+            delay=None if isinstance(delay, datetime) else delay,
+            deliver_at=delay if isinstance(delay, datetime) else None,
+        )
+        for n, delay in enumerate(delays)
+    ]
+    before_ms = round(time.time() * 1_000)
+    published = asyncio.create_task(client.publish_many("orders", messages))
+    now = await worker.expect(wire.Publish)
+    assert (uids(now), now.properties.due_ms) == (["u0", "u2"], None)
+    accept(now, 2)
+    later = await worker.expect(wire.Publish)
+    assert uids(later) == ["u1", "u3", "u4"]
+    [in_five, at, in_seven] = later.properties.due_ms
+    assert in_five >= before_ms + 5_000 - 2
+    assert at == 2_000_000_000_000
+    assert in_seven == in_five + 2_000
+    later.ok(wire.PublishReply(0, 0, 1, duplicates={1: "0-0"}, delayed=True))
+    answers = await published
+    assert [answer.id for answer in answers] == ["0:7-2", None, "0:7-3", None, None]
+    assert [answer.delayed for answer in answers] == [False, True, False, False, True]
+    assert [answer.duplicate for answer in answers] == [False, False, False, True, False]
+
+
+async def test_later_frames_that_fail_go_out_again_with_their_times(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    published = asyncio.create_task(client.publish("orders", uid="u", partition=0, delay=5))
+    first = await worker.expect(wire.Publish)
+    first.error("unavailable")
+    second = await worker.expect(wire.Publish)
+    assert second.properties.again
+    assert second.properties.due_ms == first.properties.due_ms
+    second.ok(wire.PublishReply(0, 0, 1, delayed=True))
+    assert (await published).delayed
 
 
 async def test_large_batches_go_in_frames_of_a_thousand_with_answers_in_order(
