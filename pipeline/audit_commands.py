@@ -11,7 +11,7 @@ from pipeline.commandline import Job, Usage, command
 if TYPE_CHECKING:
     from pipeline.findings import Audit
 
-__all__ = ["add_audit"]
+__all__ = ["add_audit", "add_skew"]
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 
@@ -19,6 +19,11 @@ TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic."
 def add_audit(app: typer.Typer) -> None:
     """Make it a command."""
     command(app, "audit")(audit)
+
+
+def add_skew(app: typer.Typer) -> None:
+    """Make it a command."""
+    command(app, "skew")(skew)
 
 
 def audit(
@@ -65,6 +70,33 @@ def audit(
     job.say(found, _told(found, out))
     if status := STATUS[found.verdict]:
         raise typer.Exit(status)
+
+
+def skew(
+    job: Job,
+    topic: TopicArgument,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For report and plan.")] = Path("skew"),
+    archive: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Look at this archive instead of the log.", show_default=False),
+    ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Rates from the snapshot of an audit.", show_default=False),
+    ] = None,
+    top: Annotated[int, typer.Option(help="Hot keys to name.", min=1, max=1_000)] = 20,
+) -> None:
+    """Find hot keys and partitions; writes a plan for `keylane rebalance --plan`."""
+    spark = job.spark("keylane skew")
+    from pipeline.skew import run
+    from pipeline.skew_report import write_skew
+
+    found = run(spark, topic, out, server=job.server, archive=archive, journal=journal, top=top)
+    write_skew(found, out)
+    lines = [f"{topic}: {found.messages:,} messages, {found.keys:,} keys"]
+    lines += [f"  {one}" for one in found.advice]
+    lines += [f"  hot: {key.key} {key.share:.1%}" for key in found.hot_keys[:5]]
+    job.say(found, "\n".join([*lines, f"  report: {out / 'skew.html'}; plan: {out / 'plan.json'}"]))
 
 
 def _told(found: "Audit", out: Path) -> str:

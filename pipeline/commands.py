@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from pipeline.archive_commands import add_archive, add_replay
-from pipeline.audit_commands import add_audit
+from pipeline.audit_commands import add_audit, add_skew
 
 __all__ = ["main", "pipeline"]
 
@@ -20,6 +20,7 @@ pipeline = typer.Typer(
 add_archive(pipeline)
 add_replay(pipeline)
 add_audit(pipeline)
+add_skew(pipeline)
 
 
 def main(*words: str, **options: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from broker.commandline.plan import PlannedMove, check, moves_of, read_plan
 from broker.commandline.session import Trouble
 from client import Client
-from tests.integration.test_cli_cluster import run
+from tests.integration.test_cli_cluster import run, wait_until
 from tests.running import RunningBroker
 
 Write = Callable[..., str]
@@ -105,10 +105,8 @@ def test_what_is_where_it_should_be_is_left_alone(
 def holders_when_settled(broker: RunningBroker, topic: str) -> list[str]:
     """Who holds what, when all have what they are to serve."""
     with Client(broker.url) as client:
-        while True:
-            states = client.partitions(topic)
-            if all(info.holder and info.holder == info.worker for info in states):
-                return [info.holder for info in states]
+        wait_until(lambda: all(at.holder == at.worker != "" for at in client.partitions(topic)))
+        return [at.holder for at in client.partitions(topic)]
 
 
 @pytest.mark.slow

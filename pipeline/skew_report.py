@@ -1,0 +1,161 @@
+"""Skew as files: `skew.json` for programs, `plan.json` for `keylane rebalance`, `skew.html` for people."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline import plots
+from pipeline.packing import GOOD
+from pipeline.page import Page, shown_time
+from pipeline.skew import HOUR_MS, MINUTE_MS, Skew
+
+PLAN_VERSION = 1
+DRAWN = 64  # partitions; more would be a grey wall
+SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", 24 * HOUR_MS: "day", 7 * 24 * HOUR_MS: "week"}
+
+
+def write_skew(found: Skew, out: Path) -> None:
+    """Write all three."""
+    plan = {
+        "version": PLAN_VERSION,
+        "topic": found.topic,
+        "made_at": found.made_at,
+        "moves": found.moves,
+        "workers": found.workers,
+    }
+    for name, value in (("skew.json", found), ("plan.json", plan)):
+        (out / name).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    (out / "skew.html").write_text(page_of(found), encoding="utf-8")
+
+
+def page_of(found: Skew) -> str:
+    """The report."""
+    page = Page(
+        f"Skew of {found.topic}",
+        f"{shown_time(found.made_at)}: {found.messages:,} messages, {found.keys:,} keys, from {found.source}",
+    )
+    page.bullets(found.advice)
+    page.heading("Partitions")
+    page.picture(plots.picture(lambda axes: _partitions(axes, found)), "Messages by partition")
+    page.note(f"The busiest partition has {found.imbalance:.2f} times the mean (the line).")
+    if found.misplaced:
+        page.note(
+            f"{found.misplaced:,} messages are not where their key hashes to: their partition was named."
+        )
+    if found.hot_keys:
+        page.heading("Hot keys")
+        page.picture(
+            plots.picture(lambda axes: _keys(axes, found), height=1 + 0.22 * len(found.hot_keys)), "Hot keys"
+        )
+        page.table(
+            ["key", "messages", "share", "partition"],
+            [(key.key, key.messages, f"{key.share:.1%}", key.partition) for key in found.hot_keys],
+        )
+    if found.spans:
+        span = SPAN_NAMES[found.span_ms]
+        page.heading(f"Imbalance by {span}")
+        page.picture(plots.picture(lambda axes: _spans(axes, found)), f"Imbalance by {span}")
+        page.note(f"The busiest partition over the mean of all, of each {span}; in grey the messages.")
+    page.heading("How many partitions")
+    page.picture(plots.picture(lambda axes: _candidates(axes, found)), "Imbalance by number of partitions")
+    page.note(
+        "As the keys hash: the busiest partition, and the busiest worker when partitions are well placed."
+    )
+    page.heading("Placement")
+    page.picture(
+        plots.picture(lambda axes: _workers(axes, found), height=1.2 + 0.4 * len(found.workers)), "Workers"
+    )
+    if found.moves:
+        page.table(["partition", "to"], [(str(move.partition), move.worker) for move in found.moves])
+        page.note("keylane rebalance --plan plan.json --dry-run")
+    return page.html()
+
+
+def _partitions(axes: Any, found: Skew) -> None:
+    some = sorted(found.partitions, key=lambda one: -one.messages)[:DRAWN]
+    mean = found.messages / max(1, len(found.partitions))
+    colours = [plots.COLOURS[1] if one.messages > GOOD * mean else plots.COLOURS[0] for one in some]
+    axes.bar([str(one.partition) for one in some], [one.messages for one in some], color=colours, width=0.7)
+    axes.axhline(mean, color=plots.INK, linewidth=1, linestyle="--")
+    axes.set_xlabel("partition, the busiest first", fontsize=8)
+    axes.set_ylabel("messages", fontsize=8)
+    if len(some) > 24:
+        axes.tick_params(axis="x", labelsize=6, rotation=90)
+    plots.counts(axes)
+
+
+def _keys(axes: Any, found: Skew) -> None:
+    names = [key.key if len(key.key) <= 32 else f"{key.key[:31]}…" for key in found.hot_keys]
+    axes.barh(
+        range(len(names)), [100 * key.share for key in found.hot_keys], color=plots.COLOURS[0], height=0.7
+    )
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.set_xlabel("% of all messages", fontsize=8)
+
+
+def _spans(axes: Any, found: Skew) -> None:
+    times = [plots.moment(span.at_ms) for span in found.spans]
+    behind = axes.twinx()
+    behind.fill_between(times, [span.messages for span in found.spans], color="#e6e9ed", step="mid")
+    behind.set_ylabel("messages", fontsize=8)
+    behind.tick_params(labelsize=8)
+    behind.spines["top"].set_visible(False)
+    behind.set_ylim(bottom=0)
+    plots.counts(behind)
+    axes.set_zorder(behind.get_zorder() + 1)
+    axes.patch.set_visible(False)
+    axes.plot(times, [span.imbalance for span in found.spans], color=plots.COLOURS[1], marker="o", ms=3)
+    axes.set_ylim(bottom=1)
+    axes.set_ylabel("busiest over mean", fontsize=8)
+    plots.time_axis(axes)
+
+
+def _candidates(axes: Any, found: Skew) -> None:
+    counts = [str(one.partitions) for one in found.candidates]
+    axes.plot(
+        counts,
+        [one.imbalance for one in found.candidates],
+        color=plots.COLOURS[0],
+        marker="o",
+        ms=4,
+        label="partition",
+    )
+    axes.plot(
+        counts,
+        [one.workers for one in found.candidates],
+        color=plots.COLOURS[2],
+        marker="o",
+        ms=4,
+        label="worker",
+    )
+    axes.axhline(GOOD, color=plots.INK, linewidth=1, linestyle="--")
+    if found.recommended is not None and str(found.recommended) in counts:
+        axes.axvline(counts.index(str(found.recommended)), color=plots.COLOURS[2], linewidth=6, alpha=0.2)
+    axes.set_yscale("log")
+    axes.set_xlabel("partitions (the band: enough)", fontsize=8)
+    axes.set_ylabel("busiest over mean", fontsize=8)
+    plots.legend(axes)
+
+
+def _workers(axes: Any, found: Skew) -> None:
+    places = range(len(found.workers))
+    for shift, what, values in (
+        (-0.19, "now", [100 * one.before for one in found.workers]),
+        (0.19, "with the plan", [100 * one.after for one in found.workers]),
+    ):
+        axes.barh(
+            [place + shift for place in places],
+            values,
+            height=0.36,
+            color=plots.COLOURS[0] if what == "now" else plots.COLOURS[2],
+            label=what,
+        )
+    axes.set_yticks(list(places), [one.worker for one in found.workers])
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.axvline(100 / max(1, len(found.workers)), color=plots.INK, linewidth=1, linestyle="--")
+    axes.set_xlabel("% of the messages", fontsize=8)
+    plots.legend(axes)

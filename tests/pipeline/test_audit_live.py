@@ -1,0 +1,163 @@
+"""The audit of real topics: under traffic, after a theft, with consumers that nack."""
+
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from broker.cli import app
+from broker.store import Store
+from client import AsyncClient, Client, OutgoingMessage
+from client.types import Mode
+from pipeline.audit import run
+from pipeline.findings import Audit
+from tests.pipeline.inbox import problems_of
+from tests.running import RunningBroker
+
+pytestmark = pytest.mark.slow
+
+PARTITIONS = 3
+MODES: dict[str, Mode] = {"billing": "key_shared", "search": "shared"}
+
+
+async def publish(client: AsyncClient, topic: str, count: int) -> list[str]:
+    """So many messages with keys; answers their ids."""
+    messages = [OutgoingMessage(b"tea", key=f"customer-{number % 50}") for number in range(count)]
+    return [answer.id or "" for answer in await client.publish_many(topic, messages)]
+
+
+async def consume(client: AsyncClient, topic: str, name: str) -> None:
+    """Ack what comes until cancelled; every seventh is nacked the first time."""
+    async with client.subscribe(topic, name, mode=MODES[name]) as consumer:
+        async for batch in consumer.batches(max_messages=100, max_wait=0.1):
+            messages = list(batch)
+            back = {
+                one.id for one in messages if one.retry_count == 0 and int(one.id.rpartition("-")[2]) % 7 == 0
+            }
+            await consumer.nack([one for one in messages if one.id in back], delay=0)
+            await consumer.ack([one for one in messages if one.id not in back])
+
+
+async def settle(
+    url: str, topic: str, produce: Callable[[AsyncClient], Awaitable[None]] | None = None
+) -> None:
+    """Consume while something is produced, and on until nothing is left."""
+    async with AsyncClient(url) as client, anyio.create_task_group() as group:
+        for name in MODES:
+            group.start_soon(consume, client, topic, name)
+        if produce is not None:
+            await produce(client)
+        with anyio.fail_after(120):
+            while True:
+                left = [(await client.describe_subscription(topic, name)).backlog for name in MODES]
+                if not any(left):
+                    break
+                await anyio.sleep(0.1)
+        group.cancel_scope.cancel()
+
+
+def make_topic(url: str, topic: str) -> None:
+    """With a journal, and both subscriptions."""
+    with Client(url) as client:
+        client.create_topic(topic, partitions=PARTITIONS, journal=True)
+        for name, mode in MODES.items():
+            client.create_subscription(topic, name, mode=mode, backoff=0.01)
+
+
+def test_a_message_that_was_taken_out_of_the_log_is_named(
+    spark: SparkSession, tmp_path: Path, topic: str
+) -> None:
+    """Everything else was acked; and the command ends with 1."""
+    with RunningBroker() as broker:
+        make_topic(broker.url, topic)
+
+        async def begin() -> list[str]:
+            async with AsyncClient(broker.url) as client:
+                return await publish(client, topic, 300)
+
+        stolen = anyio.run(begin)[123]
+        # A worker that has just published has the message at hand; one that has not looks into the log.
+        broker.kill_worker()
+        broker.start_worker()
+        partition, _, entry = stolen.partition(":")
+
+        async def steal() -> None:
+            store = Store.connect(broker.redis_url)
+            assert await store.command("XDEL", f"kl:{{{topic}:{partition}}}:log", entry) == 1
+            await store.close()
+
+        anyio.run(steal)
+        anyio.run(settle, broker.url, topic)
+        found = run(spark, topic, tmp_path / "out", server=broker.url)
+        assert found.verdict == "incomplete"
+        assert {(lost.message_id, lost.subscription) for lost in found.lost} == {
+            (stolen, "billing"),
+            (stolen, "search"),
+        }
+        assert {one.name: (one.settled, one.lost) for one in found.subscriptions} == {
+            "billing": (299, 1),
+            "search": (299, 1),
+        }
+        assert all(one.duplicates and one.transitions["nacked"] for one in found.subscriptions)
+        # The snapshot that it has left says the same, with no broker to ask.
+        words = [
+            "pipeline",
+            "audit",
+            topic,
+            "--journal",
+            str(tmp_path / "out"),
+            "--out",
+            str(tmp_path / "again"),
+        ]
+        done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 1, done.output
+    again = msgspec.json.decode(done.stdout, type=Audit)
+    assert msgspec.structs.replace(again, activity=[]) == msgspec.structs.replace(found, activity=[])
+    assert stolen in (tmp_path / "again" / "audit.html").read_text()
+
+
+def test_live_traffic_is_no_cause_for_alarm(
+    spark: SparkSession, broker: RunningBroker, tmp_path: Path, topic: str
+) -> None:
+    """Audits while messages and subscriptions come and go find nothing lost; at rest all is settled."""
+    published: list[str] = []
+    over = threading.Event()
+    make_topic(broker.url, topic)
+
+    async def produce(client: AsyncClient) -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            published.extend(await publish(client, topic, 100))
+            if number % 20 == 1:  # one comes late, from the oldest message on, and goes again
+                await client.create_subscription(topic, f"guest-{number}", start="earliest")
+            elif number % 20 == 15:
+                await client.delete_subscription(topic, f"guest-{number - 14}")
+            await anyio.sleep(0.1)
+
+    traffic = threading.Thread(target=anyio.run, args=[settle, broker.url, topic, produce])
+    traffic.start()
+    try:
+        audits = [run(spark, topic, tmp_path / f"audit-{number}", server=broker.url) for number in range(2)]
+    finally:
+        over.set()
+        traffic.join(60)
+    assert not traffic.is_alive()
+    for found in audits:
+        assert found.lost == []
+        assert found.verdict == "complete"
+        assert found.messages > 0
+    with Client(broker.url) as client:
+        for name in client.describe_topic(topic).subscriptions:
+            if name.startswith("guest"):
+                client.delete_subscription(topic, name)
+    found = run(spark, topic, tmp_path / "at-rest", server=broker.url)
+    assert found.verdict == "complete"
+    settled = {one.name: one.settled for one in found.subscriptions if not one.name.startswith("guest")}
+    assert settled == dict.fromkeys(MODES, len(published))
+    assert problems_of(broker, topic) == []
