@@ -35,7 +35,7 @@ class Claims(Reading):
         for answer in answers:
             if answer[0] == "BUSY":
                 return Claimed(False, answer[1], answer[2])
-        return Claimed(True, reader, session_ms)
+        return Claimed(True, reader, session_ms, first[2])
 
     async def release_claim(self, topic: str, subscription: str, reader: str) -> None:
         """End a reader's session, if it has one; what it has read it may commit until another one claims."""

@@ -41,7 +41,8 @@ async def claim(worker: "Worker", _: "Connection", request: wire.Claim, __: memo
         await worker.engine.release_claim(topic, subscription, reader)
         return wire.ClaimReply(False), b""
     claimed = await worker.engine.claim(topic, subscription, reader, request.session_ms)
-    return wire.ClaimReply(claimed.granted, claimed.holder, claimed.remaining_ms), b""
+    said = wire.ClaimReply(claimed.granted, claimed.holder, claimed.remaining_ms, claimed.before)
+    return said, b""
 
 
 async def commit(worker: "Worker", _: "Connection", request: wire.Commit, __: memoryview) -> Reply:

@@ -268,6 +268,7 @@ class Claimed(msgspec.Struct, frozen=True):
     granted: bool
     holder: str
     remaining_ms: int
+    before: str = ""  # who had claimed it last, if it was granted
 
 
 class Committed(msgspec.Struct, frozen=True):

@@ -59,7 +59,7 @@ class Reading:
         session_ms = milliseconds("session", session) or 0
         answer = await self._cluster.request(wire.Claim(topic, subscription, reader, session_ms))
         said = properties_of(answer, wire.ClaimReply)
-        return Claim(said.granted, said.holder, said.remaining_ms / 1000)
+        return Claim(said.granted, said.holder, said.remaining_ms / 1000, said.before)
 
     async def release(self, topic: str, subscription: str, reader: str) -> None:
         """End the session of a reader, if it is still its own."""

@@ -113,6 +113,7 @@ class Claim(msgspec.Struct, frozen=True):
     granted: bool
     holder: str
     remaining: float
+    before: str = ""  # who had claimed it last, "" if nobody ever did
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):

@@ -550,6 +550,7 @@ class ClaimReply(Properties, frozen=True):
     granted: bool
     holder: str = ""
     remaining_ms: int = 0
+    before: str = ""  # if it was granted: who had claimed it last
 
 
 class Commit(Properties, frozen=True):

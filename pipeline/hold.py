@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from client import AsyncClient
-from client.errors import BrokerError, SubscriptionBusy
+from client.errors import BrokerError, SubscriptionBusy, SubscriptionNotFound
 from pipeline.remote import Remote
 
 _PER_SESSION = 3  # renewals: two may fail
@@ -31,22 +31,33 @@ class Hold:
         self._subscription = subscription
         self._session = session
         self._taken: list[str] = []  # topics that are ours
-        self._lost: str | None = None  # who has it instead
+        self._lost: str | None = None  # who has it instead, "" if it is another one of that name
         self._renewing: Future[None] | None = None
 
-    def take(self) -> None:
-        """Claim it; who is gone is waited for until its session is, and SubscriptionBusy means one is not."""
+    def take(self) -> list[str]:
+        """Claim it; who is gone is waited for until its session is, and SubscriptionBusy means one is not.
+
+        The topics in which nobody has ever claimed it before.
+        """
         self._renewing = self._remote.start(self._renew, self._remote.client)
+        unread = []
         try:
             for topic in self._topics:
-                self._remote.call(self._take, self._remote.client, topic)
+                if not self._remote.call(self._take, self._remote.client, topic):
+                    unread.append(topic)
                 self._taken.append(topic)
         except BaseException:
             self.release(_CLOSE)
             raise
+        return unread
 
     def check(self) -> None:
         """Raise SubscriptionBusy if somebody else has taken it meanwhile."""
+        if self._lost == "":
+            raise SubscriptionNotFound(
+                f"subscription {self._subscription!r} was deleted and made anew while this query read it: "
+                "start the query with a new checkpointLocation"
+            )
         if self._lost is not None:
             raise SubscriptionBusy(
                 f"{self._lost} has taken over subscription {self._subscription!r}: this query did not renew "
@@ -62,7 +73,8 @@ class Hold:
                 with suppress(BrokerError, TimeoutError):
                     self._remote.start(release, topic, self._subscription, self.reader).result(timeout)
 
-    async def _take(self, client: AsyncClient, topic: str) -> None:
+    async def _take(self, client: AsyncClient, topic: str) -> str:
+        """Who had it before."""
         claim = await client.claim(topic, self._subscription, self.reader, session=self._session)
         holder = claim.holder
         latest = time.monotonic() + claim.remaining  # its session ends by then, unless it is renewed
@@ -75,6 +87,7 @@ class Hold:
                     f"{claim.holder} reads subscription {self._subscription!r} of topic {topic!r}: two "
                     "queries cannot drain one subscription. Stop the other, or give this one its own"
                 )
+        return claim.before
 
     async def _renew(self, client: AsyncClient) -> None:
         while self._lost is None:
@@ -88,8 +101,8 @@ class Hold:
                         "the claim on subscription %r was not renewed: %s", self._subscription, error
                     )
                     continue
-                if not claim.granted:
-                    self._lost = claim.holder
+                if not claim.granted or not claim.before:
+                    self._lost = "" if claim.granted else claim.holder
 
 
 def reader_name() -> str:

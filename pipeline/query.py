@@ -1,11 +1,12 @@
 """A streaming query as the broker sees it: a subscription of mode cursor, its one reader, its progress."""
 
+import logging
 import time
 from concurrent.futures import Future
 from contextlib import suppress
 
 from client import AsyncClient
-from client.errors import BrokerError, InvalidArgument, SubscriptionNotFound
+from client.errors import BrokerError, InvalidArgument, SubscriptionBusy, SubscriptionNotFound
 from client.types import PartitionOffsets
 from pipeline import seek
 from pipeline.hold import Hold
@@ -16,6 +17,7 @@ from pipeline.remote import Remote
 
 _CLOSE = 5.0  # seconds to say good-bye
 _ASK = 0.2  # seconds between two questions for what is new; Spark asks a hundred times a second
+_log = logging.getLogger("keylane.spark")
 
 
 class Query:
@@ -38,8 +40,7 @@ class Query:
         """Let others have the subscription."""
         try:
             with suppress(BrokerError, TimeoutError):
-                if self._committing is not None:
-                    self._committing.result(_CLOSE)
+                self._finish(_CLOSE)
             if self._hold is not None:
                 self._hold.release(_CLOSE)
         finally:
@@ -50,7 +51,7 @@ class Query:
         if self._hold is not None:
             self._hold.check()
         if self._committing is not None and self._committing.done():
-            self._committing.result()
+            self._finish()
 
     def latest(self) -> Positions:
         """Where the topics end, as of a moment ago."""
@@ -64,18 +65,18 @@ class Query:
 
     def begin(self) -> Positions:
         """Make the subscription unless there is one, claim it, and say where it is."""
-        made = [
-            topic
-            for topic in self._options.topics
-            if self._remote.call(self._make, self._remote.client, topic)
-        ]
-        self._claim()
+        made = [topic for topic in self._options.topics if self._made(topic)]
+        self._claim({})
         self._ask(now=True)
         positions = {
             topic: {one.partition: self._first(topic, one, new=topic in made) for one in said}
             for topic, said in self._said.items()
         }
-        self.commit(positions, wait=True)
+        for topic, said in self._said.items():
+            for one in said:
+                if (at := positions[topic][one.partition]) != one.position:
+                    position = f"{one.partition}:0-{at}"  # as an id; the ledger does not matter
+                    self._remote.call(self._remote.client.seek, topic, self._subscription, position)
         return positions
 
     def resume(self, start: Positions) -> Positions:
@@ -83,7 +84,7 @@ class Query:
 
         The same positions, with those of partitions that are new.
         """
-        self._claim()
+        self._claim(start)
         self._ask()
         return {
             topic: {one.partition: self._resume(topic, one, start) for one in said}
@@ -97,22 +98,52 @@ class Query:
     def commit(self, positions: Positions, *, wait: bool = False) -> None:
         """Drain what lies before; in the background, but one after the other."""
         if positions != self._committed:
-            if self._committing is not None:
-                self._committing.result()
+            self._finish()
             self._committing = self._remote.start(self._commit, self._remote.client, positions)
             self._committed = positions
-        if wait and self._committing is not None:
-            self._committing.result()
+        if wait:
+            self._finish()
 
-    def _claim(self) -> None:
-        if self._hold is None:
-            options = self._options
-            hold = Hold(self._remote, options.topics, self._subscription, options.session)
-            try:
-                hold.take()
-            except SubscriptionNotFound as error:
-                raise self._gone(error) from error
-            self._hold = hold
+    def _finish(self, timeout: float | None = None) -> None:
+        """Wait for the commit that is under way; one for which the broker was away is made again later."""
+        future, self._committing = self._committing, None
+        try:
+            if future is not None:
+                future.result(timeout)
+        except BrokerError as error:
+            if isinstance(error, SubscriptionBusy) or not error.retriable:
+                raise
+            self._committed = {}
+            _log.warning("subscription %r is drained later: %s", self._subscription, error)
+
+    def _claim(self, start: Positions) -> None:
+        """Claim the subscription, which must be the one that `start` is of, unless that is done."""
+        if self._hold is not None:
+            return
+        for topic in start.keys() - self._options.topics:
+            _log.warning(
+                "topic %r is in the checkpoint and no longer in option 'subscribe': delete its subscription "
+                "%r, for which messages are kept",
+                topic,
+                self._subscription,
+            )
+        for topic in self._options.topics:
+            if start and topic not in start:
+                self._made(topic)  # it is new in option subscribe
+        hold = Hold(self._remote, self._options.topics, self._subscription, self._options.session)
+        try:
+            unread = hold.take()
+        except SubscriptionNotFound as error:
+            raise self._gone(str(error)) from error
+        if remade := [topic for topic in unread if topic in start]:
+            hold.release(_CLOSE)
+            raise self._gone(
+                f"nobody has read subscription {self._subscription!r} of topic {remade[0]!r} yet"
+            )
+        self._hold = hold
+
+    def _made(self, topic: str) -> bool:
+        return self._remote.call(self._make, self._remote.client, topic)
 
     def _ask(self, *, now: bool = False) -> None:
         if now or time.monotonic() >= self._asked + _ASK:
@@ -121,15 +152,15 @@ class Query:
                     topic: self._call_offsets(topic, self._subscription) for topic in self._options.topics
                 }
             except SubscriptionNotFound as error:
-                raise self._gone(error) from error
+                raise self._gone(str(error)) from error
             self._asked = time.monotonic()
 
     def _call_offsets(self, topic: str, subscription: str | None) -> list[PartitionOffsets]:
         return self._remote.call(self._remote.client.offsets, topic, subscription)
 
-    def _gone(self, error: Exception) -> SubscriptionNotFound:
+    def _gone(self, why: str) -> SubscriptionNotFound:
         return SubscriptionNotFound(
-            f"{error}: it, or its topic, was deleted since this query wrote its checkpoint, and what was "
+            f"{why}: it, or its topic, was deleted since this query wrote its checkpoint, and what was "
             "published meanwhile is not known. Start the query with a new checkpointLocation"
         )
 

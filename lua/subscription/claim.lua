@@ -7,7 +7,8 @@
 -- Uses   subscription
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 session_ms, "" to end it   5 claim: the number of the decision, "" to decide here
--- Returns  {"OK", claim}   {"BUSY", reader, ms of its session left}: another reader has it, or has claimed since
+-- Returns  {"OK", claim, reader}: who had claimed it last, "" for nobody
+--          {"BUSY", reader, ms of its session left}: another reader has it, or has claimed since
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
 -- Cost     O(1)
 local reader, session_ms, claim = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -22,7 +23,7 @@ local holder, newest = claimed[1], tonumber(claimed[2] or 0)
 local left_ms = math.max((tonumber(redis.call('ZSCORE', consumers, holder or '') or 0)) - now, 0)
 if not session_ms then
   redis.call('ZREM', consumers, reader)
-  return { 'OK', newest }
+  return { 'OK', newest, holder or '' }
 end
 if claim and claim < newest or not claim and holder ~= reader and left_ms > 0 then
   return { 'BUSY', holder, left_ms }
@@ -35,4 +36,4 @@ if holder and holder ~= reader then
 end
 redis.call('HSET', sub, 'reader', reader, 'claim', claim)
 redis.call('ZADD', consumers, now + session_ms, reader)
-return { 'OK', claim }
+return { 'OK', claim, holder or '' }

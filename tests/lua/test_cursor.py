@@ -199,7 +199,7 @@ async def test_a_second_reader_is_told_who_has_it_and_for_how_long(timed: Manual
     engine = timed.engine
     await begin(engine, topic)
     await engine.release_claim(topic, "spark", "r1")
-    assert await engine.claim(topic, "spark", "r2", 10_000) == Claimed(True, "r2", 10_000)
+    assert await engine.claim(topic, "spark", "r2", 10_000) == Claimed(True, "r2", 10_000, "r1")
     await timed.advance(4_000)
     assert await engine.claim(topic, "spark", "r3", 10_000) == Claimed(False, "r2", 6_000)
     assert (await engine.claim(topic, "spark", "r2", 10_000)).granted  # renewed
@@ -252,10 +252,11 @@ async def test_of_two_claims_that_overtake_each_other_the_newer_counts_everywher
         keys = subscription_keys(topic, partition, "spark")
         return await engine.store.run("subscription/claim", keys, "", "spark", reader, 1_000, decision)
 
-    _, old = await claim(0, "r1", "")
+    _, old, nobody = await claim(0, "r1", "")
     await timed.advance(2_000)
-    _, new = await claim(0, "r2", "")
-    assert await claim(1, "r2", new) == ["OK", new]
+    _, new, before = await claim(0, "r2", "")
+    assert (nobody, before) == ("", "r1")
+    assert await claim(1, "r2", new) == ["OK", new, ""]
     assert await claim(1, "r1", old) == ["BUSY", "r2", 1_000]
     assert await claim(0, "r1", "") == ["BUSY", "r2", 1_000]
 

@@ -176,8 +176,7 @@ def test_a_restart_with_nothing_new_drains_what_a_crash_left(
     fill(client, topic, 20)
     table.run(stream())
     # As if the last run had ended between the checkpoint's commit and the broker's.
-    client.delete_subscription(topic, "spark")
-    client.create_subscription(topic, "spark", mode="cursor", start="earliest")
+    client.seek(topic, "spark", "earliest")
     assert backlog(client, topic) == 20
     table.run(stream())
     assert backlog(client, topic) == 0
@@ -275,8 +274,28 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
     why = failure(table.start(stream()))
     assert "was deleted since this query wrote its checkpoint" in why
     client.create_subscription(topic, "spark", mode="cursor")
+    fill(client, topic, 100)
     why = failure(table.start(stream()))
-    assert "the topic was made anew since" in why
+    assert f"nobody has read subscription 'spark' of topic '{topic}' yet" in why
+    assert "was deleted since this query wrote its checkpoint" in why
+    assert backlog(client, topic) == 100
+
+
+def test_a_topic_that_is_new_in_the_options_is_read_too(
+    client: Client, make_topic_name: Callable[[], str], topic: str, stream: Stream, table: Table
+) -> None:
+    other = make_topic_name()
+    client.create_topic(other, partitions=1)
+    client.create_subscription(other, "keeps", start="earliest")
+    fill(client, topic, 10)
+    fill(client, other, 5, first=10)
+    table.run(stream())
+    table.run(stream(subscribe=f"{topic},{other}"))
+    assert numbers(table) == list(range(15))
+    fill(client, other, 5, first=15)
+    table.run(stream(subscribe=f"{topic},{other}"))
+    assert numbers(table) == list(range(20))
+    assert (backlog(client, topic), backlog(client, other)) == (0, 0)
 
 
 def test_a_subscription_of_consumers_is_not_for_a_query(
