@@ -123,6 +123,8 @@ class AsyncClient(Administration, Reading):
         """Queue messages given by columns, a few thousand at a time; await the task for what became of them.
 
         It returns when they are queued, behind those of the call before, so that several calls are under way.
+        Once a part could not be published, nothing behind it in its partition is, by this client: publish all
+        of it again, with the same uids, by another one.
 
         >>> under_way = await client.publish_columns("orders", Columns(keys=["a", "b"], bodies=[b"1", b"2"]))
         >>> (await under_way).stored

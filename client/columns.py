@@ -30,12 +30,21 @@ class Columns(msgspec.Struct, frozen=True):
     partitions: Sequence[int | None] | None = None
     durability: str | None = None
     dues: Sequence[int | None] | None = None  # when to publish, ms since 1970; None: at once
+    delays: Sequence[float | None] | None = None  # or in how many seconds from now
 
     def __len__(self) -> int:
         """How many messages; InvalidArgument if columns differ."""
         lengths = {
             len(column)
-            for column in (self.keys, self.bodies, self.uids, self.attributes, self.partitions, self.dues)
+            for column in (
+                self.keys,
+                self.bodies,
+                self.uids,
+                self.attributes,
+                self.partitions,
+                self.dues,
+                self.delays,
+            )
             if column is not None
         }
         if len(lengths) > 1:
@@ -81,12 +90,13 @@ def _sort(columns: Columns, count: int, group: str, drift: float) -> dict[Target
     abouts = _abouts(columns, names, bodies, group)
     durability = columns.durability or "memory"
     rows = _places(columns, keys, count)
-    if len(rows) == 1 and columns.dues is None:
+    dues = _dues(columns, now_ms() + drift * 1000)
+    if len(rows) == 1 and dues is None:
         (partition,) = rows
         return {(partition, durability): _slice(keys, uids, abouts, names, bodies)}
     targets: dict[Target, list[int]] = {}
     for partition, places in rows.items():
-        later = [place for place in places if columns.dues[place] is not None] if columns.dues else []
+        later = [place for place in places if dues[place] is not None] if dues else []
         if later:
             targets[partition, durability, LATER] = later
             places = sorted(set(places).difference(later))
@@ -97,9 +107,29 @@ def _sort(columns: Columns, count: int, group: str, drift: float) -> dict[Target
         some = itemgetter(*places) if len(places) > 1 else lambda column, place=places[0]: (column[place],)
         parts = (some(column) for column in (keys, uids, abouts, names, bodies))
         item = slices[target] = _slice(*parts)
-        if len(target) == 3 and columns.dues is not None:
-            item.dues = [int(due or 0) + round(drift * 1000) for due in some(columns.dues)]
+        if len(target) == 3 and dues is not None:
+            item.dues = [due or 0 for due in some(dues)]
     return slices
+
+
+def _dues(columns: Columns, now: float) -> Sequence[int | None] | None:
+    """When each is to be published, by the cluster's clock; None if all are at once."""
+    if columns.delays is None:
+        return columns.dues
+    dues = columns.dues or [None] * len(columns.delays)
+    if any(due is not None and delay is not None for due, delay in zip(dues, columns.delays, strict=True)):
+        raise InvalidArgument("a message has a due time and a delay: use one of them")
+    return [
+        due if delay is None else round(now + check_delay(delay) * 1000)
+        for due, delay in zip(dues, columns.delays, strict=True)
+    ]
+
+
+def check_delay(delay: float) -> float:
+    """A delay in seconds; InvalidArgument if it cannot be one."""
+    if not 0 <= delay < 2**40:  # NaN is not either
+        raise InvalidArgument(f"a delay of {delay!r} s: it must be 0 or more")
+    return delay
 
 
 def _slice(

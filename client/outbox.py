@@ -49,7 +49,19 @@ class _State(Enum):
 class Parcel:
     """The messages of one PUBLISH frame and who waits for them."""
 
-    __slots__ = ("answer", "bodies", "calls", "created", "dues", "flat", "resent", "size", "state", "text")
+    __slots__ = (
+        "answer",
+        "bodies",
+        "calls",
+        "created",
+        "dues",
+        "flat",
+        "resent",
+        "size",
+        "state",
+        "strict",
+        "text",
+    )
 
     def __init__(self, created: float, later: bool) -> None:
         self.created = created
@@ -62,6 +74,7 @@ class Parcel:
         self.text = 0  # characters
         self.state = _State.FILLING
         self.resent = False
+        self.strict = False  # without it nothing goes out that was added behind it, in the same way
 
     def fail(self, error: BaseException) -> None:
         """Tell everybody who waits."""
@@ -105,19 +118,32 @@ class Outbox:
         self._again = False  # the next frame says that it follows a failure
         self._attempt = 0
         self._error: BrokerError | None = None  # what went wrong last
+        self._broken: BaseException | None = None  # a strict parcel was given up: none goes out any more
 
     def add(
-        self, flat: list[str], bodies: dict[int, tuple[str, bytes]], text: int, dues: Sequence[int] = ()
+        self,
+        flat: list[str],
+        bodies: dict[int, tuple[str, bytes]],
+        text: int,
+        dues: Sequence[int] = (),
+        *,
+        strict: bool = False,
     ) -> list[asyncio.Future[Answer]]:
         """Queue messages (key, uid, about, …: `text` characters) and bodies; a future for each frame.
 
-        With `dues` they are to be published later, each at its time.
+        With `dues` they are to be published later, each at its time. What is `strict` has no gaps: once a
+        part was given up, nothing behind that is sent, and who publishes all of it again keeps the order.
         """
+        if strict and self._broken is not None:
+            refused: asyncio.Future[Answer] = self._loop.create_future()
+            refused.set_exception(self._broken)
+            return [refused]
         answers = []
         size = len(flat) // 3
         start = 0
         while start < size:
             parcel = self._open_parcel(bool(dues))
+            parcel.strict |= strict
             count = min(size - start, MAX_BATCH - parcel.size)
             if parcel.text + text > _TEXT:
                 count = _fitting(flat, start, count, _TEXT - parcel.text)
@@ -266,6 +292,10 @@ class Outbox:
             self._fail(parcel, error)
 
     def _fail(self, parcel: Parcel, error: BrokerError) -> None:
+        if parcel.strict and self._broken is not None:
+            parcel.resent = True  # it may have arrived: its body stays
+            self._drop(parcel, self._broken)
+            return
         parcel.state = _State.FAILED
         self._error = error
         self._blocked = True
@@ -274,6 +304,14 @@ class Outbox:
         if parcel in self._started:
             self._started.remove(parcel)
         parcel.fail(error)
+        if parcel.strict and self._broken is None:
+            self._broken = error
+            for other in [*self._started, *self._waiting]:
+                if other.strict and other.state not in (_State.SENT, _State.DONE):
+                    if other in self._waiting:
+                        self._waiting.remove(other)
+                    other.resent |= other.state is _State.FAILED  # it may have arrived: its body stays
+                    self._drop(other, error)
         stored = isinstance(error, DurabilityNotReached) and error.stored
         if not parcel.resent and not stored:
             self._bodies.forget(self.topic, [name for name, _ in parcel.bodies.values()])

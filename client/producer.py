@@ -85,7 +85,7 @@ class Producer:
         slices = sort_columns(columns, count, self._group, self._cluster.drift)
         length = sum(self._measure(item) for item in slices.values())
         await self._room.take(size, length)
-        return self._collecting.start(self._count(topic, self._add(topic, slices), size, length))
+        return self._collecting.start(self._count(topic, self._add(topic, slices, strict=True), size, length))
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
@@ -160,7 +160,7 @@ class Producer:
         else:
             self._partitions.pop(known.topic, None)
 
-    def _add(self, topic: str, slices: Mapping[Target, Slice]) -> list[_Added]:
+    def _add(self, topic: str, slices: Mapping[Target, Slice], strict: bool = False) -> list[_Added]:
         if self._closed is not None:
             raise self._closed
         added = []
@@ -171,7 +171,7 @@ class Producer:
                 limit = self._cluster.timeout
                 outbox = Outbox(self._maps[topic], partition, durability, limit, self._bodies, self._tasks)
                 self._outboxes[topic, partition, durability] = outbox
-            answers = outbox.add(item.flat, item.bodies, item.text, item.dues)
+            answers = outbox.add(item.flat, item.bodies, item.text, item.dues, strict=strict)
             added.append(_Added(partition, durability, item.places, answers))
         return added
 

@@ -326,6 +326,8 @@ class Client:
         """Queue messages given by columns, a few thousand at a time; the future tells what became of them.
 
         It returns when they are queued, behind those of the call before, so that several calls are under way.
+        Once a part could not be published, nothing behind it in its partition is, by this client: publish all
+        of it again, with the same uids, by another one.
         """
         task = self._call(self._client.publish_columns, topic, columns)
         return self._open_portal().start_task_soon(_result_of, task)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -9,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import AsyncClient, Columns, InvalidArgument, MessageTooLarge, OutgoingMessage, Tally, wire
+from client import (
+    AsyncClient,
+    Columns,
+    InvalidArgument,
+    MessageTooLarge,
+    OutgoingMessage,
+    PayloadStore,
+    Tally,
+    wire,
+)
 from client.columns import sort_columns
 from client.outgoing import Slice, Target, sort
 from client.wire import unpack_about
@@ -103,6 +113,60 @@ async def test_calls_are_queued_in_order_and_several_are_under_way(worker: Scrip
         requests[1].ok(wire.PublishReply(7, 0, 1, unowed=True, duplicates={0: "6-2", 1: "6-3"}))
         assert await first.result() == Tally(stored=999, duplicates=1)
         assert await second == Tally(duplicates=2, no_subscribers=998)
+
+
+class Shelf(PayloadStore):
+    """Takes bodies, but for its second call."""
+
+    def __init__(self) -> None:
+        self.puts = 0
+
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
+        self.puts += 1
+        if self.puts == 2:
+            raise OSError("no space")
+
+    async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        return []
+
+    async def delete(self, topic: str, names: Sequence[str]) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_nothing_goes_out_behind_a_part_that_was_given_up(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url, payloads=Shelf()) as client:
+        columns = [Columns(keys=[key] * 1_000, bodies=[b"x"] * 1_000) for key in "abcd"]
+        first = asyncio.create_task(client.publish_columns("orders", columns[0]))
+        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
+        others = [await first, *[await client.publish_columns("orders", some) for some in columns[1:3]]]
+        accept = await worker.expect(wire.Publish)
+        accept.ok(wire.PublishReply(7, 1, 1))
+        assert await others[0] == Tally(stored=1_000)
+        others.append(await client.publish_columns("orders", columns[3]))
+        for given_up in others[1:]:
+            with pytest.raises(OSError, match="no space"):
+                await given_up
+        one = asyncio.create_task(client.publish("orders", key="z"))  # that is a call of its own
+        request = await worker.expect(wire.Publish)
+        assert request.body[0] == "z"
+        request.ok(wire.PublishReply(7, 1_001, 1))
+        await one
+
+
+def test_delays_count_from_now_on_and_times_are_as_they_are() -> None:
+    [(target, item)] = sort_columns(
+        Columns(delays=[5.0, None], dues=[None, 7_000]), 1, "", drift=60.0
+    ).items()
+    assert len(target) == 3
+    assert item.dues[1] == 7_000
+    assert 64_000 < item.dues[0] - time.time() * 1000 < 66_000
+    with pytest.raises(InvalidArgument, match="use one of them"):
+        sort_columns(Columns(delays=[5.0], dues=[7_000]), 1, "")
+    with pytest.raises(InvalidArgument, match="a delay of nan s"):
+        sort_columns(Columns(delays=[float("nan")]), 1, "")
 
 
 async def test_what_is_too_large_is_refused_before_anything_is_sent(worker: ScriptedWorker) -> None:
