@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from client.errors import InvalidArgument
+from client.errors import InvalidArgument, Overloaded
 from pipeline.compaction import Compactor, Limits
 from pipeline.files import Files
 
@@ -53,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     interval: float | None = None  # seconds between batches; None: archive what is there and end
     compact_every: int = 20  # batches; 0: never
     limits: Limits = Limits()
+    fail_on_data_loss: bool = True  # False: go on where messages or bodies are gone
 
     @property
     def root(self) -> str:
@@ -67,8 +68,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(spark: SparkSession, options: Options, progress: Progress = print) -> Archived:
     """Archive what there is, or go on until stopped; the result tells what this run has done."""
-    if not options.root:
-        raise InvalidArgument("the archive needs a folder of its own, not the root of a file system")
+    if Files(spark, options.path).plain(options.path).strip("/") == "":
+        raise InvalidArgument(
+            f"{options.path} is a whole file system: name a folder in it, beside which the state can be"
+        )
     archive = Archive(spark, options, progress)
     query = archive.start()
     try:
@@ -165,7 +168,11 @@ class Archive:
         self._files.delete(f"{self._options.state}/staging")
 
     def _compact(self) -> None:
-        done = self._compactor.compact(sorted(self._touched), self._progress)
+        try:
+            done = self._compactor.compact(sorted(self._touched), self._progress)
+        except Overloaded as busy:
+            self._progress(f"no files are merged now: {busy}")
+            return
         self._touched.clear()
         self.result.compactions += done.compactions
         self.result.merged += done.merged
@@ -194,6 +201,7 @@ class Archive:
             "subscription": options.subscription,
             "startingOffsets": options.starting,
             "maxOffsetsPerTrigger": str(options.batch_rows),
+            "failOnDataLoss": str(options.fail_on_data_loss).lower(),
             "token": options.token,
             "payloads": options.payloads,
         }

@@ -51,6 +51,9 @@ def archive(
         int, typer.Option(metavar="BATCHES", help="Merge small files so often; 0 is never.", min=0)
     ] = 20,
     file_size: Annotated[int, typer.Option(metavar="MB", help="Of merged files.", min=1)] = 128,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on where messages or bodies are gone from the broker.")
+    ] = False,
     token: TokenOption = None,
     payloads: PayloadsOption = None,
 ) -> None:
@@ -83,6 +86,7 @@ def archive(
         interval=interval,
         compact_every=compact_every,
         limits=Limits(target),
+        fail_on_data_loss=not skip_lost,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     result = run(spark, options, job.progress)

@@ -6,7 +6,6 @@ such step, the old files go before the new one comes, and rows are away for that
 """
 
 import fcntl
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,19 +122,27 @@ class Compactor:
         for entry in self._files.entries(self._state):
             if entry.name.endswith(".json"):
                 text = self._files.read(f"{self._state}/{entry.name}")
-                self._apply(msgspec.convert(json.loads(text or "{}"), Note))
-        for entry in self._files.entries(self._state):
-            if entry.folder:  # of a merge that was not noted down: nothing has changed
+                if text is not None:
+                    self._apply(msgspec.json.decode(text, type=Note))
+        # A merge that was not noted down has changed nothing. Without a lock it may still be going on.
+        for entry in self._files.entries(self._state) if self._files.local else ():
+            if entry.folder:
                 self._files.delete(f"{self._state}/{entry.name}")
 
     def _apply(self, note: Note) -> None:
         """Do what a note says, or what is missing of it."""
         folder, work = f"{self._root}/{note.folder}", f"{self._state}/{note.id}"
-        if not (self._files.local and self._swap(note, Path(self._files.plain(folder)))):
-            for name in note.sources:
-                self._files.delete(f"{folder}/{name}")
-            if self._files.exists(f"{work}/twin/{note.target}"):
-                self._files.move(f"{work}/twin/{note.target}", f"{folder}/{note.target}")
+        if self._files.exists(folder):  # else somebody has done away with it, merged or not
+            if not any(self._files.exists(f"{place}/{note.target}") for place in (f"{work}/twin", folder)):
+                raise RuntimeError(
+                    f"the merged file of {note.folder} is gone from {work}: nothing was changed, look at "
+                    f"{self._state}/{note.id}.json"
+                )
+            if not (self._files.local and self._swap(note, Path(self._files.plain(folder)))):
+                for name in note.sources:
+                    self._files.delete(f"{folder}/{name}")
+                if self._files.exists(f"{work}/twin/{note.target}"):
+                    self._files.move(f"{work}/twin/{note.target}", f"{folder}/{note.target}")
         self._files.delete(f"{self._state}/{note.id}.json")
         self._files.delete(work)
 
@@ -148,7 +155,8 @@ class Compactor:
             if not swap(folder, twin):
                 return False
         # What has come into the old folder since it was looked at belongs into the new one.
-        link_into(folder, twin, gone)
+        if twin.exists():
+            link_into(folder, twin, gone)
         return True
 
     @contextmanager

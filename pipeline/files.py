@@ -79,7 +79,8 @@ class Files:
         finally:
             stream.close()
         if self.local:
-            self._fs.rename(self._path(draft), self._path(path))
+            if not self._fs.rename(self._path(draft), self._path(path)):
+                raise OSError(f"{path} cannot be written")
             return
         rename = self._jvm.org.apache.hadoop.fs.Options.Rename
         options = self._gateway.new_array(rename, 1)

@@ -119,15 +119,14 @@ class Replay:
     def run(self) -> Replayed:
         """Do the rounds that are not done."""
         options, began = self._options, time.monotonic()
-        frame = self._rows()
-        note = self._note(frame)
+        note = self._note()
         result = Replayed(self._source, options.topic, options.run_id, note.rows, dry_run=options.dry_run)
         result.resumed = note.done > 0
         if options.dry_run:
             result.rounds = note.rounds - note.done
             return result
         for number in range(note.done, note.rounds):
-            tally = self._round(frame, note, number)
+            tally = self._round(note, number)
             result.stored += tally.stored
             result.duplicates += tally.duplicates
             result.no_subscribers += tally.no_subscribers
@@ -172,7 +171,7 @@ class Replay:
             raise InvalidArgument(f"the archive {self._options.root} {what}")
         return found[0]
 
-    def _note(self, frame: DataFrame) -> Note:
+    def _note(self) -> Note:
         """How far a run of this name is; with another choice of rows it cannot go on."""
         options = self._options
         choice = {
@@ -183,7 +182,7 @@ class Replay:
         }
         text = self._files.read(options.note)
         if text is None:
-            slices = slices_of(frame)
+            slices = slices_of(self._rows())
             return Note(choice, slices, -(-sum(item.rows for item in slices) // options.round_rows))
         note = msgspec.json.decode(text, type=Note)
         if note.choice != choice:
@@ -198,7 +197,7 @@ class Replay:
             )
         return note
 
-    def _round(self, frame: DataFrame, note: Note, number: int) -> Tally:
+    def _round(self, note: Note, number: int) -> Tally:
         """Publish the rows of a round: a task has whole partitions, each in the order of its offsets."""
         options, slices = self._options, note.slices
         chosen = F.lit(False)
@@ -210,12 +209,12 @@ class Replay:
         task = F.element_at(
             F.create_map(*(F.lit(part) for pair in place.items() for part in pair)), F.col("partition")
         )
-        rows = frame.where(chosen)
+        rows = self._rows().where(chosen)  # files may have been merged since the last round
         order = ["partition", "offset"]
         extra: list[Column] = []
         if options.rate is not None:
             # Every partition takes as long as the whole round is to take.
-            seconds = note.rows / note.rounds / options.rate
+            seconds = rows.count() / options.rate
             window = Window.partitionBy("partition").orderBy("offset")
             total = F.count(F.lit(1)).over(Window.partitionBy("partition"))
             rows = rows.withColumn(DUE, (F.row_number().over(window) - 1) / total * seconds)

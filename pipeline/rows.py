@@ -10,12 +10,16 @@ from pyspark.sql.types import (
     BinaryType,
     ByteType,
     DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
     ShortType,
     StringType,
     StructType,
+    TimestampType,
 )
 
 from client.columns import Columns
@@ -29,6 +33,8 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "topic": (StringType,),
     "partition": (IntegerType, LongType, ShortType, ByteType),
     "uid": (StringType,),
+    "delay": (DoubleType, FloatType, IntegerType, LongType, DecimalType),
+    "deliver_at": (TimestampType,),
 }
 _NAMES = ", ".join(_TYPES)
 _deterministic = msgspec.json.Encoder(order="deterministic").encode
@@ -81,11 +87,14 @@ def columns_of(batch: Any, topic: str, uids: Uids, durability: str | None) -> Co
         values = values.cast(pa.binary())
     attributes, canonical = _attributes(batch)
     partitions = _column(batch, "partition")
+    delays, dues = _column(batch, "delay"), _column(batch, "deliver_at")
     given = _column(batch, "uid")
     made = None
     if given is None or given.null_count:
         content = [pa.repeat(pa.scalar(topic), batch.num_rows), keys, values, canonical]
-        content.append(None if partitions is None else partitions.cast(pa.string()))
+        content += [
+            None if column is None else column.cast(pa.string()) for column in (partitions, delays, dues)
+        ]
         made = uids.take([column for column in content if column is not None])
     if given is not None:
         texts = given.to_pylist()
@@ -97,6 +106,10 @@ def columns_of(batch: Any, topic: str, uids: Uids, durability: str | None) -> Co
         attributes=attributes,
         partitions=None if partitions is None else partitions.to_pylist(),
         durability=durability,
+        delays=None if delays is None else delays.cast(pa.float64()).to_pylist(),
+        dues=None
+        if dues is None
+        else dues.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist(),
     )
 
 

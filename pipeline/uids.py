@@ -25,7 +25,7 @@ class Uids:
     """
 
     def __init__(self, *seed: object) -> None:
-        text = "\\0".join(map(str, seed)).encode()
+        text = "\0".join(map(str, seed)).encode()
         self._salt = blake2b(text, digest_size=blake2b.SALT_SIZE).digest()
         self._seen = Counts()
 

@@ -41,12 +41,14 @@ class Driver:
     ) -> None:
         self.kill()
         self._output.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def kill(self) -> None:
         """End driver and Java with SIGKILL, in the middle of whatever they do."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        self._process.wait()
 
     def until(self, happens: Callable[[], object], *, or_ends: bool = False) -> bool:
         """Wait until something happens; False if it ended before, where that is all right."""

@@ -338,6 +338,39 @@ def test_two_compactions_do_not_meet(
         compact(spark, str(path / "nowhere"), Limits(), print)
 
 
+def test_an_archive_goes_on_while_another_process_merges_its_files(spark: SparkSession, path: Path) -> None:
+    lines: list[str] = []
+    archive = begun(spark, path, compact_every=1)
+    archive._progress = lines.append
+    with Compactor(spark, str(path), Limits())._alone():
+        archive.write(made(spark, 10), 0)
+    assert lines[-1].startswith("no files are merged now: another process compacts")
+    assert sum(ids_in(path).values()) == 10
+
+
+def test_a_merged_file_that_is_gone_is_not_taken_for_done(
+    spark: SparkSession, path: Path, pieces: tuple[str, Counter[str]]
+) -> None:
+    folder, expected = pieces
+    state = path.parent / "archive.keylane" / "compaction"
+    names = [Path(name).name for name in files_in(path)]
+    note = {"id": "lost", "folder": folder, "sources": names, "target": "part-lost-merged.parquet"}
+    state.mkdir(parents=True)
+    (state / "lost.json").write_text(json.dumps(note))
+    with pytest.raises(RuntimeError, match=r"is gone from .*: nothing was changed"):
+        restarted(spark, path)
+    assert ids_in(path) == expected
+    (state / "lost.json").write_text(json.dumps({**note, "folder": "topic=orders/date=1999-12-31"}))
+    restarted(spark, path)  # an operator has deleted that folder
+    assert ids_in(path) == expected
+
+
+def test_a_whole_file_system_is_no_place_for_an_archive(spark: SparkSession) -> None:
+    for path in ("/", "file:///"):
+        with pytest.raises(InvalidArgument, match="is a whole file system: name a folder in it"):
+            run(spark, Options(server="keylane://nowhere", topics=["orders"], path=path))
+
+
 def test_every_so_many_batches_files_are_merged(
     client: Client, topic: str, path: Path, archive: Callable[..., Archived]
 ) -> None:

@@ -170,6 +170,23 @@ def test_a_task_that_runs_again_publishes_every_row_once(
     assert problems_of(broker, topic) == []
 
 
+def test_rows_wait_for_their_time(
+    spark: SparkSession, client: Client, topic: str, write: Callable[..., None]
+) -> None:
+    make_topic(client, topic)
+    rows = "(1, 3600, NULL), (2, 0.5D, NULL), (3, NULL, now() + INTERVAL 1 HOUR), (4, NULL, now())"
+    write(
+        spark.sql(f"SELECT cast(col1 AS string) value, col2 delay, col3 deliver_at FROM VALUES {rows}"),
+        topic=topic,
+    )
+    end = time.monotonic() + 30
+    while client.describe_topic(topic).published < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert sorted(message.data for message in arrivals(client, topic)) == [b"2", b"4"]
+    assert client.describe_topic(topic).delayed == 2
+
+
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [

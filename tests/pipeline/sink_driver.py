@@ -1,0 +1,70 @@
+"""A streaming job from files into a topic, whose tasks stand still after some rows until a gate is opened.
+
+    python -m tests.pipeline.sink_driver MASTER SERVER TOPIC FOLDER
+
+FOLDER has the rows in `rows`, gets the checkpoint, and the pids of the Javas that stand still in `held`; the
+gate is a file `gate`.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline.session import session
+
+PASS = 1_500  # rows of a task, before it stands still
+PATIENCE = 240.0  # seconds
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+OPTIONS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK,
+    "spark.log.level": "ERROR",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+    "spark.sql.files.openCostInBytes": "1g",  # a task for each file
+    "spark.network.timeout": "60s",
+}
+
+
+def holding(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Lets some rows pass, then waits for the gate."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        passed = 0
+        for batch in batches:
+            yield batch
+            passed += batch.num_rows
+            if passed >= PASS and not (folder / "gate").exists():
+                java = next(parent for parent in psutil.Process().parents() if parent.name() == "java")
+                (folder / "held" / f"{java.pid}").touch()
+                end = time.monotonic() + PATIENCE
+                while not (folder / "gate").exists():
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+
+    return run
+
+
+def main(master: str, server: str, topic: str, folder: str) -> None:
+    """Write what there is to the topic."""
+    spark = session("sink", master, **OPTIONS)
+    frame = spark.readStream.schema("key string, value string").parquet(f"{folder}/rows")
+    query = (
+        frame.mapInArrow(holding(Path(folder)), frame.schema)
+        .writeStream.format("keylane")
+        .options(server=server, topic=topic, checkpointLocation=f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

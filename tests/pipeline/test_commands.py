@@ -1,0 +1,193 @@
+"""`keylane pipeline` as people and scripts run it."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli import app
+from client import Client, OutgoingMessage
+from pipeline import commandline
+from pipeline.commandline import Job, told_by_spark
+from pipeline.commands import pipeline
+from tests.pipeline.drivers import BIN, QUICK_JAVA, ROOT, Driver, keylane
+from tests.pipeline.test_archive import ids_in
+from tests.running import RunningBroker
+
+NO_JAVA = {"JAVA_HOME": "/nowhere", "PATH": str(BIN)}
+
+
+def run(*words: str, **environment: str) -> Any:
+    return CliRunner(env=environment).invoke(app, ["pipeline", *words])
+
+
+@pytest.mark.parametrize(
+    "words", [["archive"], ["replay"], ["archive", "--to", "x"], ["replay", "x", "y", "--rate", "0"]]
+)
+def test_what_cannot_be_meant_is_status_2(words: list[str]) -> None:
+    assert run(*words).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["archive", "--to", "x"], "name the topics to archive, or merge"),
+        (["archive", "orders", "--to", "x", "--compact"], "without topics"),
+        (
+            ["archive", "orders", "--to", "x", "--conf", "nonsense"],
+            "--conf 'nonsense' is not of the form name=value",
+        ),
+        (["replay", "x", "orders", "--rate", "-1"], "--rate -1: it must be more than 0"),
+        (
+            ["replay", "x", "orders", "--since", "noon"],
+            "--since 'noon' is no time: write it as 2026-11-16T13:00:00Z",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_spark_starts(words: list[str], complaint: str) -> None:
+    for more in ([], ["--json"]):
+        done = run(*words, *more)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert complaint in done.stderr
+        if more:
+            assert json.loads(done.stderr)["error"]["code"] == "usage"
+
+
+def test_without_java_the_command_that_brings_it_is_told() -> None:
+    done = run("archive", "orders", "--to", "x", **NO_JAVA)
+    assert done.exit_code == 1
+    assert "error: there is no Java here" in done.stderr
+    assert "apt-get install openjdk-17" in done.stderr
+
+
+def test_without_spark_the_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commandline, "find_spec", lambda name: None)
+    done = run("archive", "orders", "--to", "x", "--json")
+    assert done.exit_code == 1
+    assert (
+        json.loads(done.stderr)["error"]["message"]
+        == "the pipeline needs Spark: pip install 'keylane[spark]'"
+    )
+
+
+def test_the_command_line_does_not_load_spark() -> None:
+    heavy = "('pyspark', 'pyarrow', 'numpy')"
+    code = f"import sys, broker.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
+    subprocess.run([BIN / "python", "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_every_job_is_a_command() -> None:
+    names = {command.name for command in pipeline.registered_commands}
+    assert names >= {"archive", "replay"}
+
+
+def test_what_a_task_says_is_found_in_what_spark_says() -> None:
+    text = """[PYTHON_EXCEPTION] Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+client.errors.Overloaded: the payload store has reached its maxmemory: OOM
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner"""
+    assert told_by_spark(text) == ("overloaded", "the payload store has reached its maxmemory: OOM", True)
+    assert told_by_spark("\n[TABLE_NOT_FOUND] there is none\n\tat x") == (
+        "spark",
+        "[TABLE_NOT_FOUND] there is none",
+        False,
+    )
+    assert told_by_spark("")[0] == "spark"
+
+
+def test_errors_that_are_not_ours_are_not_hidden() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Job(None, False, None, []).run(fail)
+
+
+@pytest.fixture
+def orders(client: Client, topic: str) -> Counter[str]:
+    """The ids of what is in the test's topic."""
+    client.create_topic(topic, partitions=4)
+    client.create_subscription(topic, "archive", mode="cursor", start="earliest")
+    messages = [OutgoingMessage(b"%d" % n, key=f"k{n % 9}") for n in range(2_000)]
+    return Counter(str(published.id) for published in client.publish_many(topic, messages))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_archive_that_is_killed_holds_each_message_once_at_every_moment(
+    broker: RunningBroker, topic: str, orders: Counter[str], tmp_path: Path, java: None
+) -> None:
+    archive, state = tmp_path / "archive", tmp_path / "archive.keylane"
+    words = ("archive", topic, "--to", str(archive), "--server", broker.url)
+    small = ("--batch-rows", "450", "--compact-every", "2", "--json")
+
+    def moving() -> bool:
+        """A batch is noted down, and not all of its files are where they belong."""
+        return any(state.glob("*/notes/*.json")) and any(state.glob("*/staging/*/topic=*/date=*/*.parquet"))
+
+    def merging() -> bool:
+        return any(state.glob("compaction/*/merged"))
+
+    def switching() -> bool:
+        return any(state.glob("compaction/*.json"))
+
+    def reading() -> Counter[str]:
+        return ids_in(archive)
+
+    for moment in (moving, merging, switching):
+        with Driver(*keylane(*words, *small)) as driver:
+            driver.until(moment, or_ends=True)
+            driver.kill()
+        assert max(reading().values(), default=1) == 1, moment.__name__
+    with Driver(*keylane(*words, *small)) as driver:
+        result = json.loads(driver.finish())
+    assert (result["topics"], result["path"]) == ([topic], str(archive))
+    assert reading() == orders
+    assert not list(state.rglob("*.parquet"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_jobs_run_by_spark_submit(
+    broker: RunningBroker, client: Client, topic: str, orders: Counter[str], tmp_path: Path, java: None
+) -> None:
+    submit: list[str | Path] = [BIN / "spark-submit", "--master", "local[2]", *QUICK_JAVA]
+    path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+    with Driver(
+        "env",
+        f"PATH={path}",
+        *submit,
+        ROOT / "pipeline" / "archive.py",
+        topic,
+        "--to",
+        tmp_path / "archive",
+        "--server",
+        broker.url,
+        "--json",
+    ) as driver:
+        result = json.loads(driver.finish().splitlines()[-1])  # Spark puts both outputs of Python into one
+    assert (result["rows"], result["batches"]) == (2_000, 1)
+    assert ids_in(tmp_path / "archive") == orders
+    again = f"{topic}-again"
+    client.create_topic(again)
+    client.create_subscription(again, "all")
+    with Driver(
+        "env",
+        f"PATH={path}",
+        *submit,
+        ROOT / "pipeline" / "replay.py",
+        tmp_path / "archive",
+        again,
+        "--server",
+        broker.url,
+    ) as driver:
+        said = driver.finish()
+    assert f"replayed 2,000 rows of '{topic}' to '{again}'" in said.splitlines()[-1]
+    assert "round 1 of 1: 2,000 of 2,000 rows published" in said
+    assert client.describe_topic(again).messages == 2_000
