@@ -88,7 +88,7 @@ DEFECTS = {
         SharedMachine, "lib/forget", "id_of(ranges[1][2] + 1)", "id_of(ranges[1][2] + 2)"
     ),
     "a timeout charges nobody": Defect(
-        SharedMachine, "subscription/expire", "release(record, 'all')", "release(record, 'none')"
+        SharedMachine, "subscription/expire", "release(record, 'all',", "release(record, 'none',"
     ),
     "a timeout goes before the end of a session": Defect(
         SharedMachine, "subscription/expire", "elseif not has_ended(record.consumer) then", "else"
