@@ -4,6 +4,8 @@ Each figure is a ratio of two things measured in turn in the same run on the sam
 differ and are noisy; the server is the embedded one with its default append-only persistence.
 """
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +22,7 @@ from broker.engine import Engine
 from broker.server import Server
 from broker.supervisor import Running, supervise
 from client import Client
-from loadtest import broker_bench, cluster_bench, engine_bench
+from loadtest import broker_bench, cluster_bench, engine_bench, spark_bench
 from loadtest.report import Figure, print_table, put, write_docs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,17 +100,38 @@ def run_growth() -> tuple[list[Figure], list[str]]:
     return figures, lines
 
 
+def run_spark() -> tuple[list[Figure], list[str]]:
+    """Rows through the data source, and the audit of a large journal in a process of its own."""
+    with running_broker() as broker:
+        figures = spark_bench.run(broker.url, broker.redis_url)
+    print_table(figures)
+    command = [sys.executable, "-m", "loadtest.audit_bench"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    said = msgspec.json.decode(done.stdout.splitlines()[-1])
+    lines = [
+        "| journal rows | messages | deliveries | seconds | rows/s | peak MB, JVM | peak MB, Python |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+        f"| {said['rows']:,} | {said['messages']:,} | {said['deliveries']:,} | {said['seconds']} "
+        f"| {said['rows_per_second']:,} | {said['peak_mb']['jvm']:,} | {said['peak_mb']['python']:,} |",
+    ]
+    print(*lines, sep="\n")
+    return figures, lines
+
+
 def main(
     backlog: int = 1_000_000,
     write: bool = True,
     engine: bool = True,
     broker: bool = True,
     growth: bool = True,
+    spark: bool = True,
 ) -> None:
     """Run the suite, or a part of it; --no-write leaves bench.json and docs/ alone."""
     figures = run_broker() if broker else []
     grown, lines = run_growth() if growth else ([], [])
     figures += grown
+    sparked, audited = run_spark() if spark else ([], [])
+    figures += sparked
     if engine:
         with Server() as server:
             figures += uvloop.run(run_engine(server.url, backlog))
@@ -119,6 +142,8 @@ def main(
         write_docs(figures, ROOT / "docs")
         if lines:
             put(lines, "growth", ROOT / "docs" / "benchmarks.md")
+        if audited:
+            put(audited, "audit", ROOT / "docs" / "benchmarks.md")
 
 
 if __name__ == "__main__":
