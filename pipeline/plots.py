@@ -58,6 +58,12 @@ def counts(axes: Any, which: str = "y") -> None:
     axis.set_major_formatter(ticker.EngFormatter(sep=""))
 
 
+def plain_log(axes: Any) -> None:
+    """A log scale that says 1, 10 and 1000."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
 def legend(axes: Any, columns: int = 1) -> None:
     """Beside the picture, where it hides nothing."""
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), ncols=columns)

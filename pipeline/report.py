@@ -103,7 +103,7 @@ def _attempts(axes: Any, found: Audit) -> None:
     )
     axes.set_xlabel("times delivered", fontsize=8)
     axes.set_ylabel("messages, on a log scale", fontsize=8)
-    axes.set_yscale("log")
+    plots.plain_log(axes)
     if some:
         plots.legend(axes)
 
@@ -198,7 +198,7 @@ def _by_hour(axes: Any, lines: list[Latency]) -> None:
             axes.fill_between(times, *shade, color=colour, alpha=0.18, linewidth=0)
         else:
             axes.vlines(times, *shade, color=colour, alpha=0.4, linewidth=6)
-    axes.set_yscale("log")
+    plots.plain_log(axes)
     axes.set_ylabel("milliseconds", fontsize=8)
     plots.time_axis(axes)
     plots.legend(axes)

@@ -134,7 +134,7 @@ def _candidates(axes: Any, found: Skew) -> None:
     axes.axhline(GOOD, color=plots.INK, linewidth=1, linestyle="--")
     if found.recommended is not None and str(found.recommended) in counts:
         axes.axvline(counts.index(str(found.recommended)), color=plots.COLOURS[2], linewidth=6, alpha=0.2)
-    axes.set_yscale("log")
+    plots.plain_log(axes)
     axes.set_xlabel("partitions (the band: enough)", fontsize=8)
     axes.set_ylabel("busiest over mean", fontsize=8)
     plots.legend(axes)

@@ -133,7 +133,7 @@ def test_live_traffic_is_no_cause_for_alarm(
         number = 0
         while not over.is_set():
             number += 1
-            published.extend(await publish(client, topic, 100))
+            published.extend(await publish(client, topic, 20))
             if number % 20 == 1:  # one comes late, from the oldest message on, and goes again
                 await client.create_subscription(topic, f"guest-{number}", start="earliest")
             elif number % 20 == 15:
@@ -143,15 +143,13 @@ def test_live_traffic_is_no_cause_for_alarm(
     traffic = threading.Thread(target=anyio.run, args=[settle, broker.url, topic, produce])
     traffic.start()
     try:
-        audits = [run(spark, topic, tmp_path / f"audit-{number}", server=broker.url) for number in range(2)]
+        found = run(spark, topic, tmp_path / "live", server=broker.url)
     finally:
         over.set()
-        traffic.join(60)
+        traffic.join(120)
     assert not traffic.is_alive()
-    for found in audits:
-        assert found.lost == []
-        assert found.verdict == "complete"
-        assert found.messages > 0
+    assert (found.verdict, found.lost) == ("complete", [])
+    assert found.messages > 0
     with Client(broker.url) as client:
         for name in client.describe_topic(topic).subscriptions:
             if name.startswith("guest"):
