@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from client.errors import InvalidArgument, Overloaded
-from pipeline.compaction import Compactor, Limits
+from pipeline.compaction import TIMESTAMPS, Compactor, Limits
 from pipeline.files import Files
 
 COLUMNS = ("key", "value", "partition", "offset", "message_id", "timestamp", "event_time", "attributes")
@@ -142,6 +142,7 @@ class Archive:
         attempt = uuid4().hex[:8]  # executors of a driver that was killed may still write to its folder
         staging = f"{self._options.state}/staging/{attempt}"
         counted = Observation()
+        frame.sparkSession.conf.set(*TIMESTAMPS)  # that of the query alone
         day = F.date_from_unix_date(F.floor(F.unix_seconds("timestamp") / 86_400).cast("int"))  # UTC
         (
             frame.select("topic", day.alias("date"), *COLUMNS)

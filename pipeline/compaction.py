@@ -19,6 +19,8 @@ from pipeline.files import Entry, Files
 from pipeline.swap import link_into, swap
 
 MEGABYTE = 1024 * 1024
+# Spark's own kind of timestamps has no time zone for other readers.
+TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -50,7 +52,8 @@ class Compactor:
     """Merges files of the archive at `root`; one at a time, as far as the file system can tell."""
 
     def __init__(self, spark: SparkSession, root: str, limits: Limits) -> None:
-        self._spark = spark
+        self._spark = spark.newSession()  # a setting of the caller's stays
+        self._spark.conf.set(*TIMESTAMPS)
         self._root = root
         self._state = f"{root}.keylane/compaction"
         self._limits = limits
