@@ -71,25 +71,24 @@ class Partition:
         self.taken: dict[int, int] = {}  # entry -> when, counted in records
         self.unsettled_when_taken: set[int] = set()
 
-    def live(self, steps: int) -> Look:
-        """Do something so many times, and be looked at in between: offsets, log, journal."""
+    def live(self, steps: int, *, log_last: bool = False) -> Look:
+        """Do something so many times, and be looked at in between: offsets, log, journal; or the log last."""
         moments = sorted(self.luck.sample(range(steps + 1), 3))
-        look: Look | None = None
-        for step in range(steps + 1):
+        log_at, journal_at = (moments[2], moments[1]) if log_last else (moments[1], moments[2])
+        look = Look(0, 0, {})
+        for step in range(moments[2] + 1):
             if step == moments[0]:
-                positions = {name: (sub.mode, sub.cursor + 1) for name, sub in self.subs.items()}
-                look = Look(self.last + 1, len(self.records) + 1, positions)
-            if step == moments[1]:
-                assert look is not None
+                look.latest, look.looked = self.last + 1, len(self.records) + 1
+                look.positions = {name: (sub.mode, sub.cursor + 1) for name, sub in self.subs.items()}
+            if step == log_at:
                 look.log = {entry for entry in self.log if entry < look.latest or self.luck.random() < 0.5}
-            if step == moments[2]:
-                assert look is not None
+            if step == journal_at:
                 look.records = list(self.records)
                 if self.records and self.luck.random() < 0.2:
                     look.first = self.luck.randint(1, len(self.records))
-                return look
-            self.step()
-        raise AssertionError
+            if step < moments[2]:
+                self.step()
+        return look
 
     def step(self) -> None:
         """Do something."""
