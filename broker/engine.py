@@ -25,14 +25,11 @@ from broker.arguments import (
     MAX_MS,
     MAX_PARTITIONS,
     MAX_TIME_MS,
-    check_dues,
-    check_flat,
     check_int,
     check_optional_ms,
     check_room,
     covering_ranges,
     entries_of,
-    flat_messages,
     id_maker,
     pack,
     pack_receipts,
@@ -43,18 +40,15 @@ from broker.arguments import (
 from broker.claims import Claims
 from broker.handover import without_lost
 from broker.keys import check_name, partition_of
+from broker.publishing import Publishing
 from broker.registry import Registry
 from broker.results import (
-    DelayResult,
     Delivery,
     ExpireResult,
     Fetched,
     FetchResult,
     Lease,
     Message,
-    Outgoing,
-    PromoteResult,
-    PublishResult,
     Receipt,
     Room,
     SettleResult,
@@ -72,7 +66,7 @@ _HOLES = 100  # entries that one call looks for in every lane
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
 
-class Engine(Claims, Registry):
+class Engine(Claims, Registry, Publishing):
     """The broker's operations on Redis; holds nothing that it cannot lose."""
 
     def __init__(self, store: Store) -> None:
@@ -167,94 +161,6 @@ class Engine(Claims, Registry):
                 for index in answer[1]:
                     kept[group[index]] = False
         return kept
-
-    # Publishing
-
-    async def publish(
-        self,
-        lease: Lease,
-        messages: Sequence[Outgoing],
-        *,
-        durability: str = "memory",
-        timeout_ms: int = 5_000,
-    ) -> PublishResult:
-        """Append a batch to the partition, each uid once within the topic's dedupe window."""
-        flat = flat_messages(messages)
-        check_flat(flat)
-        return await self.publish_flat(lease, flat, durability=durability, timeout_ms=timeout_ms)
-
-    async def publish_flat(
-        self, lease: Lease, flat: list[str], *, durability: str = "memory", timeout_ms: int = 5_000
-    ) -> PublishResult:
-        """The same for key, uid and about of each message, flat, that check_flat has let pass."""
-        packed = pack(flat)
-        check_int("timeout_ms", timeout_ms, 1, 60_000)
-        keys = partition_keys(lease.topic, lease.partition)
-        answer = await self.store.run_durably(
-            durability,
-            timeout_ms,
-            "partition/publish",
-            keys,
-            lease.text,
-            packed,
-        )
-        checked(answer, lease.topic, lease=lease)
-        _, now_ms, first, stored, unowed, pairs = answer
-        self._messages[keys.lease] += stored
-        result = PublishResult(
-            lease.epoch, first, stored, unowed, now_ms, dict(rows(pairs, 2)), durability, len(flat) // 3
-        )
-        self._tails.add(lease, flat, result, len(packed))
-        return result
-
-    async def delay(
-        self,
-        lease: Lease,
-        messages: Sequence[Outgoing],
-        dues: Sequence[int],
-        *,
-        durability: str = "memory",
-        timeout_ms: int = 5_000,
-    ) -> DelayResult:
-        """Keep a batch, each message until its time, in ms, has come: then promote() appends it."""
-        flat = flat_messages(messages)
-        check_flat(flat)
-        check_dues(flat, dues)
-        return await self.delay_flat(lease, flat, dues, durability=durability, timeout_ms=timeout_ms)
-
-    async def delay_flat(
-        self,
-        lease: Lease,
-        flat: list[str],
-        dues: Sequence[int],
-        *,
-        durability: str = "memory",
-        timeout_ms: int = 5_000,
-    ) -> DelayResult:
-        """The same for what check_flat and check_dues have let pass."""
-        check_int("timeout_ms", timeout_ms, 1, 60_000)
-        keys = partition_keys(lease.topic, lease.partition)
-        answer = await self.store.run_durably(
-            durability,
-            timeout_ms,
-            "partition/delay",
-            [*keys, keys.delayed, keys.delayed_data],
-            lease.text,
-            pack(flat),
-            pack(dues),
-        )
-        _, now_ms, kept, pairs, next_due_ms = checked(answer, lease.topic, lease=lease)
-        return DelayResult(now_ms, kept, dict(rows(pairs, 2)), next_due_ms, durability)
-
-    async def promote(self, lease: Lease, limit: int = STEP) -> PromoteResult:
-        """Append delayed messages that are due to the log; bounded, so that the next may be due already."""
-        keys = partition_keys(lease.topic, lease.partition)
-        answer = await self.store.run(
-            "partition/promote", [*keys, keys.delayed, keys.delayed_data], lease.text, limit
-        )
-        result = PromoteResult(*checked(answer, lease.topic, lease=lease)[1:])
-        self._messages[keys.lease] += result.appended
-        return result
 
     # Consumers
 
