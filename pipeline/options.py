@@ -41,6 +41,7 @@ class Connection(msgspec.Struct, frozen=True):
     server: str
     token: str | None = None
     payloads: str | None = None
+    timeout: float = 30.0  # seconds for which a broker that is away is looked for
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "Connection":
@@ -53,7 +54,7 @@ class Connection(msgspec.Struct, frozen=True):
 
     def client(self) -> AsyncClient:
         """A client, to be entered with `async with`."""
-        return AsyncClient(self.server, token=self.token, payloads=self.payloads)
+        return AsyncClient(self.server, token=self.token, payloads=self.payloads, timeout=self.timeout)
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "java" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +100,7 @@ class Table:
         """Read all that is there now, and wait for it."""
         query = self.start(frame, now=True)
         try:
-            assert query.awaitTermination(60), "the query does not end"
+            assert query.awaitTermination(200), "the query does not end"
         finally:
             query.stop()
         return query

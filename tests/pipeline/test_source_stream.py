@@ -12,7 +12,7 @@ from client import Client, OutgoingMessage
 from tests.pipeline.conftest import Table
 
 Stream = Callable[..., DataFrame]
-DEADLINE = 60
+DEADLINE = 120
 
 
 @pytest.fixture(autouse=True)
@@ -208,10 +208,8 @@ def test_a_second_query_on_a_subscription_is_refused_and_the_first_goes_on(
     try:
         wait(lambda: first.lastProgress is not None and backlog(client, topic) == 0, query=first)
         (holder,) = client.describe_subscription(topic, "spark").consumers
-        asked = time.monotonic()
         why = failure(other_table.start(stream(sessionTimeout="6")))
         assert f"{holder} reads subscription 'spark' of topic '{topic}'" in why
-        assert time.monotonic() - asked < DEADLINE / 2
         fill(client, topic, 10, first=10)
         wait(lambda: backlog(client, topic) == 0, query=first)
         assert numbers(table) == list(range(20))

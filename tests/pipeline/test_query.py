@@ -1,0 +1,137 @@
+"""A query towards the broker, without Spark: its claim, its commits, and what it notices."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Event, Thread
+
+import msgspec
+import pytest
+
+from client import Client, OutgoingMessage
+from client.errors import SubscriptionBusy, SubscriptionNotFound
+from pipeline.options import ReadOptions
+from pipeline.query import Query
+from tests.running import RunningBroker
+
+DEADLINE = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _made(client: Client, topic: str) -> None:
+    client.create_topic(topic, partitions=2)
+    client.create_subscription(topic, "spark", mode="cursor", start="earliest")
+    client.publish_many(topic, [OutgoingMessage(str(at), key=str(at)) for at in range(100)])
+
+
+@pytest.fixture
+def start(broker: RunningBroker, topic: str) -> Iterator[Callable[..., Query]]:
+    """Makes queries of the test's topic."""
+    with ExitStack() as stack:
+
+        def start(**options: str) -> Query:
+            given = {"server": broker.url, "subscribe": topic, "subscription": "spark", **options}
+            parsed = ReadOptions.parse(given, streaming=True)
+            connection = msgspec.structs.replace(parsed.connection, timeout=1.0)
+            query = Query(msgspec.structs.replace(parsed, connection=connection))
+            stack.callback(query.close)
+            return query
+
+        yield start
+
+
+def wait_for(error: type[Exception], query: Query) -> str:
+    """What the query says when it has noticed."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        try:
+            query.check()
+        except error as found:
+            return str(found)
+        time.sleep(0.02)
+    raise AssertionError("it notices nothing")
+
+
+def test_a_reader_that_is_gone_without_a_word_is_waited_for(
+    client: Client, topic: str, start: Callable[..., Query]
+) -> None:
+    assert client.claim(topic, "spark", "gone", session=1.0).granted
+    assert sum(start().begin()[topic].values()) == 2
+    assert client.describe_subscription(topic, "spark").consumers != ["gone"]
+
+
+@contextmanager
+def reading(client: Client, topic: str) -> Iterator[None]:
+    """Somebody who has claimed the topic's subscription and renews the claim."""
+    assert client.claim(topic, "spark", "busy", session=30.0).granted
+    done = Event()
+
+    def renew() -> None:
+        while not done.wait(0.5):
+            client.claim(topic, "spark", "busy", session=30.0)
+
+    renewing = Thread(target=renew)
+    renewing.start()
+    try:
+        yield
+    finally:
+        done.set()
+        renewing.join()
+
+
+def test_a_reader_that_renews_its_claim_is_not(
+    client: Client, topic: str, start: Callable[..., Query]
+) -> None:
+    with (
+        reading(client, topic),
+        pytest.raises(SubscriptionBusy, match=f"busy reads subscription 'spark' of topic '{topic}'"),
+    ):
+        start().begin()
+    assert client.describe_subscription(topic, "spark").consumers == ["busy"]
+
+
+def test_a_query_that_is_refused_one_topic_lets_go_of_the_others(
+    client: Client, make_topic_name: Callable[[], str], topic: str, start: Callable[..., Query]
+) -> None:
+    other = make_topic_name()
+    client.create_topic(other, partitions=1)
+    client.create_subscription(other, "spark", mode="cursor")
+    with reading(client, other), pytest.raises(SubscriptionBusy, match=f"of topic '{other}'"):
+        start(subscribe=f"{topic},{other}", sessionTimeout="600").begin()
+    assert client.claim(topic, "spark", "next").granted
+
+
+def test_a_subscription_made_anew_under_a_running_query_is_noticed(
+    client: Client, topic: str, start: Callable[..., Query]
+) -> None:
+    query = start(sessionTimeout="1")
+    query.begin()
+    client.delete_subscription(topic, "spark")
+    client.create_subscription(topic, "spark", mode="cursor")
+    assert "was deleted and made anew while this query read it" in wait_for(SubscriptionNotFound, query)
+
+
+@pytest.mark.slow
+def test_a_commit_for_which_the_broker_was_away_is_made_again(topic: str) -> None:
+    with RunningBroker() as broker:
+        with Client(broker.url) as client:
+            client.create_topic(topic, partitions=1)
+            client.create_subscription(topic, "spark", mode="cursor")
+            client.publish_many(topic, [OutgoingMessage(str(at)) for at in range(10)])
+        given = {"server": broker.url, "subscribe": topic, "subscription": "spark"}
+        parsed = ReadOptions.parse(given, streaming=True)
+        connection = msgspec.structs.replace(parsed.connection, timeout=1.0)
+        query = Query(msgspec.structs.replace(parsed, connection=connection))
+        try:
+            query.begin()
+            broker.kill_worker()
+            query.commit({topic: {0: 6}}, wait=True)
+            query.check()
+            broker.start_worker()
+            end = time.monotonic() + DEADLINE
+            with Client(broker.url) as client:
+                while client.describe_subscription(topic, "spark").backlog > 5:
+                    assert time.monotonic() < end, "nothing is drained"
+                    query.commit({topic: {0: 6}}, wait=True)
+        finally:
+            query.close()
