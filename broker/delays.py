@@ -24,6 +24,7 @@ class Delays:
         self._expected_ms = 0  # what expect() was told during a call that may not know of it
         self._timer: asyncio.TimerHandle | None = None
         self._promoting = False
+        self._times_gone = 0  # how often the partition went elsewhere
 
     def expect(self, due_ms: int) -> None:
         """A message falls due then, perhaps before all others."""
@@ -35,7 +36,8 @@ class Delays:
 
     def forget(self) -> None:
         """Another worker serves the partition, or it is gone."""
-        self._due_ms = 0
+        self._times_gone += 1
+        self._due_ms = self._expected_ms = 0
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -73,12 +75,13 @@ class Delays:
             self._set_timer()
 
     async def _step(self) -> None:
-        self._expected_ms, due_ms = 0, self._due_ms
+        self._expected_ms, due_ms, times_gone = 0, self._due_ms, self._times_gone
         result = await self._partition.call(lambda engine, lease: engine.promote(lease))
         if result.next_due_ms == due_ms and not result.appended + result.dropped:
             # Not yet, says Redis: our idea of its clock is wrong.
             await self._partition.worker.set_clock()
-        self._due_ms = _sooner(result.next_due_ms, self._expected_ms)
+        if self._times_gone == times_gone:  # else another worker has been told
+            self._due_ms = _sooner(result.next_due_ms, self._expected_ms)
         if result.dropped:
             log.info(
                 "%d delayed messages of %s had no subscription when they were due",
