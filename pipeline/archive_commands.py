@@ -108,7 +108,7 @@ def replay(
         str | None, typer.Option("--from", metavar="TOPIC", help="The archived topic, if there are several.")
     ] = None,
     run_id: Annotated[
-        str, typer.Option(help="A run of this name publishes a message once, however often it is started.")
+        str, typer.Option(help="A run of this name goes on where it was; another name begins anew.")
     ] = "replay",
     rate: Annotated[float | None, typer.Option(help="Rows a second, of all tasks together.")] = None,
     since: Annotated[

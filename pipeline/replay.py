@@ -7,6 +7,7 @@ stopped goes on with the round that was not finished. What that one had publishe
 the broker: a message's uid is made of where it comes from, where it goes, and the name of the run.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
-from client import Tally
+from client import Client, Tally
 from client.errors import InvalidArgument
 from pipeline.archive import COLUMNS
 from pipeline.columns import MESSAGES
@@ -92,6 +93,7 @@ class Note(msgspec.Struct):
     slices: list[Slice]
     rounds: int
     done: int = 0
+    at: float = 0.0  # unix time at which the last round was done
 
     @property
     def rows(self) -> int:
@@ -132,7 +134,7 @@ class Replay:
             result.no_subscribers += tally.no_subscribers
             result.rounds += 1
             result.seconds = round(time.monotonic() - began, 3)
-            note.done = number + 1
+            note.done, note.at = number + 1, time.time()
             self._files.write(options.note, msgspec.json.encode(note).decode())
             self._progress(
                 f"round {note.done} of {note.rounds}: {result.stored:,} of {note.rows:,} rows published, "
@@ -180,15 +182,23 @@ class Replay:
             "until": options.until.isoformat() if options.until else None,
             "keys": options.keys,
         }
+        window = self._window()
         text = self._files.read(options.note)
         if text is None:
             slices = slices_of(self._rows())
-            return Note(choice, slices, -(-sum(item.rows for item in slices) // options.round_rows))
+            return Note(
+                choice, slices, self._rounds(sum(item.rows for item in slices), window), at=time.time()
+            )
         note = msgspec.json.decode(text, type=Note)
         if note.choice != choice:
             raise InvalidArgument(
                 f"run {options.run_id!r} into {options.topic!r} was begun with other rows: {note.choice}; "
                 "give another --run-id to publish these"
+            )
+        if note.done < note.rounds and time.time() - note.at > window:
+            self._progress(
+                f"this run stood still for longer than {options.topic!r} remembers uids ({window:g} s): what "
+                f"round {note.done + 1} had published already comes twice"
             )
         if note.done == note.rounds:
             self._progress(
@@ -196,6 +206,19 @@ class Replay:
                 "to publish it all again, or what was archived since"
             )
         return note
+
+    def _window(self) -> float:
+        """For how many seconds the target knows a uid; TopicNotFound comes here, before anything is read."""
+        options = self._options
+        with Client(options.server, token=options.token) as client:
+            return client.describe_topic(options.topic).dedupe_window
+
+    def _rounds(self, rows: int, window: float) -> int:
+        """How many rounds: none may last so long that its beginning is forgotten when a task runs again."""
+        most = float(self._options.round_rows)
+        if self._options.rate is not None:
+            most = max(1.0, min(most, self._options.rate * window / 4))
+        return math.ceil(rows / most)
 
     def _round(self, note: Note, number: int) -> Tally:
         """Publish the rows of a round: a task has whole partitions, each in the order of its offsets."""

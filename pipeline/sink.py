@@ -83,7 +83,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType) -> DataSourceAr
     """For df.write: what cannot be published is refused here, on the driver."""
     parsed = SinkOptions.parse(options)
     parsed.check(schema)
-    if parsed.topic is not None:
+    if parsed.topic is not None and parsed.report is None:  # a job of our own has looked
         with parsed.client() as client:
             _check_window(client, parsed.topic)
     return BatchWriter(parsed)

@@ -1,5 +1,6 @@
 """Replay: an archive becomes messages again, the order of each key as it was, each once."""
 
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -171,12 +172,26 @@ def test_times_and_keys_choose(client: Client, topic: str, replay: Callable[...,
 def test_a_rate_keeps_order_and_completeness(
     client: Client, topic: str, replay: Callable[..., Replayed]
 ) -> None:
-    assert replay(rate=2_000.0).stored == ROWS
+    result = replay(rate=2_000.0, round_rows=ROWS)
+    assert (result.stored, result.rounds) == (ROWS, 1)
     again = defaultdict(list)
     for message in arrivals(client, topic):
         if message.key:
             again[message.key].append(message.attributes[REPLAYED_FROM])
     assert again == lanes(ALL)
+
+
+def test_a_round_ends_long_before_the_broker_forgets_its_uids(
+    client: Client, make_topic_name: Callable[[], str], path: Path, replay: Callable[..., Replayed]
+) -> None:
+    topic = make_topic(client, make_topic_name(), dedupe_window=2.0)
+    result = replay(topic=topic, rate=600.0, round_rows=ROWS)
+    assert (result.rounds, result.stored) == (3, ROWS)
+    note = Path(f"{path}.keylane/replays/{topic}@replay.json")
+    note.write_text(json.dumps({**json.loads(note.read_text()), "done": 2, "at": 0}))
+    lines: list[str] = []
+    replay(lines.append, topic=topic, rate=600.0)
+    assert lines[0].startswith("this run stood still for longer than")
 
 
 def test_what_cannot_be_replayed_is_said(path: Path, replay: Callable[..., Replayed]) -> None:

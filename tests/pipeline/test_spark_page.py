@@ -26,7 +26,7 @@ def test_the_session_on_the_first_screen_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    program = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
     monkeypatch.chdir(tmp_path)
     # Relative paths are Java's, which does not follow.
     program = program.replace("keylane://127.0.0.1:9999", broker.url).replace('"warehouse/', f'"{tmp_path}/')
