@@ -6,7 +6,13 @@ from importlib.resources import files
 from typing import NamedTuple
 
 # Scripts that add to what Redis holds; every other one must work when its memory is full.
-_NEED_MEMORY = {"topic/create", "partition/create", "partition/publish", "partition/delay", "subscription/create"}
+_NEED_MEMORY = {
+    "topic/create",
+    "partition/create",
+    "partition/publish",
+    "partition/delay",
+    "subscription/create",
+}
 
 _TAKE_IN = {"partition/publish", "partition/delay", "partition/promote"}
 
