@@ -31,7 +31,7 @@ PATIENCE = 20.0  # seconds until something that should come counts as lost
 MODES: dict[str, Mode] = {"keyed": "key_shared", "failover": "failover"}
 
 COMPARISONS = {
-    "partition/publish.lua": "redis.call('GET', lease) ~= held",
+    "lib/partition.lua": "redis.call('GET', lease) ~= held",
     "lib/subscription.lua": "not by_operator and redis.call('GET', lease) ~= held",
 }
 
