@@ -8,7 +8,7 @@ from client.types import Page
 from pipeline.arrow import entries_of, moments
 
 _FIELDS = 5  # at, what, sub, by, entries
-_POINTS = pa.array(["subscribed", "unsubscribed", "sought", "moved"])  # these say from where on, and not what
+_POINTS = ["subscribed", "unsubscribed", "sought", "moved"]  # these say from where on, and not what
 
 
 def journal_batch(schema: pa.Schema, topic: str, partition: int, page: Page) -> pa.RecordBatch:
@@ -32,7 +32,7 @@ def journal_batch(schema: pa.Schema, topic: str, partition: int, page: Page) -> 
         subscription.take(record),
         by.take(record),
         first,
-        pc.if_else(pc.is_in(what, _POINTS), pa.scalar(None, pa.int64()), last),
+        pc.if_else(pc.is_in(what, pa.array(_POINTS)), pa.scalar(None, pa.int64()), last),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

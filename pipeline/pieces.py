@@ -15,19 +15,11 @@ from pipeline.arrow_journal import journal_batch
 from pipeline.loss import few, gaps, report, some
 from pipeline.offsets import Range
 from pipeline.options import ReadOptions
+from pipeline.piece import Piece
 from pipeline.remote import Remote
 
 _PAGE = 5_000  # messages
 _BODIES = 16 * 1024 * 1024  # bytes of bodies in one batch, of which three are in memory
-
-
-class Piece(InputPartition):
-    """A range for one task; from position `dense` on every entry has to be there."""
-
-    def __init__(self, range_: Range, dense: int) -> None:
-        super().__init__(range_)
-        self.range = range_
-        self.dense = dense
 
 
 def read_piece(options: ReadOptions, columns: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from pipeline import seek
 from pipeline.columns import check_columns
 from pipeline.offsets import Range, split
 from pipeline.options import ReadOptions
-from pipeline.pieces import Piece, read_piece
+from pipeline.piece import Piece
 from pipeline.remote import Remote
 
 
@@ -40,6 +40,8 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a piece."""
+        from pipeline.pieces import read_piece  # it takes half a second, which those who plan need not wait
+
         return read_piece(self._options, self._columns, partition)
 
     async def _plan(self, client: AsyncClient, topic: str) -> list[Piece]:

@@ -27,7 +27,7 @@ from pipeline import offsets
 from pipeline.columns import check_columns
 from pipeline.offsets import Positions
 from pipeline.options import ReadOptions
-from pipeline.pieces import Piece, read_piece
+from pipeline.piece import Piece
 from pipeline.query import Query
 
 
@@ -95,6 +95,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a piece."""
+        from pipeline.pieces import read_piece  # it takes half a second, which those who plan need not wait
+
         return read_piece(self._options, self._columns, partition)
 
     def _opened(self) -> Query:
