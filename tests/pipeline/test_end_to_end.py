@@ -1,0 +1,99 @@
+"""The whole story: skewed traffic through real consumers, archived, audited, looked at for skew, replayed."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pyarrow.parquet
+import pytest
+from pyspark.sql import SparkSession
+
+from client import Client
+from pipeline import archive, audit, replay, skew
+from tests.pipeline.traffic import HOT, Traffic
+from tests.running import RunningBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MESSAGES = 200_000
+PARTITIONS = 4
+JOURNAL = 10_000_000  # records of a partition
+
+
+@pytest.fixture
+def cluster() -> Iterator[RunningBroker]:
+    """Two workers, of which one is going to die."""
+    with RunningBroker(workers=2) as broker:
+        yield broker
+
+
+def test_traffic_is_archived_proven_complete_and_replayed_in_order(
+    spark: SparkSession, cluster: RunningBroker, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "archive")
+    traffic = Traffic("orders", MESSAGES, {"billing": "key_shared", "mail": "shared"}, seed=5)
+
+    def kill_a_worker() -> None:
+        cluster.kill_worker(0)
+        cluster.start_worker(0)
+
+    with Client(cluster.url) as client:
+        client.create_topic("orders", partitions=PARTITIONS, journal=JOURNAL)
+        client.create_subscription("orders", "archive", mode="cursor")
+        anyio.run(traffic.run, cluster.url, kill_a_worker)
+        assert all(seen == traffic.published.keys() for seen in traffic.seen.values())
+        assert sum(traffic.nacked.values()) > 0
+
+        # Archive: every message once, for any reader of Parquet, and the broker is empty.
+        archived = archive.run(
+            spark, archive.Options(server=cluster.url, topics=["orders"], path=folder, batch_rows=70_000)
+        )
+        assert archived.rows == MESSAGES
+        assert archived.batches > 1
+        table = pyarrow.parquet.read_table(
+            folder, columns=["message_id", "key", "value", "partition", "offset"]
+        )
+        rows = table.to_pylist()
+        assert {row["message_id"]: row["key"] for row in rows} == traffic.published
+        assert len(rows) == MESSAGES
+        assert client.describe_topic("orders").messages == 0
+
+        # Audit: nothing was lost, and what came twice is known.
+        verdict = audit.run(spark, "orders", tmp_path / "audit", server=cluster.url, archive=Path(folder))
+        assert (verdict.verdict, verdict.lost_total, verdict.messages) == ("complete", 0, MESSAGES), (
+            verdict.why
+        )
+        assert {item.name for item in verdict.subscriptions} == {"billing", "mail", "archive"}
+
+        # Skew: the hot keys, with their shares.
+        found = skew.run(spark, "orders", tmp_path / "skew", server=cluster.url, archive=Path(folder))
+        hottest = {item.key: item.share for item in found.hot_keys[: len(HOT)]}
+        assert hottest == {key: pytest.approx(share, abs=0.02) for key, share in HOT.items()}
+
+        # Replay: the same messages of each key in the same order, in a topic of another size.
+        client.create_topic("again", partitions=PARTITIONS + 3)
+        client.create_subscription("again", "keeper", mode="cursor")
+        replayed = replay.run(
+            spark, replay.Options(server=cluster.url, path=folder, topic="again", round_rows=80_000)
+        )
+        assert (replayed.rows, replayed.stored, replayed.duplicates) == (MESSAGES, MESSAGES, 0)
+        again = (
+            spark.read.format("keylane")
+            .options(server=cluster.url, subscribe="again")
+            .load()
+            .selectExpr("key", "cast(value AS string) AS value", "partition", "offset")
+            .collect()
+        )
+
+    assert order(
+        (row["key"], row["value"].decode(), row["partition"], row["offset"]) for row in rows
+    ) == order((row.key, row.value, row.partition, row.offset) for row in again)
+
+
+def order(rows: Iterator[tuple[str, str, int, int]]) -> dict[str, list[str]]:
+    """The bodies of each key in the order of the log."""
+    found = defaultdict(list)
+    for key, value, _, _ in sorted(rows, key=lambda row: row[2:]):
+        found[key].append(value)
+    return found
