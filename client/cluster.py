@@ -150,8 +150,19 @@ class Cluster(Events):
             await self.connection(self.timeout)
             known = self.maps.setdefault(topic, TopicMap(topic, self._pool, self._ask_map, self._watch))
         if not known.known:
-            await known.refresh()
+            await self._learn(known)
         return known
+
+    async def _learn(self, known: TopicMap) -> None:
+        """Ask who serves a topic, again while workers come and go; after a failure refresh itself waits."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + self.timeout
+        while True:
+            try:
+                return await known.refresh()
+            except BrokerError as error:
+                if not error.retriable or self._closed or clock() > end:
+                    raise
 
     async def _ask_map(self, topic: str) -> tuple[Peer, wire.InfoReply]:
         """Ask any worker that answers: those that do, then those that have not been asked for long."""

@@ -10,7 +10,7 @@ import pytest
 from client import AsyncClient, Consumer, Message, OutgoingMessage, wire
 from client.errors import InvalidArgument, StaleReceipt, SubscriptionBusy, SubscriptionNotFound, TopicNotFound
 from client.pool import unused
-from tests.scripted_worker import PATIENCE, Request, ScriptedCluster, ScriptedWorker
+from tests.scripted_worker import PATIENCE, Link, Request, ScriptedCluster, ScriptedWorker
 
 
 def accept(request: Request, first: int = 1, **more: Any) -> None:
@@ -46,6 +46,27 @@ async def test_a_publish_goes_to_the_owner_of_its_partition() -> None:
         await published
         assert seen == {0: 0, 1: 1, 2: 2, 3: 1}
         assert [len(worker.links) for worker in workers] == [1, 1, 1]
+
+
+async def test_a_first_publish_outlives_a_connection_that_is_lost_while_the_map_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ScriptedCluster(1, "orders", [0]) as (worker,), AsyncClient(worker.url) as client:
+        as_it_is, lost = worker.received, 0
+
+        def lose_twice(link: Link, frame: wire.Frame) -> None:
+            nonlocal lost
+            if lost < 2 and frame.type == wire.Type.INFO and wire.properties_of(frame, wire.Info).topic:
+                lost += 1
+                link.drop()
+            else:
+                as_it_is(link, frame)
+
+        monkeypatch.setattr(worker, "received", lose_twice)
+        published = asyncio.create_task(client.publish("orders", key="a"))
+        accept(await worker.expect(wire.Publish))
+        await published
+        assert lost == 2
 
 
 async def test_the_map_is_asked_for_once_and_tells_the_number_of_partitions() -> None:
