@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.model.model", "tests.model.pair", "tests.model.journal")
+pytest.register_assert_rewrite("tests.model.model", "tests.model.pair")
