@@ -50,7 +50,9 @@ class Consumer:
         self._bodies = bodies
         request = options.request(stream, topic, subscription, self.name)
         patience = options.patience()
-        self.links = Links(cluster, request, self._opened, self._received, self._void, self._ended)
+        self.links = Links(
+            cluster, request, self._opening, self._opened, self._received, self._void, self._ended
+        )
         self.held = Held(self.links.credit, self._lapsed)
         self.settler = Settler(self, options.on_stale)
         self.downloads = Downloads(topic, bodies)
@@ -200,6 +202,9 @@ class Consumer:
         self._wake()
 
     # What comes
+
+    def _opening(self, partitions: Collection[int]) -> None:
+        self.held.foresee(partitions)
 
     def _opened(self, partitions: Collection[int], reply: wire.SubscribeReply) -> None:
         self._at_most_once = reply.delivery == "at_most_once"

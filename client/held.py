@@ -35,6 +35,7 @@ class Held:
         self.credit = credit
         self._give_back = give_back
         self._listings: dict[int, _Listing] = {}  # by partition
+        self._foreseen: dict[int, list[Block]] = {}  # what we had there when we asked to be let in
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
         self._rewinding: dict[tuple[int, str], int] = {}  # lanes being nacked -> from which entry on
 
@@ -85,9 +86,16 @@ class Held:
         if self._rewinding:
             self._void_rewound(block)
 
+    def foresee(self, partitions: Collection[int]) -> None:
+        """A worker is asked for a new session: what is settled from now on it may have listed before."""
+        blocks = [block for block in self.blocks if _among(block, partitions)]
+        self._foreseen.update(dict.fromkeys(partitions, blocks))
+
     def reopen(self, partitions: Collection[int], listed: int | None) -> None:
         """They have a new session: so many of the messages held will be listed, and the rest is void."""
-        listing = _Listing([block for block in self.blocks if _among(block, partitions)], listed)
+        foreseen = [block for partition in partitions for block in self._foreseen.pop(partition, ())]
+        both = dict.fromkeys((*foreseen, *self.blocks))
+        listing = _Listing([block for block in both if _among(block, partitions)], listed)
         if ALL in partitions:
             self._listings.clear()
         self._listings.update(dict.fromkeys(partitions, listing))

@@ -159,6 +159,7 @@ class Link:
             self._links.permits.take_along(self, partitions)
         self._opening, limit = partitions, self._limit
         self._quiet.clear()
+        self._links.on_opening(partitions)
         asked = connection.request(self._links.subscribe(partitions, limit))
         try:
             reply = wire.properties_of(await asyncio.shield(asked), wire.SubscribeReply)

@@ -30,6 +30,7 @@ class Links:
         self,
         cluster: Cluster,
         request: wire.Subscribe,
+        on_opening: Callable[[Collection[int]], None],
         on_open: Callable[[Collection[int], wire.SubscribeReply], None],
         on_data: Callable[[Frame, wire.Data], None],
         on_void: Callable[[Collection[int]], None],
@@ -38,6 +39,7 @@ class Links:
         self.topic = request.topic
         self.stream = request.stream
         self.timeout = cluster.timeout
+        self.on_opening = on_opening
         self.on_data = on_data
         self.opened_all = False
         self.paused = False

@@ -466,6 +466,24 @@ async def test_a_settle_that_a_paused_worker_does_not_answer_goes_to_the_new_own
         assert not paused.link.closed.done()
 
 
+async def test_what_the_old_worker_settles_while_the_new_one_lists_it_is_not_handed_out_again() -> None:
+    cluster = ScriptedCluster(2, "orders", [0])
+    async with cluster as (old, new), consuming(cluster) as consumer:
+        old.link.data(1, partition=0, token=5)
+        (message,) = await take(consumer, 1)
+        acking = asyncio.create_task(message.ack())
+        ack = await old.expect(wire.Ack)
+        cluster.owners = [1]
+        old.link.send(wire.Redirect("orders", 0, new.address, stream=1))
+        subscribe = await new.expect(wire.Subscribe)
+        ack.ok()
+        await acking
+        subscribe.ok(wire.SubscribeReply("shared", "at_least_once", 30_000, 1, held=1))
+        new.link.data(1, partition=0, token=5, held=True)
+        new.link.data([(2, "")], partition=0, token=6)
+        assert ids(await take(consumer, 1)) == ["0-2"]
+
+
 @pytest.mark.slow
 async def test_a_consumer_notices_that_a_worker_says_nothing_without_asking_it_anything() -> None:
     cluster = ScriptedCluster(2, "orders", [0, 0], heartbeat_ms=1_000)
