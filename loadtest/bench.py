@@ -126,7 +126,7 @@ def main(
     growth: bool = True,
     spark: bool = True,
 ) -> None:
-    """Run the suite, or a part of it; --no-write leaves bench.json and docs/ alone."""
+    """Run the suite, or a part of it: the other figures stay. --no-write leaves files alone."""
     figures = run_broker() if broker else []
     grown, lines = run_growth() if growth else ([], [])
     figures += grown
@@ -136,9 +136,13 @@ def main(
         with Server() as server:
             figures += uvloop.run(run_engine(server.url, backlog))
     if write:
-        (ROOT / "bench.json").write_bytes(
-            msgspec.json.format(msgspec.json.encode([figure.as_json() for figure in figures]), indent=1)
-        )
+        file = ROOT / "bench.json"
+        known = msgspec.json.decode(file.read_bytes(), type=list[Figure]) if file.exists() else []
+        by_name = {figure.workload: figure for figure in (*known, *figures)}
+        whole = engine and broker and growth and spark
+        figures = figures if whole else list(by_name.values())
+        encoded = msgspec.json.encode([figure.as_json() for figure in figures])
+        file.write_bytes(msgspec.json.format(encoded, indent=1))
         write_docs(figures, ROOT / "docs")
         if lines:
             put(lines, "growth", ROOT / "docs" / "benchmarks.md")
