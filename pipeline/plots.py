@@ -49,6 +49,9 @@ def time_axis(axes: Any, title: str = "UTC") -> None:
     locator = dates.AutoDateLocator(minticks=3, maxticks=9)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    first, last = axes.dataLim.intervalx
+    if first == last:  # one hour, or one minute: else years would be shown around it
+        axes.set_xlim(first - 1 / 24, last + 1 / 24)
     axes.set_xlabel(title, fontsize=8)
 
 
@@ -62,6 +65,7 @@ def plain_log(axes: Any) -> None:
     """A log scale that says 1, 10 and 1000."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(2, 0.5)))  # only where there is room
 
 
 def legend(axes: Any, columns: int = 1) -> None:
