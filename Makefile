@@ -11,6 +11,7 @@ run: $(READY)
 demo: $(READY)
 	$(BIN)/keylane demo --once
 
+# Without groups this hands tests out one by one: those that take a minute do not queue up behind each other.
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 

@@ -1,4 +1,4 @@
-"""Fixtures for tests with Spark: one session for the whole run, and a plain word where there is no Java."""
+"""Fixtures for tests with Spark: one session for each process, and a plain word where there is no Java."""
 
 import os
 import uuid
@@ -27,10 +27,9 @@ OPTIONS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have all tests that start Java run in one process of pytest-xdist: a session takes memory and time."""
+    """Tests that start Java are slow, and get time."""
     for item in items:
         if "java" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.slow)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(300))
