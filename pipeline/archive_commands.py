@@ -1,12 +1,11 @@
 """`keylane pipeline archive` and `keylane pipeline replay`."""
 
 import signal
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from pipeline.commandline import Job, Usage, command
+from pipeline.commandline import Job, Usage, command, moment
 
 __all__ = ["add_archive", "add_replay"]
 
@@ -125,7 +124,7 @@ def replay(
     """Publish what is archived to a topic, the order of each key as it was."""
     if rate is not None and rate <= 0:
         raise Usage(f"--rate {rate:g}: it must be more than 0")
-    moments = [_moment("--since", since), _moment("--until", until)]
+    moments = [moment("--since", since), moment("--until", until)]
     spark = job.spark("keylane replay")
     from pipeline.replay import Options, run
 
@@ -156,13 +155,3 @@ def replay(
         result,
         f"replayed {result.stored:,} rows of {result.source!r} to {topic!r} in {result.seconds:g} s{extra}",
     )
-
-
-def _moment(option: str, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise Usage(f"{option} {text!r} is no time: write it as 2026-11-16T13:00:00Z") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

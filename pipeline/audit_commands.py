@@ -1,12 +1,11 @@
 """`keylane pipeline audit` and `keylane pipeline skew`."""
 
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commandline import Job, Usage, command
+from pipeline.commandline import Job, command, moment
 
 if TYPE_CHECKING:
     from pipeline.findings import Audit
@@ -48,7 +47,7 @@ def audit(
     ] = None,
 ) -> None:
     """Prove that every message was delivered; ends with 0: complete, 1: incomplete, 3: unproven."""
-    start = _moment(since)
+    start = moment("--since", since)
     spark = job.spark("keylane audit")
     from pipeline.audit import run
     from pipeline.findings import STATUS
@@ -111,12 +110,3 @@ def _told(found: "Audit", out: Path) -> str:
     if found.lost_total > 20:
         lines.append(f"  lost: {found.lost_total - 20:,} more")
     return "\n".join([*lines, f"  report: {out / 'audit.html'}, {out / 'audit.json'}"])
-
-
-def _moment(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except ValueError:
-        raise Usage(f"{text!r} is no time: write it like 2026-12-31 or 2026-12-31T08:00:00+00:00") from None

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
@@ -16,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Job", "Trouble", "Usage", "command"]
+__all__ = ["Job", "Trouble", "Usage", "command", "moment"]
 
 DEFAULT_SERVER = "keylane://127.0.0.1:9999"
 INSTALL = "the pipeline needs Spark: pip install 'keylane[spark]'"
@@ -48,6 +49,21 @@ class Usage(Trouble):
 
     code = "usage"
     status = 2
+
+
+def moment(option: str, text: str | None) -> datetime | None:
+    """What was typed as a time; UTC unless it says another zone, as in all that we print.
+
+    >>> moment("--since", "2026-11-16T13:00")
+    datetime.datetime(2026, 11, 16, 13, 0, tzinfo=datetime.timezone.utc)
+    """
+    if text is None:
+        return None
+    try:
+        typed = datetime.fromisoformat(text)
+    except ValueError:
+        raise Usage(f"{option} {text!r} is no time: write it as 2026-11-16T13:00:00Z") from None
+    return typed if typed.tzinfo else typed.replace(tzinfo=UTC)
 
 
 class Job:

@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
+import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,16 @@ def run(*words: str, **environment: str) -> Any:
     return CliRunner(env=environment).invoke(app, ["pipeline", *words])
 
 
+def test_a_time_without_a_zone_is_utc_wherever_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TZ", "America/Lima")
+        time.tzset()
+        found = commandline.moment("--since", "2026-11-16T13:00")
+    time.tzset()
+    assert found == datetime(2026, 11, 16, 13, tzinfo=UTC)
+    assert commandline.moment("--since", "2026-11-16T13:00+02:00") == datetime(2026, 11, 16, 11, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
     "words", [["archive"], ["replay"], ["archive", "--to", "x"], ["replay", "x", "y", "--rate", "0"]]
 )
@@ -43,6 +55,10 @@ def test_what_cannot_be_meant_is_status_2(words: list[str]) -> None:
             "--conf 'nonsense' is not of the form name=value",
         ),
         (["replay", "x", "orders", "--rate", "-1"], "--rate -1: it must be more than 0"),
+        (
+            ["audit", "orders", "--since", "noon"],
+            "--since 'noon' is no time: write it as 2026-11-16T13:00:00Z",
+        ),
         (
             ["replay", "x", "orders", "--since", "noon"],
             "--since 'noon' is no time: write it as 2026-11-16T13:00:00Z",
