@@ -11,7 +11,14 @@ from broker.consumer import Consumer
 from broker.member import NotOwner
 from broker.partition import Partition, Pending
 from client import wire
-from client.errors import BrokerError, DurabilityNotReached, InvalidArgument, ProtocolError, Unavailable
+from client.errors import (
+    BrokerError,
+    DurabilityNotReached,
+    Fenced,
+    InvalidArgument,
+    ProtocolError,
+    Unavailable,
+)
 from client.wire import Frame, FrameReader, Type
 
 if TYPE_CHECKING:
@@ -246,7 +253,7 @@ class Connection(asyncio.Protocol):
         if request.again:
             self.refused.pop(place, None)
         elif refusal := self.refused.get(place):
-            raise refusal
+            raise self._refused_still(request, refusal)
         flat = self.worker.check_publish(request, frame.body)
         try:
             partition = self.worker.partition(request.topic, request.partition)
@@ -260,6 +267,16 @@ class Connection(asyncio.Protocol):
             Pending(self, frame.sequence, flat, size, request.durability, request.timeout_ms, request.due_ms)
         )
         self.regulate()
+
+    def _refused_still(self, request: wire.Publish, refusal: BrokerError) -> BrokerError:
+        """Why what comes behind a refused publish is refused, too; the partition may be elsewhere by now."""
+        if not isinstance(refusal, NotOwner):
+            return refusal
+        self.worker.partition(request.topic, request.partition)  # or its owner of now
+        return Fenced(
+            f"partition {request.partition} of {request.topic!r} was elsewhere and has come back: send what "
+            "was refused once more, in its order, the first frame with `again`"
+        )
 
     def published(self, pending: Pending, reply: wire.PublishReply) -> None:
         """Answer a PUBLISH."""

@@ -22,6 +22,7 @@ class Consumer:
         "dispatchers",
         "gone",
         "lease_ms",
+        "left",
         "lowered",
         "name",
         "out",
@@ -42,6 +43,7 @@ class Consumer:
         self.name = request.consumer
         self.lease_ms = lease_ms
         self.partitions: set[int] = set()
+        self.left: set[int] = set()  # partitions that were open and are not
         self.permits = request.permits
         self.credit = request.permits  # permits that stand for no message right now
         self.out: Counter[int] = Counter()  # messages that are not settled, by partition
@@ -134,6 +136,7 @@ class Consumer:
 
     def _drop(self, partition: int) -> int:
         self.partitions.discard(partition)
+        self.left.add(partition)
         dispatcher = self.dispatchers.pop(partition, None)
         if dispatcher is not None:
             dispatcher.detach(self)

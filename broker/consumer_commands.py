@@ -71,10 +71,12 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     for number in numbers:
         consumer.reopen(number)  # if it is open
     consumer.partitions.update(numbers)
+    consumer.left.difference_update(numbers)
     try:
         held = await _join(worker, consumer, settings, numbers)
     except BaseException:
         consumer.partitions.difference_update(numbers)
+        consumer.left.update(numbers)
         if not consumer.partitions:
             consumer.forget()
         raise
@@ -94,7 +96,7 @@ def _take_over(worker: "Worker", consumer: Consumer) -> Consumer:
     """Let a consumer be the one of its name."""
     before = worker.consumers.get(consumer.identity)
     if before is not None:
-        before.end("subscription_busy", f"another connection took over as consumer {consumer.name!r}")
+        before.end("consumer_replaced", f"another connection took over as consumer {consumer.name!r}")
     worker.consumers[consumer.identity] = consumer.connection.streams[consumer.stream] = consumer
     return consumer
 
@@ -218,9 +220,11 @@ async def settle(
     worker: "Worker", connection: "Connection", request: wire.Ack | wire.Nack | wire.Extend, body: memoryview
 ) -> Reply:
     consumer = _consumer(connection, request.stream)
+    if request.partition not in consumer.partitions | consumer.left:
+        raise InvalidArgument(f"stream {request.stream} has not subscribed to partition {request.partition}")
     partition = worker.partition(consumer.topic, request.partition)
-    if request.partition not in consumer.partitions:  # it will, if it has come from another worker
-        raise Unavailable(f"the consumer is not subscribed to partition {request.partition} here")
+    if request.partition in consumer.left:  # it has come back: the client is about to be let in again
+        raise Unavailable(f"the consumer is not subscribed to partition {request.partition} here any more")
     receipts: list[str | int] = wire.unpack(body, _RECEIPTS)
     packed = pack_flat_receipts(receipts)
     name = consumer.subscription

@@ -13,6 +13,7 @@ BrokerError
 ├── SubscriptionNotFound
 ├── SubscriptionExists
 ├── SubscriptionBusy         retriable
+├── ConsumerReplaced                     a newer connection has the consumer's name
 ├── InvalidName
 ├── InvalidArgument
 ├── MessageTooLarge
@@ -99,6 +100,10 @@ class SubscriptionBusy(BrokerError):
     """An exclusive subscription has a consumer already."""
 
     retriable = True
+
+
+class ConsumerReplaced(BrokerError):
+    """Another connection has opened a consumer of the same name, and goes on with what this one held."""
 
 
 class InvalidName(BrokerError):

@@ -78,12 +78,53 @@ async def test_what_comes_behind_a_redirected_publish_is_refused_until_it_comes_
         await publish(peers[other], topic, 0, "u1")
     await move(peers[owner], topic, 0, other)
     await served(engine, topic, 0, other)
-    with pytest.raises((Elsewhere, Refused)):
+    # Not to where it was: whoever follows that would be sent to and fro for ever.
+    with pytest.raises(Refused, match=r"fenced: .*again"):
         await publish(peers[other], topic, 0, "u2")
     await publish(peers[other], topic, 0, "u1", again=True)
     await publish(peers[other], topic, 0, "u2")
     log = (await state_of(engine, topic, 0)).log
     assert len(log) == 2
+
+
+async def test_what_comes_behind_a_redirected_publish_is_told_where_the_partition_is_by_now(
+    three: RunningBroker, engine: Engine, peers: dict[str, Peer], topic: str, placed: dict[int, str]
+) -> None:
+    owner = placed[0]
+    other, third = others(three, owner)
+    with pytest.raises(Elsewhere):
+        await publish(peers[other], topic, 0, "u1")
+    await move(peers[owner], topic, 0, third)
+    await served(engine, topic, 0, third)
+    await peers[other].ask(wire.Info(topic=topic), wire.InfoReply)
+    async with asyncio.timeout(PATIENCE):
+        while True:  # until it has heard of the move
+            with pytest.raises(Elsewhere) as caught:
+                await publish(peers[other], topic, 0, "u2")
+            if caught.value.said.address == address(three, third):
+                break
+
+
+@pytest.mark.parametrize("kind", [wire.Ack, wire.Nack, wire.Extend])
+async def test_settling_in_a_partition_that_the_stream_has_never_opened_is_an_error_for_good(
+    three: RunningBroker,
+    peers: dict[str, Peer],
+    topic: str,
+    placed: dict[int, str],
+    kind: type[wire.Ack] | type[wire.Nack] | type[wire.Extend],
+) -> None:
+    """Also of one that is served elsewhere, or is not there at all: asking again is of no use."""
+    owner = placed[0]
+    stream = Stream(peers[owner], topic, "s", "c")
+    await stream.open(0)
+    own = next(number for number, name in placed.items() if name == owner and number)
+    foreign = next(number for number, name in placed.items() if name != owner)
+    for number in (own, foreign, PARTITIONS, 9_999, 10_000, -1):
+        request = (
+            kind(stream.number, number, lease_ms=1) if kind is wire.Extend else kind(stream.number, number)
+        )
+        with pytest.raises(Refused, match=f"invalid_argument: .*partition {number}"):
+            await peers[owner].answer(request, wire.pack(["", 1, 1, 1]))
 
 
 async def test_a_subscribe_that_names_a_partition_of_another_worker_opens_nothing(

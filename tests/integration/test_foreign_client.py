@@ -393,7 +393,7 @@ def test_a_consumer_is_told_why_it_ends(connect: Callable[[], TinyClient], topic
 
     client.call(SUBSCRIBE, {**subscribe, "stream": 1})
     other.call(SUBSCRIBE, {**subscribe, "stream": 1})
-    assert told() == (0, 1, "subscription_busy")
+    assert told() == (0, 1, "consumer_replaced")
     other.call(UNSUBSCRIBE, {"stream": 1})
 
     client.call(SUBSCRIBE, {**subscribe, "stream": 2})

@@ -10,6 +10,7 @@ import pytest
 from client import AsyncClient, Consumer, Message, wire
 from client.errors import (
     ConnectionClosed,
+    ConsumerReplaced,
     InvalidArgument,
     PayloadMissing,
     StaleReceipt,
@@ -585,8 +586,8 @@ async def test_a_consumer_whose_name_another_took_does_not_take_it_back(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
     async with Open(worker, shelf) as consumer:
-        worker.link.send(wire.Error("subscription_busy", "taken over", stream=1))
-        with pytest.raises(SubscriptionBusy, match="taken over"):
+        worker.link.send(wire.Error("consumer_replaced", "taken over", stream=1))
+        with pytest.raises(ConsumerReplaced, match="taken over"):
             await consumer.receive()
         await client_is_quiet(worker)
         assert worker.seen(wire.Subscribe) == 0

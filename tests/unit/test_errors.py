@@ -32,6 +32,7 @@ PUBLIC = {
     "InvalidName",
     "SubscriptionExists",
     "SubscriptionBusy",
+    "ConsumerReplaced",
     "MessageLeased",
     "MessageNotFound",
     "InvalidArgument",
