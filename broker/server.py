@@ -40,6 +40,7 @@ PORT_ATTEMPTS = 20
 POLL_SECONDS = 0.002
 STOP_SECONDS = 10.0
 LOCK_SECONDS = 2.0
+CONFIG = "server.conf"  # in the data directory, whose port stays in it
 
 # A second process waits for the owner to close the pipe, which the kernel does however the owner
 # dies, and then kills the server; a line instead of the end of file sends it away in peace. It is
@@ -106,7 +107,7 @@ class Server:
         self.binary = Path(binary or find_binary()).absolute()
         scratch = Path(tempfile.gettempdir()) / f"keylane-{token_hex(8)}"
         self.data_dir = Path(data_dir or scratch).absolute()
-        self.port = port or 0  # until start() finds a free one; kept from then on
+        self.port = port or 0  # until start() finds one; kept from then on, also by the data directory
         self._temporary = data_dir is None
         self._settings = {
             "bind": HOST,
@@ -163,7 +164,7 @@ class Server:
             if self.port:
                 self._launch(self.port)
             else:
-                self._launch_on_a_free_port()
+                self._launch_on_a_port_of_its_own()
         except BaseException:
             self.stop()
             raise
@@ -242,24 +243,33 @@ class Server:
         lock.flush()
         self._lock = lock
 
-    def _launch_on_a_free_port(self) -> None:
-        for _ in range(PORT_ATTEMPTS):
-            port = free_port()
+    def _launch_on_a_port_of_its_own(self) -> None:
+        """Use the port that the data directory had before, which clients know; another if that is taken."""
+        before = self._port_before()
+        for attempt in range(PORT_ATTEMPTS):
+            port = before if before and not attempt else free_port()
             with contextlib.suppress(AddressInUse):
                 self._launch(port)
                 self.port = port
                 return
         raise AddressInUse(f"none of {PORT_ATTEMPTS} free ports stayed free long enough to use")
 
+    def _port_before(self) -> int:
+        """The port of the last server on this data directory, 0 for none."""
+        with contextlib.suppress(OSError):
+            found = re.search(r"^port (\d+)$", (self.data_dir / CONFIG).read_text(), re.MULTILINE)
+            return int(found[1]) if found else 0
+        return 0
+
     def _launch(self, port: int) -> None:
         settings = {"port": str(port), **self._settings}
         lines = [f"{name} {value}\n" for name, value in settings.items()]
-        (self.data_dir / "server.conf").write_text("".join(lines))
+        (self.data_dir / CONFIG).write_text("".join(lines))
         assert self._lock is not None
         with (self.data_dir / "server.log").open("ab") as log:
             log_start = log.tell()
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", LAUNCH, "sh", str(self.binary), "server.conf"],
+                ["/bin/sh", "-c", LAUNCH, "sh", str(self.binary), CONFIG],
                 cwd=self.data_dir,
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -57,8 +57,10 @@ class AsyncClient(Administration, Reading):
         timeout: Seconds = 30.0,
     ) -> None:
         limit = seconds("timeout", timeout)
-        self._cluster = Cluster(seeds, token=token, timeout=limit, on_time_drift=on_time_drift)
         self._bodies = Bodies(payloads, self._greeting)
+        self._cluster = Cluster(
+            seeds, token=token, timeout=limit, on_time_drift=on_time_drift, greeted=self._bodies.greeted
+        )
         self._producer = Producer(self._cluster, self._bodies, producer_group)
         self._streams = count(1)
         self._consumers: WeakSet[Consumer] = WeakSet()

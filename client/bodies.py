@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
-from client.errors import InvalidArgument
+from client.errors import BrokerError, InvalidArgument
 from client.payloads import PayloadStore, open_store, public
 from client.tasks import Tasks
 from client.wire import InfoReply
@@ -15,15 +16,17 @@ _log = logging.getLogger("keylane.client")
 
 
 class Bodies:
-    """The payload store of a client, opened when it is first needed."""
+    """The payload store of a client: its own, or the one that the cluster names in each greeting."""
 
     def __init__(
-        self, payloads: PayloadStore | str | None, advertised: Callable[[], Awaitable[InfoReply]]
+        self, payloads: PayloadStore | str | None, greeting: Callable[[], Awaitable[InfoReply]]
     ) -> None:
         self._store = payloads if isinstance(payloads, PayloadStore) else None
-        self._own = self._store is None
+        self._own = self._store is None  # to close
         self._url = payloads if isinstance(payloads, str) else None
-        self._advertised = advertised
+        self._named = payloads is not None  # by the application: whatever the cluster says
+        self._greeting = greeting  # waits for a connection if there is none
+        self._greetings = 0  # how often a worker has said where the store is
         self._doomed: dict[str, list[str]] = {}
         self._deleting: asyncio.Task[None] | None = None
         self._tasks = Tasks()
@@ -33,19 +36,51 @@ class Bodies:
         """What to call the store in messages."""
         return public(self._url) if self._url else type(self._store).__name__
 
+    def greeted(self, info: InfoReply) -> None:
+        """A worker says where the store is: after a restart it may be elsewhere."""
+        self._greetings += 1
+        if not self._named and self._store is not None and (info.payloads or None) != self._url:
+            _log.warning("bodies are in %s from now on", public(info.payloads) or "no store")
+            self._tasks.start(self._store.close())  # who waits for it goes on with the new one
+            self._store = None
+
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
         """Store bodies under their names."""
-        await (self._store or await self._open()).put(topic, bodies)
+        while True:
+            if not self._named:  # while no worker answers, somebody else may be at the store's address
+                await self._greeting()
+            store = self._store or await self._open()
+            await store.put(topic, bodies)
+            if self._named or store is self._store:
+                return
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies; None for one that is not there."""
-        store = self._store or await self._open()
         if len(names) <= _AT_ONCE:
-            return await store.get(topic, names)
+            return await self._get(topic, names)
         found: list[bytes | None] = []
         for start in range(0, len(names), _AT_ONCE):
-            found += await store.get(topic, names[start : start + _AT_ONCE])
+            found += await self._get(topic, names[start : start + _AT_ONCE])
         return found
+
+    async def _get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        while True:
+            greetings = self._greetings
+            try:
+                found = await (self._store or await self._open()).get(topic, names)
+                if None not in found or not await self._greeted_since(greetings):
+                    return found
+            except BrokerError as error:
+                if not error.retriable or not await self._greeted_since(greetings):
+                    raise
+
+    async def _greeted_since(self, greetings: int) -> bool:
+        """Whether a worker has greeted since then, once one answers: the store may be another by now."""
+        if self._named:
+            return False
+        with suppress(BrokerError):  # what has gone wrong before says more
+            await self._greeting()
+        return self._greetings != greetings
 
     def forget(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies in the background; a lifetime takes what that misses."""
@@ -70,9 +105,9 @@ class Bodies:
             await self._store.close()
 
     async def _open(self) -> PayloadStore:
-        info = await self._advertised()
+        info = await self._greeting()
         if self._store is None:
-            if self._url is None:
+            if not self._named:
                 self._url = info.payloads or None
             if self._url is None:
                 raise InvalidArgument(

@@ -40,12 +40,14 @@ class Cluster(Events):
         token: str | None,
         timeout: float,
         on_time_drift: Callable[[float], None] | None,
+        greeted: Callable[[wire.InfoReply], None] | None = None,
     ) -> None:
         self.timeout = timeout
         self.drift = 0.0  # seconds that the cluster's clock is ahead of ours
         self.maps: dict[str, TopicMap] = {}
         self._token = token
         self._on_time_drift = on_time_drift
+        self._greeted = greeted  # hears what each new connection begins with
         self._reported = 0.0
         self._pool = Pool(parse_seeds(seeds), token, self, self)
         self._asked: dict[asyncio.Future[Frame], Connection] = {}  # what another worker can answer as well
@@ -188,6 +190,8 @@ class Cluster(Events):
 
     def attached(self, peer: Peer) -> None:
         """There is a connection: it is to tell, too, when the maps change in which it is."""
+        if self._greeted is not None and peer.current is not None:
+            self._greeted(peer.current.info)
         for known in self.maps.values():
             if known.names(peer):
                 self._watch(peer, known.topic)

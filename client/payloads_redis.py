@@ -66,6 +66,7 @@ class RedisStore(PayloadStore):
         self._patience = patience
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._lines: list[Line] = []  # those that nobody uses just now
+        self._closed = False
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
         """Store bodies, each with its name; all of them are stored when this returns."""
@@ -88,7 +89,8 @@ class RedisStore(PayloadStore):
         await self._run([("HDEL", key, *some) for key, some in _by_bucket(topic, names).items()])
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; whoever waits for the server to come back is told."""
+        self._closed = True
         closers: list[Callable[[], Awaitable[None]]] = [line.close for line in self._lines]
         self._lines = []
         closers.append(self._redis.aclose)
@@ -137,7 +139,8 @@ class RedisStore(PayloadStore):
                     return await call(what)
             except (RedisError, RedisClusterException, OSError) as error:
                 pause = next(pauses)
-                if not _passes(error) or asyncio.get_running_loop().time() + pause > end:
+                late = asyncio.get_running_loop().time() + pause > end
+                if late or self._closed or not _passes(error):
                     raise self._named(error) from error
             await asyncio.sleep(pause)
 

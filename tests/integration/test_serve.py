@@ -1,5 +1,6 @@
 """`keylane serve` starts a broker, keeps it running, and leaves nothing behind."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from broker.server import ask, free_port
-from client import AsyncClient
+from broker.server import Server, ask, free_port
+from client import AsyncClient, StaleReceipt
 
 pytestmark = pytest.mark.slow  # each command is a process
 
@@ -256,3 +257,35 @@ def test_usage_errors_come_as_json_too() -> None:
     assert done.returncode == 2
     error = json.loads(done.stderr)["error"]
     assert (error["code"], error["retriable"]) == ("usage", False)
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["same address", "another address"])
+async def test_a_running_client_goes_on_after_serve_was_killed_and_started_again(
+    serve: Callable[..., Serving], taken: bool
+) -> None:
+    """It publishes, and reads bodies of before and after, also where the store has another address."""
+    port = str(free_port())
+    first = serve("--port", port)
+    async with AsyncClient(first.url) as client, contextlib.AsyncExitStack() as stack:
+        await client.create_topic("orders", partitions=1)
+        consumer = await stack.enter_async_context(client.subscribe("orders", "billing", permits=1))
+        await client.publish("orders", b"before", durability="fsync")
+        await client.publish("orders", b"behind", durability="fsync")
+        before = await consumer.receive(timeout=DEADLINE)
+        first.end(signal.SIGKILL)
+        assert first.left_behind() == []
+        if taken:
+            stack.enter_context(Server(port=first.redis_port))
+        under_way = asyncio.gather(before.data(), client.publish("orders", b"meanwhile"))
+        second = serve("--port", port)
+        assert (second.redis_port != first.redis_port) == taken
+        assert (await under_way)[0] == b"before"
+        await client.publish("orders", b"after")
+        found = {b"before"}
+        async with asyncio.timeout(DEADLINE):
+            with contextlib.suppress(StaleReceipt):
+                await before.ack()
+            while found != {b"before", b"behind", b"meanwhile", b"after"}:
+                message = await consumer.receive()
+                found.add(await message.data())
+                await message.ack()

@@ -273,3 +273,29 @@ def test_a_killed_node_comes_back_to_its_cluster(server_binary: Path) -> None:
 
 def state(node: Server) -> str:
     return broker.server.ask(node.port, "CLUSTER", "INFO")
+
+
+def test_a_data_directory_keeps_its_port_from_one_owner_to_the_next(
+    server_binary: Path, tmp_path: Path
+) -> None:
+    """Clients know the address: bodies are there."""
+    with Server(data_dir=tmp_path, binary=server_binary) as first:
+        port = first.port
+    with Server(data_dir=tmp_path, binary=server_binary) as second:
+        assert second.port == port
+
+
+def test_a_port_that_somebody_has_taken_meanwhile_is_replaced_for_good(
+    server_binary: Path, tmp_path: Path
+) -> None:
+    """Whoever it is, it is not ours to end; the new port is the one to keep from then on."""
+    with Server(data_dir=tmp_path, binary=server_binary) as first:
+        taken = first.port
+    with (
+        Server(port=taken, binary=server_binary),
+        Server(data_dir=tmp_path, binary=server_binary) as second,
+    ):
+        assert second.port != taken
+        replaced = second.port
+    with Server(data_dir=tmp_path, binary=server_binary) as third:
+        assert third.port == replaced
