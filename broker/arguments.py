@@ -21,7 +21,7 @@ from broker.results import (
     TopicSettings,
 )
 from client.errors import InvalidArgument, MessageTooLarge
-from client.wire import MAX_ABOUT, MAX_BATCH, MAX_KEY, MAX_UID
+from client.wire import MAX_ABOUT, MAX_BATCH, MAX_KEY, MAX_UID, about_faults
 
 MAX_PARTITIONS = 10_000
 MAX_ENTRIES = 10_000  # messages that the receipts of one call stand for
@@ -89,6 +89,12 @@ def check_flat(flat: list[str]) -> None:
         raise InvalidArgument("a message has no uid")
     if "\0" in "".join(keys):
         raise InvalidArgument(f"key {next(key for key in keys if chr(0) in key)[:50]!r} has a NUL")
+
+
+def check_abouts(flat: list[str]) -> None:
+    """Raise for a batch of which a message says something of itself that consumers could not read."""
+    for place, fault in about_faults(flat[2::3]).items():
+        raise InvalidArgument(f"message {place}, uid {flat[place * 3 + 1]!r:.60}: {fault}")
 
 
 def check_dues(flat: list[str], dues: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from broker import commands, eager
 from broker.administration import partition_keys
-from broker.arguments import MAX_PARTITIONS, check_dues, check_flat, check_int
+from broker.arguments import MAX_PARTITIONS, check_abouts, check_dues, check_flat, check_int
 from broker.config import Settings
 from broker.connection import Connection
 from broker.consumer import Consumer
@@ -369,6 +369,7 @@ class Worker:
             raise Unavailable("the worker is stopping")
         flat: list[str] = wire.unpack(body, _TEXTS)
         check_flat(flat)
+        check_abouts(flat)
         replicas(request.durability)
         if not 0 < request.timeout_ms <= 60_000:
             raise InvalidArgument(f"timeout_ms is {request.timeout_ms}: use 1 to 60000")

@@ -243,7 +243,9 @@ def _records(journal: bool | int) -> int:
 
 
 def _peeked(message: wire.PeekedMessage) -> PeekedMessage:
-    about = wire.unpack_about(message.about, message.uid)
+    # What consumers cannot read an operator is to see all the same.
+    faults = wire.about_faults([message.about], stored=True)
+    about = wire.unpack_about(wire.UNREADABLE if faults else message.about, message.uid)
     return PeekedMessage(
         id=message.id,
         key=message.key or None,

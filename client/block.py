@@ -27,6 +27,7 @@ class Block:
         "deadline",
         "deadlines",
         "entries",
+        "faults",
         "fetches",
         "gone",
         "handed",
@@ -62,6 +63,10 @@ class Block:
         size = len(self.entries)
         if len(self.texts) != size * 3 or len(retries) % 2 or len(lanes) % 2:
             raise ProtocolError("a DATA frame whose lists do not belong together")
+        # Index -> why nobody can read what the message says of itself.
+        self.faults = wire.about_faults(self.texts[2::3], stored=True)
+        for index in self.faults:
+            self.texts[index * 3 + 2] = wire.UNREADABLE
         self.retries = dict(zip(retries[::2], retries[1::2], strict=True)) if retries else {}
         self.states = bytearray(size)
         self.open = size  # those neither settled nor stale
@@ -90,11 +95,7 @@ class Block:
         about = self.abouts.get(index)
         if about is None:
             text, uid = self.texts[index * 3 + 2], self.texts[index * 3 + 1]
-            try:
-                about = wire.unpack_about(text, uid)
-            except ValueError as error:
-                raise ProtocolError(f"message {self.id(index)} is described by {text!r:.80}") from error
-            self.abouts[index] = about
+            about = self.abouts[index] = wire.unpack_about(text, uid)
         return about
 
     def body_size(self, index: int) -> int:

@@ -1,6 +1,7 @@
 """A consumer: takes what the worker pushes, hands it out, and comes back after a lost connection."""
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from time import monotonic
@@ -9,7 +10,7 @@ from types import TracebackType
 import anyio
 
 from client import wire
-from client.block import Block
+from client.block import BUFFERED, Block
 from client.bodies import Bodies
 from client.buffer import Buffer
 from client.cluster import Cluster
@@ -21,7 +22,7 @@ from client.keeper import Keeper
 from client.links import Links
 from client.message import Batch, Message
 from client.options import PATIENCE, Options, fresh_name
-from client.receipts import ACK, GIVE_BACK, NACK
+from client.receipts import ACK, GIVE_BACK, NACK, Terms
 from client.settling import Settler, extend_terms, nack_terms
 from client.times import Seconds, seconds
 from client.types import Outcome
@@ -29,6 +30,9 @@ from client.wire import Frame
 
 _CLOSE = 5.0  # seconds for the last answers when it closes
 _ALL = 1 << 60
+_REFUSED = 1_000  # ids to remember
+_REFUSED_MS = 1_000  # after which what cannot be read comes again, at first
+_log = logging.getLogger("keylane.client")
 
 
 class Consumer:
@@ -61,6 +65,7 @@ class Consumer:
         self._handlers = Handlers(self, options.handler, options.concurrency) if options.handler else None
         self._permits = options.permits
         self._at_most_once = False
+        self._refused: dict[str, None] = {}  # messages that cannot be read, by id: each is told once
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
 
@@ -222,11 +227,29 @@ class Consumer:
             self.held.keep(block)
         elif data.settled is None:
             self.held.add(block)
+        if block.faults:
+            self._refuse(block)
         self._buffer.add(block)
         if self.links.paused and data.settled is None:
             self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
         self.keeper.wake_at(block.soonest)
         self._wake()
+
+    def _refuse(self, block: Block) -> None:
+        """Give back what cannot be read, charged, later each time; the application never has it."""
+        for index, fault in block.faults.items():
+            if block.states[index] != BUFFERED:
+                continue
+            if (id := block.id(index)) not in self._refused:
+                self._refused[id] = None
+                if len(self._refused) > _REFUSED:
+                    del self._refused[next(iter(self._refused))]
+                _log.warning("message %s of %r cannot be read, so it is nacked: %s", id, self.topic, fault)
+            if block.gone is not None:  # at most once: it is settled already
+                self.held.end(block, index)
+                continue
+            delay_ms = _REFUSED_MS << min(block.retries.get(block.entries[index], 0), 8)
+            self.settler.submit(Terms(int(wire.Type.NACK), delay_ms), [(block, index, index + 1)])
 
     def _lapsed(self, parts: list[Part]) -> None:
         """The deadline of a lane has passed: its first message is nacked, unless all goes back anyway."""

@@ -6,9 +6,10 @@ structs below; bodies are MessagePack arrays, flat, since they carry what there 
 tells the same story for those who write a client in another language.
 """
 
+import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -24,6 +25,8 @@ MAX_BATCH = 1_000  # messages in a PUBLISH, receipts in a settling frame: a scri
 MAX_KEY = 1_024  # bytes, as the next two
 MAX_UID = 256
 MAX_ABOUT = 65_536
+
+UNREADABLE = "0 0   "  # instead of what a stored message says of itself and nobody can read
 
 _HEADER = struct.Struct(">IIQQI")
 _U32 = struct.Struct(">I")
@@ -815,6 +818,45 @@ def pack_about(
     return f"{produced_ms} {producer_group} {where} {_json(attributes).decode() if attributes else ''}"
 
 
+def about_faults(abouts: Sequence[str], *, stored: bool = False) -> dict[int, str]:
+    """What is wrong with what producers say about messages, by their places; as it is stored, or as they do.
+
+    Nearly always one look at all of them finds that nothing is.
+
+    >>> about_faults(["1794803456029 web 5 ", '1794803456029 web 5 {"region": 7}'])
+    {1: 'its attributes are not a JSON object of text: Expected `str`, got `int` - at `$[...]`'}
+    """
+    lines = "\n".join(abouts) + "\n"
+    if lines.count("\n") == len(abouts) and (_STORED if stored else _SAID)(lines):
+        return {}
+    check = _stored_fault if stored else _fault
+    return {place: fault for place, about in enumerate(abouts) if (fault := check(about))}
+
+
+def _fault(text: str) -> str:
+    fields = text.split(" ", 3)
+    if len(fields) < 4:
+        return f"what it says of itself has {len(fields)} of 4 fields: produced_ms, group, body, attributes"
+    produced, _, where, attributes = fields
+    if not re.fullmatch(_TIME, produced, re.ASCII):
+        return f"produced_ms is {produced!r:.40}: use ms since 1970, up to 14 digits"
+    if not re.fullmatch(_WHERE, where, re.ASCII):
+        return f"its body is {where!r:.40}: use nothing, a size of up to 15 digits, or <size>:<name>"
+    if attributes:
+        try:
+            _attributes(attributes)
+        except msgspec.MsgspecError as error:
+            return f"its attributes are not a JSON object of text: {error}"
+    return ""
+
+
+def _stored_fault(text: str) -> str:
+    published, _, said = text.partition(" ")
+    if not re.fullmatch(_TIME, published, re.ASCII):
+        return f"published_ms is {published!r:.40}"
+    return _fault(said)
+
+
 def unpack_about(text: str, uid: str = "") -> About:
     """The same as stored: `<published_ms> <produced_ms> <group> <body> <attributes>`."""
     published, produced, group, where, attributes = text.split(" ", 4)
@@ -825,8 +867,15 @@ def unpack_about(text: str, uid: str = "") -> About:
         group,
         int(size or 0),
         body or (uid if size else ""),
-        msgspec.json.decode(attributes, type=dict[str, str]) if attributes else {},
+        _attributes(attributes) if attributes else {},
     )
 
 
+_TIME = r"\d{1,14}+"
+_WHERE = r"(?:\d{1,15}+(?::[^ ]*+)?+)?+"
+_TEXT = r'"[^"\\\x00-\x1f]*+"'  # JSON as most write it; what is written in another way is looked at alone
+_LINE = rf"{_TIME} [^ \n]*+ {_WHERE} (?:\{{(?:{_TEXT}:{_TEXT}(?:,{_TEXT}:{_TEXT})*+)?+\}})?+\n"
+_SAID = re.compile(f"(?:{_LINE})*+", re.ASCII).fullmatch
+_STORED = re.compile(f"(?:{_TIME} {_LINE})*+", re.ASCII).fullmatch
 _json = msgspec.json.Encoder().encode
+_attributes = msgspec.json.Decoder(dict[str, str]).decode
