@@ -116,7 +116,7 @@ class Administration:
         check_name("topic", topic)
         settings = settings or TopicSettings()
         check_topic_settings(settings)
-        await self.store.command("SADD", TOPICS, topic)
+        await self.store.read_all([("SADD", TOPICS, topic)])
         stored = topic_fields(settings)
         answer = await self.store.run("topic/create", [topic_key(topic)], *to_flat(stored))
         if answer[0] == "EXISTS":
@@ -157,7 +157,7 @@ class Administration:
             "topic/change", [topic_key(topic)], "deleting", "creating", "ready", "deleting"
         )
         if answer[0] == "NO_TOPIC":
-            await self.store.command("SREM", TOPICS, topic)  # a crash may have left the name
+            await self.store.read_all([("SREM", TOPICS, topic)])  # a crash may have left the name
         checked(answer, topic)
         await self._in_partitions(
             topic,
@@ -168,12 +168,13 @@ class Administration:
                 [keys.subscription_prefix, *SUBSCRIPTION_SUFFIXES],
             ),
         )
-        await self.store.command("DEL", topic_key(topic))
-        await self.store.command("SREM", TOPICS, topic)
+        await self.store.read_all([("DEL", topic_key(topic))])
+        await self.store.read_all([("SREM", TOPICS, topic)])
 
     async def topics(self) -> list[str]:
         """The names of all topics, sorted; not those half-made or half-deleted."""
-        names = sorted(await self.store.command("SMEMBERS", TOPICS))
+        [found] = await self.store.read_all([("SMEMBERS", TOPICS)])
+        names = sorted(found)
         states = await self.store.states([topic_key(name) for name in names])
         return [name for name, state in zip(names, states, strict=True) if state == "ready"]
 
@@ -280,6 +281,10 @@ class Administration:
         check_name("topic", topic)
         kind, value = place_of(position)
         count = (await self.describe_topic(topic)).partitions
+        if partition is not None and not (type(partition) is int and 0 <= partition < count):
+            raise InvalidArgument(
+                f"no partition {partition!r:.30} in topic {topic!r}: it has 0 to {count - 1}"
+            )
         for number in range(count) if partition is None else (partition,):
             keys = subscription_keys(topic, number, name)
             answer = await self.store.run("subscription/seek", keys, "", name, kind, value)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from broker.link import Displaced, Link
 from client.errors import Unavailable
 
+_LENT = 64  # connections per server for commands that wait; whoever wants one more waits for it
 _IDLE = 8  # connections per server that are kept for commands that wait
 
 
@@ -62,6 +63,7 @@ class Links:
         self._shared: dict[str, Link] = {}
         self._idle: dict[str, list[Link]] = {}
         self._lent: set[Link] = set()
+        self._room: dict[str, asyncio.Semaphore] = {}
         self._opening = Attempts()
         self._closed = False
 
@@ -94,23 +96,26 @@ class Links:
     @contextlib.asynccontextmanager
     async def lend(self, server: Address) -> AsyncIterator[Link]:
         """A connection to a server for one caller; it is closed when that one is interrupted."""
-        idle = self._idle.setdefault(server.name, [])
-        while idle and not idle[-1].usable:
-            idle.pop().close()
-        link = idle.pop() if idle else await self._connect_as_shared(server)
-        self._lent.add(link)
-        try:
-            yield link
-        except BaseException:
-            link.close()
-            raise
-        finally:
-            self._lent.discard(link)
-        idle = self._idle.setdefault(server.name, [])
-        if link.usable and len(idle) < _IDLE and not self._closed:
-            idle.append(link)
-        else:
-            link.close()
+        room = self._room.setdefault(server.name, asyncio.Semaphore(_LENT))
+        async with room:
+            idle = self._idle.setdefault(server.name, [])
+            while idle and not idle[-1].usable:
+                idle.pop().close()
+            link = idle.pop() if idle else await self._connect_as_shared(server)
+            self._lent.add(link)
+            try:
+                yield link
+            except BaseException:
+                link.close()
+                raise
+            finally:
+                self._lent.discard(link)
+            idle = self._idle.setdefault(server.name, [])
+            wanted = len(idle) < _IDLE or room.locked()
+            if link.usable and wanted and not self._closed:
+                idle.append(link)
+            else:
+                link.close()
 
     def drop(self, server: Address, link: Link | None) -> None:
         """Close a connection that led nowhere, and those that wait to be lent: they lead there too."""

@@ -40,6 +40,7 @@ Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
 _CONNECT = 5.0  # seconds for each step of connecting
 _ECHO = 3.0  # seconds between two proofs that a channel is heard, and for each of them
+_AT_ONCE = 16  # calls through redis-py, each on a connection of its own: its pool refuses more than it has
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # seconds before a channel is listened to again
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Store:
         self._client: Callable[[], Any] | None = None  # makes another one
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stay: asyncio.Task[None] | None = None
+        self._room = asyncio.Semaphore(_AT_ONCE)
         # Hears which keys may have lost their newest writes: a new master may not have got them.
         self.on_lost: Callable[[Callable[[str], bool]], None] | None = None
         self._links = Links(patience, self._lost_server)
@@ -221,10 +223,12 @@ class Store:
                 if isinstance(answers, Exception):
                     raise answers
             else:
+                self._begin()
                 pipeline = self.redis.pipeline(transaction=True)
                 for command in commands:
                     pipeline.execute_command(*command)
-                answers = await pipeline.execute()
+                async with self._room:
+                    answers = await pipeline.execute()
             for answer in answers:
                 if isinstance(answer, Exception):
                     raise answer
@@ -233,8 +237,7 @@ class Store:
     async def command(self, *command: Argument) -> Any:
         """Run one plain command, the way redis-py does and answers it."""
         with named_errors():
-            self._begin()
-            return await self.redis.execute_command(*command)
+            return await self._by_redis_py(*command)
 
     async def states(self, keys: Sequence[str], field: str = "state") -> list[str | None]:
         """One field of many hashes."""
@@ -245,7 +248,8 @@ class Store:
         """All keys that match a pattern, found by scanning."""
         with named_errors():
             self._begin()
-            return {key async for key in self.redis.scan_iter(match=pattern, count=1_000)}
+            async with self._room:
+                return {key async for key in self.redis.scan_iter(match=pattern, count=1_000)}
 
     async def say(self, channel: str, text: str) -> None:
         """Publish on a channel."""
@@ -314,7 +318,7 @@ class Store:
         if self._linked:
             await self._send(await self._any_server(but), "PUBLISH", channel, text)
         else:
-            await self.redis.execute_command("PUBLISH", channel, text)
+            await self._by_redis_py("PUBLISH", channel, text)
 
     async def _any_server(self, but: str = "") -> Address:
         """A server to listen or speak to: on a cluster any hears all. Another than `but`, if there is one."""
@@ -335,7 +339,12 @@ class Store:
     def _begin(self) -> None:
         """Start afresh in another event loop: connections do not outlive the one that they are of."""
         loop = asyncio.get_running_loop()
-        if not self._linked or (loop is self._loop and self._stay is not None and not self._stay.done()):
+        if loop is not self._loop:
+            self._room = asyncio.Semaphore(_AT_ONCE)
+        if not self._linked:
+            self._loop = loop
+            return
+        if loop is self._loop and self._stay is not None and not self._stay.done():
             return
         if loop is not self._loop and self._loop is not None and self._client is not None:
             self._links.close()
@@ -347,7 +356,7 @@ class Store:
 
     async def _execute(self, key: str, *command: Argument, leased: bool = False) -> Any:
         if not self._linked:
-            return await self.redis.execute_command(*command)
+            return await self._by_redis_py(*command)
         server = await self._server_of(key)
         try:
             return await self._send(server, *command)
@@ -356,9 +365,20 @@ class Store:
                 tag = key.partition("}")[0]
                 self.on_lost(lambda other: other.partition("}")[0] == tag)
                 if leased:  # if the master has failed, the lease must be taken anew
-                    await self.redis.execute_command("EXISTS", key)  # lets redis-py learn the new map
+                    await self._by_redis_py("EXISTS", key)  # lets redis-py learn the new map
                     raise
             # The slot is on the move: redis-py follows it and learns the new map on the way.
+            return await self._by_redis_py(*command)
+
+    async def _by_redis_py(self, *command: Argument) -> Any:
+        """Run a command the way redis-py does, when one of its connections is free."""
+        self._begin()
+        cluster: Any = self.redis
+        if isinstance(cluster, RedisCluster) and not cluster.nodes_manager.slots_cache:
+            await self._searching.join(
+                "nodes", self._search
+            )  # else it asks any node, and closes all when sent on
+        async with self._room:
             return await self.redis.execute_command(*command)
 
     def _lost_server(self, name: str) -> None:
@@ -388,7 +408,7 @@ class Store:
         WAIT is about the writes of its own connection, and holds up what comes behind it.
         """
         if not self._linked:
-            return await self.redis.execute_command(*first), await self.redis.execute_command(*second)
+            return await self._by_redis_py(*first), await self._by_redis_py(*second)
         answer, waited = await self._alone(key, [first, second], int(second[-1]) / 1_000)
         if isinstance(waited, ResponseError) and (shared := self._links.get(await self._server_of(key))):
             shared.fsync = None  # its settings have changed
@@ -416,7 +436,7 @@ class Store:
         except MovedError:
             if self.on_lost is not None:
                 self.on_lost(lambda other: other.partition("}")[0] == key.partition("}")[0])
-            await self.redis.execute_command("EXISTS", key)  # lets redis-py learn the new map
+            await self._by_redis_py("EXISTS", key)  # lets redis-py learn the new map
             raise
         except LOST as error:
             self._lose(server, link, error)

@@ -358,6 +358,10 @@ async def test_errors_have_names(client: AsyncClient, topic: str) -> None:
         await client.create_topic("no spaces")
     with pytest.raises(InvalidArgument):
         await client.seek(topic, "s", "yesterday")
+    with pytest.raises(InvalidArgument, match="no partition 99"):
+        await client.seek(topic, "s", "99:1-1")
+    with pytest.raises(InvalidArgument, match="at least one partition"):
+        client.subscribe(topic, "s", partitions=[])
     assert topic in await client.topics()
     await client.delete_subscription(topic, "s")
     await client.delete_topic(topic)
@@ -421,3 +425,10 @@ async def test_a_cancelled_block_still_leaves_in_good_order(client: AsyncClient,
     assert scope.cancelled_caught
     info = await client.describe_subscription(topic, "s")
     assert (info.backlog, info.leased, info.consumers) == (1, 0, [])
+
+
+async def test_however_many_topics_are_made_at_once_none_fails(client: AsyncClient, topic: str) -> None:
+    names = [f"{topic}-{number}" for number in range(150)]
+    await asyncio.gather(*(client.create_topic(name) for name in names))
+    await asyncio.gather(*(client.delete_topic(name) for name in names))
+    assert not set(names) & set(await client.topics())

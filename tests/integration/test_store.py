@@ -525,3 +525,31 @@ def test_a_store_whose_event_loop_ended_without_notice_goes_on_in_another(server
 
     asyncio.run(last())
     gc.collect()
+
+
+# Many calls at once
+
+
+async def test_however_many_calls_come_at_once_none_fails_and_connections_stay_few(
+    server_binary: Path,
+) -> None:
+    with single_server(binary=server_binary) as server:
+        async with store_on(server.url) as store:
+            before = int(ask(server.port, "INFO", "stats").partition("connections_received:")[2].split()[0])
+            calls = [store.command("SADD", "many", n) for n in range(500)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert answers == [1] * 500
+            waits = [store.run_durably("replicated", 1, "test/write", [f"k{n}"], n) for n in range(500)]
+            outcomes = await asyncio.gather(*waits, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {DurabilityNotReached}
+            after = int(ask(server.port, "INFO", "stats").partition("connections_received:")[2].split()[0])
+            assert after - before <= 150
+
+
+async def test_a_cluster_takes_any_number_of_calls_at_once_too(cluster_url: str) -> None:
+    async with cluster_store(cluster_url) as store:
+        calls = [store.command("SET", f"many-{n}", n) for n in range(500)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert answers == [True] * 500
+        for n in range(500):
+            await store.command("DEL", f"many-{n}")

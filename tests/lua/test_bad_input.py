@@ -306,7 +306,7 @@ bad(
     lambda s: s.engine.nack(s.lease, "s", [s.run], until_ms=0),
 )
 bad("negative partition", InvalidArgument, lambda s: s.engine.acquire(s.topic, -1, "w1", 1_000))
-bad("unknown partition to seek", TopicNotFound, lambda s: s.engine.seek(s.topic, "s", 1, partition=9))
+bad("unknown partition to seek", InvalidArgument, lambda s: s.engine.seek(s.topic, "s", 1, partition=9))
 bad("unknown subscription", SubscriptionNotFound, lambda s: s.engine.ack(s.lease, "unknown", [s.run]))
 bad(
     "unknown subscription to delete",
