@@ -3,6 +3,7 @@
 import hashlib
 import re
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 # Scripts that add to what Redis holds; every other one must work when its memory is full.
@@ -52,12 +53,13 @@ class Scripts:
         return self._by_name[name]
 
 
-def read_sources() -> dict[str, str]:
-    """The text of every Lua file by its path in lua/, without `.lua`."""
+def read_sources(root: Traversable | None = None) -> dict[str, str]:
+    """The text of every Lua file in every folder of lua/ by its path there, without `.lua`."""
     return {
-        f"{folder}/{item.name[:-4]}": item.read_text("utf-8")
-        for folder in ("lib", "topic", "partition", "subscription", "cluster")
-        for item in (files("lua") / folder).iterdir()
+        f"{folder.name}/{item.name[:-4]}": item.read_text("utf-8")
+        for folder in (root or files("lua")).iterdir()
+        if folder.is_dir()
+        for item in folder.iterdir()
         if item.name.endswith(".lua")
     }
 

@@ -48,6 +48,8 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
         ((target, item),) = sort([message], count, group, drift).items()
         return target[0], target[1], item
     key, uid = message.key or "", message.uid
+    if not key and message.key is not None:
+        raise _empty_key(message.key)
     if uid is None:
         (uid,) = ksuid.take(1)
     try:
@@ -74,6 +76,11 @@ def _unusable(messages: Sequence[OutgoingMessage]) -> InvalidArgument:
     return InvalidArgument("a message has a part of the wrong type")
 
 
+def _empty_key(key: object) -> InvalidArgument:
+    """Why a key cannot be empty: on the wire that is no key, which has no lane and no order."""
+    return InvalidArgument(f"key is {key!r}: use None for a message without a key, or text that is not empty")
+
+
 def _is_later(message: OutgoingMessage) -> bool:
     return message.delay is not None or message.deliver_at is not None
 
@@ -96,6 +103,8 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
     same: Mapping[str, str] | None = None
     for place, message in enumerate(messages):
         uid, key = message.uid, message.key
+        if not key and key is not None:
+            raise _empty_key(key)
         name = uids[place]
         if message.partition is not None:
             partition = check_partition(message.partition, count)

@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +85,20 @@ def test_only_scripts_that_add_data_may_fail_for_want_of_memory() -> None:
         "subscription/create",
         "topic/create",
     }
+
+
+def test_a_folder_that_is_new_is_loaded_too(tmp_path: Path) -> None:
+    for name in ("lib/prelude", "letters/send"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / f"{name}.lua").write_text(f"-- {name}")
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "letters" / "notes.txt").touch()
+    assert read_sources(tmp_path) == {"lib/prelude": "-- lib/prelude", "letters/send": "-- letters/send"}
+
+
+def test_every_lua_file_of_the_tree_is_loaded() -> None:
+    root = Path(str(files("lua")))
+    assert set(SOURCES) == {str(path.relative_to(root))[:-4] for path in root.rglob("*.lua")}
 
 
 def test_an_unknown_script_is_a_key_error() -> None:
