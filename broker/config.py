@@ -18,6 +18,8 @@ from pydantic import ByteSize, Field, ValidationError, field_validator, model_va
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from client.errors import InvalidArgument
+
 __all__ = ["ConfigError", "Settings", "load"]
 
 PREFIX = "KEYLANE_"
@@ -97,6 +99,13 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"it should be a URL that starts with one of {', '.join(f'{s}://' for s in REDIS_SCHEMES)}"
             )
+        if url:
+            from broker.store import check_url  # slow to import, and not needed without a URL
+
+            try:
+                check_url(url)
+            except InvalidArgument as error:
+                raise ValueError(str(error)) from None
         return url
 
     @field_validator("advertise")

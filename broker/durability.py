@@ -16,9 +16,14 @@ def replicas(level: str) -> int | None:
     raise InvalidArgument(f"durability {level!r:.60}: use memory, fsync, replicated or replicated:N")
 
 
+def facts_of(info: str) -> dict[str, str]:
+    """What INFO says, by name."""
+    return dict(re.findall(r"^(\w+):([^\r\n]*)", info, re.MULTILINE))
+
+
 def fsync_confirmation(info: str, appendfsync: str | None) -> str | None:
     """How a server confirms fsync: "wait" by WAITAOF, "always" with every answer, None not at all."""
-    facts = dict(re.findall(r"^(\w+):([^\r\n]*)", info, re.MULTILINE))
+    facts = facts_of(info)
     if facts.get("aof_enabled") != "1":
         return None
     version = tuple(int(number) for number in re.findall(r"\d+", facts.get("redis_version", "")))

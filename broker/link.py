@@ -20,6 +20,7 @@ from redis.exceptions import (
     ClusterError,
     ConnectionError,
     DataError,
+    InvalidResponse,
     MasterDownError,
     MovedError,
     NoPermissionError,
@@ -68,8 +69,11 @@ def named_errors() -> Iterator[None]:
         raise Overloaded(f"Redis has reached its maxmemory: {error}") from error
     except (AuthenticationError, NoPermissionError) as error:
         raise Unavailable(f"Redis refuses the broker's credentials: {error}") from error
+    except InvalidResponse as error:
+        raise Unavailable(f"what answers is no Redis: {error}") from error
     except (*LOST, AskError, RedisClusterException, TryAgainError) as error:
-        raise Unavailable(f"Redis cannot be reached: {error}") from error
+        text = str(error).partition(" : <")[0]  # behind it redis-py shows its objects
+        raise Unavailable(f"Redis cannot be reached: {text}") from error
     except ResponseError as error:
         reason = str(error).rpartition("caused error: ")[2]  # what redis-py puts before it in a transaction
         if reason.partition(" ")[0] not in _REFUSALS:
@@ -112,8 +116,12 @@ class Link(asyncio.Protocol):
         """Let redis-py connect, then take its socket over."""
         try:
             await connection.connect()
-        except BaseException:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
+            if isinstance(error, ResponseError) and not isinstance(error, NoPermissionError):
+                raise ConnectionError(
+                    str(error)
+                ) from error  # what it begins with, such as SELECT, is refused
             raise
         link = cls(connection._writer, patience)
         connection._writer.transport.set_protocol(link)

@@ -105,8 +105,7 @@ class Server:
         """Describe the server; without a data directory it uses one that is removed at stop."""
         # Not resolve(): redis-server can be a link to a binary that goes by the name it is run as.
         self.binary = Path(binary or find_binary()).absolute()
-        scratch = Path(tempfile.gettempdir()) / f"keylane-{token_hex(8)}"
-        self.data_dir = Path(data_dir or scratch).absolute()
+        self.data_dir = Path(data_dir or f"{tempfile.gettempdir()}/keylane-{token_hex(8)}").absolute()
         self.port = port or 0  # until start() finds one; kept from then on, also by the data directory
         self._temporary = data_dir is None
         self._settings = {
@@ -158,13 +157,19 @@ class Server:
         if self.running:
             raise ServerError(f"the server in {self.data_dir} is already running")
         self._reap()
-        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
             if self.port:
                 self._launch(self.port)
             else:
                 self._launch_on_a_port_of_its_own()
+        except OSError as error:
+            self.stop()
+            what = "it is a file" if isinstance(error, FileExistsError) else error.strerror or str(error)
+            raise ServerError(
+                f"cannot keep data in {self.data_dir}: {what}; choose another directory with --data-dir"
+            ) from None
         except BaseException:
             self.stop()
             raise
@@ -299,10 +304,11 @@ class Server:
         self.kill()
         with (self.data_dir / "server.log").open(errors="replace") as log:
             log.seek(log_start)
-            last_lines = "".join(log.readlines()[-10:])
-        failure = AddressInUse if "Address already in use" in last_lines else ServerError
+            reason = _reason(log.readlines())
+        failure = AddressInUse if "Address already in use" in reason else ServerError
         how = "did not answer in time" if status is None else f"exited with status {status}"
-        raise failure(f"{self.binary} {how} on port {port}; its last log lines:\n{last_lines}")
+        where = "" if self._temporary else f"; see {self.data_dir / 'server.log'}"
+        raise failure(f"{self.binary} {how} on port {port}: {reason}{where}")
 
 
 def free_port() -> int:
@@ -338,3 +344,10 @@ def _version(binary: str) -> tuple[int, int]:
     answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
     return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _reason(lines: list[str]) -> str:
+    """Why a server ended, in one line: what its log warns of at the end, else its last lines."""
+    said = [line.strip() for line in lines if line.strip()]
+    warnings = [line.partition(" # ")[2] for line in said if " # " in line and "overcommit" not in line]
+    return " ".join(warnings[-2:] or said[-4:]) or "it said nothing"

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from random import choice, random
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -48,6 +48,13 @@ log = logging.getLogger(__name__)
 _KINDS = (
     "redis://, rediss://, unix://, redis+cluster://host:port,host:port or redis+sentinel://host:port/master"
 )
+
+
+class Master(NamedTuple):
+    """What a server says of itself."""
+
+    info: str
+    appendfsync: str | None  # where it allows CONFIG
 
 
 class Store:
@@ -239,6 +246,34 @@ class Store:
         with named_errors():
             return await self._by_redis_py(*command)
 
+    @property
+    def clustered(self) -> bool:
+        """Whether it is a Redis Cluster."""
+        return isinstance(self.redis, RedisCluster)
+
+    async def masters(self) -> dict[str, Master | BrokerError]:
+        """Every server that takes writes, by its address; raises only if none answers."""
+
+        async def ask(server: Address) -> tuple[str, Master | BrokerError]:
+            name = server.name
+            try:
+                with named_errors():
+                    about = await self._about(server)
+            except BrokerError as error:
+                return name, error
+            if not name and (link := self._links.get(server)):
+                host, port = link.peer[:2] if isinstance(link.peer, tuple) else (link.peer, "")
+                name = f"{host}:{port}" if port else str(host)
+            return name, about
+
+        with named_errors():
+            servers = await self._all_servers()
+        answers = dict(await asyncio.gather(*map(ask, servers)))
+        errors = [answer for answer in answers.values() if isinstance(answer, BrokerError)]
+        if len(errors) == len(answers):
+            raise errors[0]
+        return answers
+
     async def states(self, keys: Sequence[str], field: str = "state") -> list[str | None]:
         """One field of many hashes."""
         with named_errors():
@@ -322,9 +357,14 @@ class Store:
 
     async def _any_server(self, but: str = "") -> Address:
         """A server to listen or speak to: on a cluster any hears all. Another than `but`, if there is one."""
+        servers = await self._all_servers()
+        return choice([server for server in servers if server.name not in (but, *self._lost)] or servers)
+
+    async def _all_servers(self) -> list[Address]:
+        """All that take writes: one, or on a cluster the masters."""
         self._begin()
         if not isinstance(self.redis, RedisCluster):
-            return Address("", self.redis.connection_pool)
+            return [Address("", self.redis.connection_pool)]
         cluster: Any = self.redis
         if not cluster.nodes_manager.slots_cache:
             await self._searching.join("nodes", self._search)
@@ -332,9 +372,7 @@ class Store:
             # A cluster that has lost some of its slots cannot be searched, and yet is one.
             with contextlib.suppress(*LOST, RedisClusterException):
                 await self._searching.join("nodes", self._search)
-        nodes = cluster.get_primaries()
-        node = choice([node for node in nodes if node.name not in (but, *self._lost)] or nodes)
-        return Address(node.name, node)
+        return [Address(node.name, node) for node in cluster.get_primaries()]
 
     def _begin(self) -> None:
         """Start afresh in another event loop: connections do not outlive the one that they are of."""
@@ -476,6 +514,12 @@ class Store:
             return None
         return ("WAITAOF", 1, 0, timeout_ms)
 
+    async def _about(self, server: Address) -> Master:
+        info, policy = await self._send(server, "INFO"), None
+        with contextlib.suppress(ResponseError):  # managed servers forbid CONFIG
+            policy = (await self._send(server, "CONFIG", "GET", "appendfsync"))[-1]
+        return Master(info, policy)
+
     async def _fsync(self, key: str) -> str:
         """How the server that holds a key confirms fsync; known for as long as the connection to it lasts."""
         if not self._linked:
@@ -484,10 +528,7 @@ class Store:
         link = self._links.get(server)
         if link is not None and link.fsync is not None:
             return link.fsync
-        info, policy = await self._send(server, "INFO"), None
-        with contextlib.suppress(ResponseError):  # managed servers forbid CONFIG
-            policy = (await self._send(server, "CONFIG", "GET", "appendfsync"))[-1]
-        answer = fsync_confirmation(info, policy)
+        answer = fsync_confirmation(*await self._about(server))
         if answer is None:
             raise DurabilityNotReached(
                 "this Redis cannot confirm fsync: it needs appendonly yes, and Redis 7.2, Valkey "
@@ -507,7 +548,7 @@ def _client_for(url: str, once: dict[str, Any]) -> Callable[[], Any]:
         return lambda: Redis.from_url(url, **options)
     if mark and scheme == "redis+cluster":
         first, *others = rest.split(",")
-        nodes = [_host_and_port(item.partition("/")[0], url, 6379) for item in others]
+        nodes = [_host_and_port(item.partition("/")[0], 6379) for item in others]
         return lambda: RedisCluster.from_url(
             f"redis://{first}", startup_nodes=[ClusterNode(*node) for node in nodes], **options
         )
@@ -516,11 +557,25 @@ def _client_for(url: str, once: dict[str, Any]) -> Callable[[], Any]:
         credentials, _, hosts = parts.netloc.rpartition("@")
         user, _, password = credentials.partition(":")
         options |= {"username": unquote(user) or None, "password": unquote(password) or None}
-        servers = [_host_and_port(item, url, 26379) for item in hosts.split(",")]
+        servers = [_host_and_port(item, 26379) for item in hosts.split(",")]
         sentinel: Any = Sentinel
         master = parts.path.strip("/") or "mymaster"
         return lambda: sentinel(servers, sentinel_kwargs=once).master_for(master, **options)
     raise InvalidArgument(f"cannot connect to {url!r}: use {_KINDS}")
+
+
+def check_url(url: str) -> None:
+    """Raise InvalidArgument for a URL that cannot be meant; whether anybody is there is another matter."""
+    try:
+        client = _client_for(url, {})()
+        if not isinstance(client, RedisCluster):
+            client.connection_pool.make_connection()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(str(error)) from None
+    scheme, _, rest = url.partition("://")
+    database = rest.partition("?")[0].rpartition("@")[2].partition("/")[2]
+    if scheme in ("redis", "rediss") and database and not database.isdecimal():
+        raise InvalidArgument(f"the database is {database!r}; it should be a number")
 
 
 async def _stay(redis: Any, links: Links, searching: Attempts) -> None:
@@ -566,8 +621,8 @@ def _as_it_is(response: Any, **_options: Any) -> Any:
     return response
 
 
-def _host_and_port(text: str, url: str, default: int) -> tuple[str, int]:
+def _host_and_port(text: str, default: int) -> tuple[str, int]:
     host, colon, port = text.partition(":")
     if not host or (colon and not port.isdecimal()):
-        raise InvalidArgument(f"{text!r} in {url!r} is not a host and a port")
+        raise InvalidArgument(f"{text!r} is not a host and a port")
     return host, int(port or default)

@@ -20,8 +20,10 @@ import anyio
 
 from broker.children import Keeper, SupervisorError, WorkerProcess
 from broker.config import Settings
+from broker.fitness import require_fit
 from broker.groups import unwrapped
-from broker.server import Server, free_port
+from broker.ports import check_free, ports_of
+from broker.server import Server
 
 __all__ = ["Running", "SupervisorError", "supervise"]
 
@@ -68,9 +70,14 @@ class Running:
 @contextlib.asynccontextmanager
 async def supervise(settings: Settings) -> AsyncIterator[Running]:
     """Start a broker, keep it running inside the block, stop it after."""
+    ports = ports_of(settings)
+    # What all of the workers would find out is said once, before anything runs.
+    check_free(settings.host, ports)
+    if settings.redis:
+        await require_fit(settings.redis)
     async with _embedded_server(settings) as server:
         redis_url = server.url if server else settings.redis
-        workers = _workers(settings, redis_url, embedded=server is not None)
+        workers = _workers(settings, ports, redis_url, embedded=server is not None)
         broker = Running(settings, redis_url, server, workers)
         keepers = [Keeper(worker.id, worker.wait, worker.start) for worker in workers]
         try:
@@ -90,7 +97,7 @@ async def supervise(settings: Settings) -> AsyncIterator[Running]:
                 await _stop(workers, hand_over=server is None)
 
 
-def _workers(settings: Settings, redis_url: str, *, embedded: bool) -> list[WorkerProcess]:
+def _workers(settings: Settings, ports: list[int], redis_url: str, *, embedded: bool) -> list[WorkerProcess]:
     """One for each place, with its port and its name: both stay however often it is started again."""
     # Nobody else uses an embedded server, so these names can be the same for ever: after a crash the
     # partitions that a worker holds are its own at once.
@@ -98,18 +105,8 @@ def _workers(settings: Settings, redis_url: str, *, embedded: bool) -> list[Work
     prefix = "worker" if embedded else f"{host or 'worker'}-{token_hex(3)}"
     return [
         WorkerProcess(settings.of_worker(number, port), redis_url, f"{prefix}-{number}")
-        for number, port in enumerate(_ports(settings))
+        for number, port in enumerate(ports)
     ]
-
-
-def _ports(settings: Settings) -> list[int]:
-    if settings.port:
-        return list(range(settings.port, settings.port + settings.workers))
-    # Chosen here and not by the system at each start: clients come back to the ports they know.
-    chosen: dict[int, None] = {}
-    while len(chosen) < settings.workers:
-        chosen[free_port()] = None
-    return list(chosen)
 
 
 async def _start(workers: list[WorkerProcess]) -> None:

@@ -6,7 +6,6 @@ worker serves or `{"error": …}` if it cannot. Two signals stop it in good orde
 workers have its partitions before it ends; SIGINT, where nobody is to take them over because all stop.
 """
 
-import errno
 import gc
 import json
 import logging
@@ -15,11 +14,13 @@ import signal
 import sys
 import threading
 from io import FileIO
+from typing import NoReturn
 
 import anyio
 
 from broker.config import Settings
 from broker.logs import start_logging
+from broker.ports import listening_failed
 from broker.worker import Worker
 from client.errors import BrokerError
 
@@ -28,6 +29,7 @@ __all__ = ["main"]
 log = logging.getLogger(__name__)
 
 STDIN = 0
+_reported: list[bool] = []
 
 
 def main() -> None:
@@ -45,13 +47,15 @@ def main() -> None:
         anyio.run(
             _serve, settings, order["redis_url"], order["worker_id"], backend_options={"use_uvloop": True}
         )
-    except* BrokerError as group:
-        log.error("the worker ends: %s", _first(group))
-        _report(error=str(_first(group)))
-        sys.exit(1)
-    except* OSError as group:
-        _report(error=_listening_failed(settings, _first(group)))
-        sys.exit(1)
+    except Exception as group:
+        # Not except*, out of which sys.exit() is a traceback up to Python 3.11.3.
+        match _first(group):
+            case BrokerError() as error:
+                _end(str(error))
+            case OSError() as error:
+                _end(listening_failed(settings.host, settings.port, error))
+            case _:
+                raise
 
 
 async def _serve(settings: Settings, redis_url: str, worker_id: str) -> None:
@@ -75,20 +79,22 @@ def _die_with_the_supervisor() -> None:
 
 def _report(**what: str) -> None:
     print(json.dumps(what), flush=True)
+    _reported.append(True)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
+def _end(why: str) -> NoReturn:
+    """Tell the supervisor, who tells everybody; later, when it listens no more, the log."""
+    if _reported:
+        log.error("the worker ends: %s", why)
+    else:
+        _report(error=why)
+    sys.exit(1)
+
+
+def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _listening_failed(settings: Settings, error: BaseException) -> str:
-    where = f"{settings.host}:{settings.port}"
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return f"{where} is in use; stop what listens there or choose another port with --port"
-    return f"cannot listen on {where}: {error}"
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ import asyncio
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from broker.commandline.session import Session, Trouble, command
+from broker.commandline.session import Session, Trouble, Usage, command
 
 if TYPE_CHECKING:
     from broker.engine import Engine
@@ -21,7 +21,6 @@ ANSWER_SECONDS = 10.0  # whoever asks a doctor wants to know now
 TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
 LOOK_SECONDS = 0.2
 MOST_DRIFT = 1.0  # seconds
-OLDEST_REDIS = (7, 0)
 
 
 class Finding(NamedTuple):
@@ -160,13 +159,24 @@ async def _check_payloads(info: "ClusterInfo") -> Finding:
 
 async def _check_redis(url: str) -> list[Finding]:
     from broker.engine import Engine
-    from client.errors import BrokerError
+    from broker.fitness import advice_on, examine
+    from broker.store import check_url
+    from client.errors import BrokerError, InvalidArgument
 
+    try:
+        check_url(url)
+    except InvalidArgument as error:
+        raise Usage(f"--redis is {url!r}: {error}") from None
     engine = Engine.connect(url)
     try:
-        return [*_check_server(await engine.store.command("INFO")), *await _check_topics(engine)]
+        server = [
+            Finding(found.check, found.grade == "fit", found.detail, found.advice)
+            for found in await examine(engine.store)
+        ]
+        usable = all(found.ok for found in server if found.check == "redis")
+        return [*server, *(await _check_topics(engine) if usable else [])]
     except BrokerError as error:
-        return [Finding("redis", False, str(error), "start it, or name another with --redis")]
+        return [Finding("redis", False, str(error), advice_on(error))]
     finally:
         await engine.close()
 
@@ -186,31 +196,3 @@ async def _check_topics(engine: "Engine") -> list[Finding]:
         advice = "keep a copy of the data and report this: it is a bug in Keylane"
         findings.append(Finding(f"topic {topic}", not problems, detail, advice))
     return findings
-
-
-def _check_server(info: dict[str, Any]) -> list[Finding]:
-    """What INFO says."""
-    name = "Valkey" if "valkey_version" in info else "Redis"
-    number = str(info.get("valkey_version") or info["redis_version"])
-    policy = info.get("maxmemory_policy", "unknown")
-    appends = info.get("aof_enabled") == 1
-    return [
-        Finding(
-            "redis",
-            tuple(int(part) for part in number.split(".")[:2]) >= OLDEST_REDIS,
-            f"{name} {number}",
-            f"Keylane needs Redis {OLDEST_REDIS[0]}.{OLDEST_REDIS[1]} or newer, or Valkey",
-        ),
-        Finding(
-            "eviction",
-            policy == "noeviction",
-            f"maxmemory-policy {policy}",
-            "Redis would throw messages away when memory is short: CONFIG SET maxmemory-policy noeviction",
-        ),
-        Finding(
-            "persistence",
-            appends,
-            f"appendonly {'yes' if appends else 'no'}",
-            "what is published is gone when Redis restarts: CONFIG SET appendonly yes",
-        ),
-    ]

@@ -1,0 +1,70 @@
+"""`keylane doctor --redis` sees what `keylane serve` refuses or warns of, on every master."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.server import ask
+from broker.topology import replica_pair, single_server, three_node_cluster
+from tests.running import RunningBroker
+
+pytestmark = pytest.mark.slow  # each command is a process
+
+KEYLANE = str(Path(sys.executable).parent / "keylane")
+
+
+def findings(broker: RunningBroker, redis: str) -> dict[str, Any]:
+    """What it finds, by check."""
+    done = subprocess.run(
+        [KEYLANE, "doctor", "--server", broker.url, "--redis", redis, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = {item["check"]: item for item in json.loads(done.stdout)}
+    assert done.returncode == (0 if all(item["ok"] for item in found.values()) else 1), done.stderr
+    assert "Traceback" not in done.stderr
+    return found
+
+
+def test_eviction_and_lost_restarts_come_with_the_command_that_mends_them(
+    broker: RunningBroker, server_binary: Path
+) -> None:
+    config = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
+    with single_server(binary=server_binary, config=config) as server:
+        found = findings(broker, server.url)
+        for check in ("eviction", "persistence"):
+            command = found[check]["advice"].partition("redis-cli -h 127.0.0.1 -p ")[2].partition(" (")[0]
+            port, *words = command.split()
+            assert (found[check]["ok"], port) == (False, str(server.port))
+            ask(server.port, *words)
+        found = findings(broker, server.url)
+        assert all(item["ok"] for item in found.values())
+        assert found["eviction"]["detail"] == "maxmemory-policy noeviction"
+
+
+def test_every_master_of_a_cluster_is_looked_at(broker: RunningBroker, server_binary: Path) -> None:
+    with three_node_cluster(binary=server_binary, config={"appendonly": "yes"}) as cluster:
+        ask(cluster.nodes[2].port, "CONFIG", "SET", "appendfsync", "no")
+        found = findings(broker, cluster.broker_url)
+    wrong = [check for check, item in found.items() if not item["ok"]]
+    assert wrong == [f"persistence of 127.0.0.1:{cluster.nodes[2].port}"]
+    assert sum(check.startswith("eviction of ") for check in found) == 3
+
+
+def test_a_replica_is_no_redis_for_a_broker(broker: RunningBroker, server_binary: Path) -> None:
+    with replica_pair(binary=server_binary) as pair:
+        found = findings(broker, pair.replica.url)["redis"]
+    assert not found["ok"]
+    assert "name the master" in found["advice"]
+
+
+def test_credentials_that_are_missing_are_asked_for(broker: RunningBroker, server_binary: Path) -> None:
+    with single_server(binary=server_binary) as server:
+        ask(server.port, "CONFIG", "SET", "requirepass", "secret")
+        found = findings(broker, server.url)["redis"]
+    assert "redis://user:password@host:port/0" in found["advice"]
