@@ -21,6 +21,7 @@ from broker.arguments import (
     topic_settings,
 )
 from broker.keys import (
+    HOLDERS,
     SUBSCRIPTION_SUFFIXES,
     TOPICS,
     PartitionKeys,
@@ -165,7 +166,7 @@ class Administration:
             lambda keys: (
                 "partition/delete",
                 [*keys, keys.delayed, keys.delayed_data],
-                [keys.subscription_prefix, *SUBSCRIPTION_SUFFIXES],
+                [keys.subscription_prefix, HOLDERS, *SUBSCRIPTION_SUFFIXES],
             ),
         )
         await self.store.read_all([("DEL", topic_key(topic))])

@@ -184,9 +184,13 @@ def _belongs(lane: Lane, mode: str | None) -> bool:
 
 
 def _index_problems(subscription: SubscriptionSnapshot, lanes: list[Lane]) -> Iterator[str]:
-    leased = {lane.name for lane in lanes if lane.consumer}
-    if leased != subscription.deadlines.keys():
-        yield f"leased lanes and deadlines differ: {sorted(leased ^ subscription.deadlines.keys())}"
+    leased = {(lane.consumer, lane.name) for lane in lanes if lane.consumer}
+    timed = {(consumer, lane) for consumer, lanes in subscription.leases.items() for lane in lanes}
+    if leased != timed:
+        yield f"leased lanes and deadlines differ: {sorted(leased ^ timed)}"
+    for consumer, ends in subscription.leases.items():
+        if ends and min(ends.values()) < subscription.deadlines.get(consumer, 0):
+            yield f"a lease of {consumer!r} ends before its deadlines are looked at"
     runs = {lane.name: float(lane.ranges[0][1]) for lane in lanes if lane.is_run and lane.ranges}
     if runs != subscription.runs:
         yield f"runs and their index differ: {sorted(runs.items() ^ subscription.runs.items())}"
@@ -196,6 +200,10 @@ def _index_problems(subscription: SubscriptionSnapshot, lanes: list[Lane]) -> It
     gone = {lane.consumer for lane in lanes if lane.consumer} - subscription.consumers.keys()
     if gone:
         yield f"lanes are leased to consumers without a session: {sorted(gone)}"
+    for what, names in (("deadlines", subscription.deadlines), ("charged", subscription.charged)):
+        strangers = names.keys() - subscription.consumers.keys()
+        if strangers:
+            yield f"{what} has consumers without a session: {sorted(strangers)}"
 
 
 def _lost_problems(partition: PartitionSnapshot, subscription: SubscriptionSnapshot) -> Iterator[str]:
@@ -244,4 +252,5 @@ def _expected_keys(partition: PartitionSnapshot) -> set[str]:
     for subscription in partition.subscriptions:
         prefix = keys.subscription_prefix + subscription.name
         expected |= {prefix + suffix for suffix in SUBSCRIPTION_SUFFIXES}
+        expected |= {keys.subscription(subscription.name).leases(name) for name in subscription.leases}
     return expected

@@ -159,14 +159,16 @@ class Dispatcher:
 
     async def _step(self) -> bool:
         """Do what there is to do now; answers whether there may be more."""
-        if 0 < self._due_ms <= self.partition.worker.now_ms():
-            await self._expire()
+        late = 0 < self._due_ms <= self.partition.worker.now_ms()
+        more = late and await self._expire()
         if self._lost:
             await self._recover()
         rooms = self._rooms() if self.hungry else []
         if rooms:
             await self._fetch(rooms)
-        return bool(rooms)
+        if more:
+            self._due_ms = 1
+        return more or bool(rooms)
 
     def _set_timer(self, due_ms: int) -> None:
         if self._timer is not None:
@@ -177,15 +179,17 @@ class Dispatcher:
             delay = max(due_ms - self.partition.worker.now_ms(), 1) / 1_000
             self._timer = asyncio.get_running_loop().call_later(delay, self.wake)
 
-    async def _expire(self) -> None:
+    async def _expire(self) -> bool:
+        """Give back what is due, but not all at once: others are waiting. Answers whether there is more."""
         self._sooner_ms, due_ms = 0, self._due_ms
-        result = await self.partition.call(lambda engine, lease: engine.expire(lease, self.subscription))
+        result = await self.partition.call(lambda engine, lease: engine.expire_some(lease, self.subscription))
         if result.next_due_ms == due_ms:  # not yet, says Redis: our idea of its clock is wrong
             await self.partition.worker.set_clock()
         self._due_ms = _sooner(result.next_due_ms, self._sooner_ms)
         self._news += 1
         self.hungry = True
         self._part_with(result.expired_consumers)
+        return result.more
 
     def _part_with(self, names: list[str]) -> None:
         """Let go of consumers without a session: what they held is with others, and they must know."""

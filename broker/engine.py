@@ -177,7 +177,7 @@ class Engine(Claims, Registry, Publishing):
                 )
             if answer[0] == "OK":
                 return bool(answer[1])
-            await self._leave(lease, subscription, consumer, "ended")
+            await self._leave(lease, subscription, answer[1], "ended")
 
     async def touch(
         self, lease: Lease, subscription: str, consumers: Sequence[str], session_ms: int = 10_000
@@ -202,28 +202,24 @@ class Engine(Claims, Registry, Publishing):
 
     async def _leave(self, lease: Lease, subscription: str, consumer: str, how: str) -> int:
         check_name("consumer", consumer)
-        position: Sequence[str] = ("", "", "")
-        released = 0
-        while True:
-            answer = await self._run("leave", lease, subscription, consumer, how, STEP, *position)
-            released += int(answer[2])
-            position = answer[3:]
-            if answer[1]:
-                return released
+        released, done = 0, 0
+        while not done:
+            _, done, lanes = await self._run("leave", lease, subscription, consumer, how, STEP)
+            released += lanes
+            how = "ended"  # unless it has come back meanwhile
+        return released
 
     async def held(self, lease: Lease, subscription: str, consumer: str) -> list[Delivery]:
         """What a consumer holds, as it was delivered; for one that comes back under its name."""
         check_name("consumer", consumer)
         found: list[Any] = []
         retries: list[int] = []
-        run_position = scan_position = ""
-        while True:
-            answer = await self._run("held", lease, subscription, consumer, STEP, run_position, scan_position)
-            _, done, run_position, scan_position, ledgers, part, charged = answer
+        position = ""
+        while position != "0":
+            answer = await self._run("held", lease, subscription, consumer, STEP, position or "0")
+            _, position, ledgers, part, charged = answer
             found += part
             retries += charged
-            if done:
-                break
         # A scan may name a lane twice while others leave.
         held = list({row[:3]: row for row in rows(found, 5)}.values())
         ranges = [(row[2], row[3]) for row in held]
@@ -404,15 +400,18 @@ class Engine(Claims, Registry, Publishing):
 
     async def expire(self, lease: Lease, subscription: str) -> ExpireResult:
         """Give back what has timed out and what consumers whose sessions ended held."""
-        released, expired = 0, list[str]()
+        released, expired = 0, dict[str, None]()
         while True:
-            _, more, next_due_ms, lanes, gone = await self._run("expire", lease, subscription, STEP)
-            released += lanes
-            for consumer in gone:
-                released += await self._leave(lease, subscription, consumer, "ended")
-            expired += gone
-            if not more and not gone:
-                return ExpireResult(released, next_due_ms, expired)
+            step = await self.expire_some(lease, subscription)
+            released += step.released
+            expired.update(dict.fromkeys(step.expired_consumers))
+            if not step.more:
+                return ExpireResult(released, step.next_due_ms, list(expired))
+
+    async def expire_some(self, lease: Lease, subscription: str) -> ExpireResult:
+        """The same in one step, for those who have other things to do in between."""
+        _, more, next_due_ms, released, gone = await self._run("expire", lease, subscription, STEP)
+        return ExpireResult(released, next_due_ms, gone, bool(more))
 
     # Below: how the methods above reach Redis.
 

@@ -223,8 +223,13 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str]) -> di
     """Where the messages behind the cursor are."""
     places: dict[int, _Place] = {}
     dues: dict[str, int] = {}
-    [scores] = await store.read_all([("ZRANGE", keys.deadlines, "0", str(_PAGE - 1), "WITHSCORES")])
-    deadlines = dict(zip(scores[::2], scores[1::2], strict=True))
+    [holders] = await store.read_all([("ZRANGE", keys.deadlines, "0", str(_PAGE - 1))])
+    leases = [("ZRANGE", keys.leases(name), "0", str(_PAGE - 1), "WITHSCORES") for name in holders]
+    deadlines = {
+        lane: score
+        for scores in (await store.read_all(leases) if leases else [])
+        for lane, score in zip(scores[::2], scores[1::2], strict=True)
+    }
     async for lane, consumer, due, leased in _records(store, keys):
         dues[lane] = due
         for first, last in _ranges(leased):

@@ -54,7 +54,12 @@ class SubscriptionKeys(NamedTuple):
     queue: str
     retries: str
     consumers: str
+    charged: str
     journal: str
+
+    def leases(self, consumer: str) -> str:
+        """What one consumer holds; lua/lib/holders.lua names these keys."""
+        return f"{self.deadlines}:{consumer}"
 
 
 class PartitionKeys(NamedTuple):
@@ -102,13 +107,15 @@ def partition_of(key: str) -> tuple[str, int]:
     return topic, int(number)
 
 
+HOLDERS = ":deadlines"  # lists who holds leases; those of each are in a key of its own
 SUBSCRIPTION_SUFFIXES = (
     "",
     ":lanes",
     ":runs",
-    ":deadlines",
+    HOLDERS,
     ":ready",
     ":queue",
     ":retries",
     ":consumers",
+    ":charged",
 )

@@ -194,11 +194,15 @@ class SettleResult(msgspec.Struct, frozen=True):
 
 
 class ExpireResult(msgspec.Struct, frozen=True):
-    """How many lanes were given back and whose sessions ended; `next_due_ms` is 0 for never."""
+    """How many lanes were given back and whose sessions ended; `next_due_ms` is 0 for never.
+
+    Where there is `more`, that is only a part of it.
+    """
 
     released: int
     next_due_ms: int
     expired_consumers: list[str]
+    more: bool = False
 
 
 class Backoff(msgspec.Struct, frozen=True):

@@ -20,10 +20,12 @@ class SubscriptionSnapshot(msgspec.Struct):
     lanes: dict[str, str]
     runs: dict[str, float]
     deadlines: dict[str, float]
+    leases: dict[str, dict[str, float]]  # consumer -> lane -> deadline
     ready: list[str]
     queue: list[str]
     retries: dict[str, str]
     consumers: dict[str, float]
+    charged: dict[str, str]
 
 
 class PartitionSnapshot(msgspec.Struct):
@@ -84,6 +86,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
     """Read a partition: its state in one transaction, then its log page by page."""
     keys = PartitionKeys.of(topic, partition)
     names = sorted(await store.command("HKEYS", keys.subs))
+    holders = [await store.command("ZRANGE", keys.subscription(name).deadlines, 0, -1) for name in names]
     commands: list[tuple[str | int, ...]] = [
         ("GET", keys.lease),
         ("PTTL", keys.lease),
@@ -92,7 +95,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         ("ZRANGE", keys.delayed, 0, -1),
         ("HKEYS", keys.delayed_data),
     ]
-    for name in names:
+    for name, holding in zip(names, holders, strict=True):
         own = keys.subscription(name)
         commands += [
             ("HGETALL", own.sub),
@@ -103,12 +106,15 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
             ("ZRANGE", own.queue, 0, -1),
             ("HGETALL", own.retries),
             ("ZRANGE", own.consumers, 0, -1, "WITHSCORES"),
+            ("HGETALL", own.charged),
+            *(("ZRANGE", own.leases(consumer), 0, -1, "WITHSCORES") for consumer in holding),
         ]
     lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await store.atomically(commands)
     cursors = as_fields(subs)
     subscriptions = []
-    for index, name in enumerate(names):
-        settings, lanes, runs, deadlines, ready, queue, retries, consumers = rest[index * 8 : index * 8 + 8]
+    for name, holding in zip(names, holders, strict=True):
+        settings, lanes, runs, deadlines, ready, queue, retries, consumers, charged, *rest = rest
+        leases, rest = rest[: len(holding)], rest[len(holding) :]
         if name in cursors:
             subscriptions.append(
                 SubscriptionSnapshot(
@@ -118,10 +124,12 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
                     as_fields(lanes),
                     _scores(runs),
                     _scores(deadlines),
+                    dict(zip(holding, map(_scores, leases), strict=True)),
                     ready,
                     queue,
                     as_fields(retries),
                     _scores(consumers),
+                    as_fields(charged),
                 )
             )
     return PartitionSnapshot(

@@ -45,7 +45,7 @@ end
 
 -- A lane with nothing in flight and nothing waiting.
 local function begin_lane(top, lane, entry)
-  rewrite(lane, top.begin .. entry, top.deadline)
+  rewrite(lane, top.begin .. entry, top.name, top.deadline)
   last_of[lane] = entry
   deliver(top, entry, entry)
 end
@@ -58,9 +58,9 @@ local function extend_text(lane, text, entry)
     return false
   end
   if new_deadlines[lane] == nil then
-    keep_deadline(lane)
+    keep_deadline(holder.name, lane)
   end
-  rewrite(lane, text .. ' ' .. token .. ':' .. entry)
+  rewrite(lane, text .. ' ' .. token .. ':' .. entry, holder.name)
   last_of[lane] = entry
   deliver(holder, entry, entry)
   return true

@@ -8,14 +8,15 @@
 --   a lane of a key   `leased` is a prefix of the lane; `waiting` more are in queue
 --   a run             `leased` is its one range; it is leased as a whole, or waits as a whole, with no
 --                     consumer and the token 0
--- runs, deadlines and ready are indexes over the records, and flush() makes them follow. One place writes
--- an index itself: run_piece (runs), for what must be found again in the same call.
+-- runs, ready and the leases of each consumer are indexes over the records, and flush() makes them follow. One
+-- place writes an index itself: run_piece (runs), for what must be found again in the same call.
 --
 -- In a script a record keeps `leased` as text, or taken apart in `ranges`: {first, last, token}, never
 -- both. What happens to a lane of a key most of the time needs no record: rewrite() changes the text.
 
 local known, touched = {}, {}
 local rewritten, new_deadlines = {}, {} -- lanes whose text was changed, and their deadlines or false
+local changes = {} -- consumer -> what happens to its leases
 
 local function is_run(lane)
   return string.byte(lane) == 35
@@ -33,7 +34,7 @@ local function parse(lane, value)
   local consumer, lease_ms, waiting, due, leased = string.match(value, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
   local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, leased = leased, stored = true }
   if consumer ~= '' then
-    record.was_leased = true
+    record.holder = consumer -- in the index
   end
   if waiting ~= '0' then
     record.waiting, record.due = tonumber(waiting), tonumber(due)
@@ -111,13 +112,31 @@ local function touch(record)
   end
 end
 
--- Gives a lane another text, or false for none, and a new deadline if there is one.
-local function rewrite(lane, text, deadline)
+-- What happens to the leases of a consumer: lanes that end, and {deadline, lane, ...} that are new or moved.
+local function changes_of(consumer)
+  local its = changes[consumer]
+  if not its then
+    its = { ended = {}, timed = {} }
+    changes[consumer] = its
+  end
+  return its
+end
+
+-- Gives a lane that a consumer holds another text, or false for none, and a new deadline if there is one.
+local function rewrite(lane, text, consumer, deadline)
   if new_deadlines[lane] == nil then
     rewritten[#rewritten + 1] = lane
   end
   new_deadlines[lane] = deadline or new_deadlines[lane] or false
   known[lane] = text
+  if not text then
+    local ended = (changes[consumer] or changes_of(consumer)).ended
+    ended[#ended + 1] = lane
+  elseif deadline then
+    local timed = (changes[consumer] or changes_of(consumer)).timed
+    local at = #timed
+    timed[at + 1], timed[at + 2] = deadline, lane
+  end
 end
 
 local function get(lane)
@@ -128,7 +147,7 @@ local function get(lane)
     local record = parse(lane, known[lane])
     known[lane] = record
     if new_deadlines[lane] ~= nil then
-      record.deadline = new_deadlines[lane] or nil
+      record.told = true -- what its deadline is
       touch(record)
     end
   end
@@ -142,21 +161,48 @@ local function new_record(lane, consumer, lease_ms, leased)
   return record
 end
 
--- Writes every lane that was changed and makes the indexes follow.
-local function flush()
-  local set, removed, unlisted, listed, idle, timed, opened, closed = {}, {}, {}, {}, {}, {}, {}, {}
+-- The earliest of {deadline, lane, ...}, which mostly are all the same.
+local function earliest(timed)
+  local first = timed[1]
+  for index = 3, #timed, 2 do
+    if timed[index] ~= first and tonumber(timed[index]) < tonumber(first) then
+      first = timed[index]
+    end
+  end
+  return first
+end
+
+-- Makes the leases of each consumer follow. In `deadlines` it has the earliest deadline that it ever had since
+-- expire looked last: what is settled in time need not be looked at.
+local function flush_leases(option)
+  local bounds = {}
+  for consumer, its in pairs(changes) do
+    local leases = leases_of(deadlines, consumer)
+    if its.timed[1] then
+      call_with('ZADD', leases, its.timed, option)
+      bounds[#bounds + 1] = earliest(its.timed)
+      bounds[#bounds + 1] = consumer
+    end
+    if its.ended[1] then
+      call_with('ZREM', leases, its.ended)
+    end
+  end
+  if option ~= 'GT' then
+    call_with('ZADD', deadlines, bounds, 'LT')
+  end
+end
+
+-- Writes every lane that was changed and makes the indexes follow. With the option "GT" a deadline only ever
+-- moves on: of the old and the new one the later counts.
+local function flush(option)
+  local set, removed, unlisted, listed, opened, closed = {}, {}, {}, {}, {}, {}
   for _, lane in ipairs(rewritten) do
     local value = known[lane]
     if not value then
       removed[#removed + 1] = lane
-      idle[#idle + 1] = lane
     elseif type(value) == 'string' then -- else a record was made of it
       local at = #set
       set[at + 1], set[at + 2] = lane, value
-      if new_deadlines[lane] then
-        at = #timed
-        timed[at + 1], timed[at + 2] = new_deadlines[lane], lane
-      end
     end
   end
   for _, record in ipairs(touched) do
@@ -176,10 +222,12 @@ local function flush()
       end
     end
     if leased and record.deadline then
+      local timed = changes_of(record.consumer).timed
       timed[#timed + 1] = record.deadline
       timed[#timed + 1] = lane
-    elseif record.was_leased and not leased then
-      idle[#idle + 1] = lane
+    elseif record.holder and not leased then
+      local ended = changes_of(record.holder).ended
+      ended[#ended + 1] = lane
     end
     local member = record.waiting > 0 and ready_member(record.consumer, record.due, lane) or nil
     if member ~= record.was_listed then
@@ -194,8 +242,7 @@ local function flush()
   call_with('HSET', lanes, set)
   call_with('ZREM', runs, closed)
   call_with('ZADD', runs, opened)
-  call_with('ZREM', deadlines, idle)
-  call_with('ZADD', deadlines, timed)
+  flush_leases(option)
   call_with('ZREM', ready, unlisted)
   call_with('ZADD', ready, listed)
 end

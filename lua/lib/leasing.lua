@@ -21,17 +21,16 @@ local function lease_to(consumer, record)
 end
 
 -- Tells the caller the deadline of a lane that was held before this call, and stays as it is.
-local function keep_deadline(lane)
-  local deadline = redis.call('ZSCORE', deadlines, lane)
+local function keep_deadline(consumer, lane)
   kept_deadlines[#kept_deadlines + 1] = lane
-  kept_deadlines[#kept_deadlines + 1] = tonumber(deadline)
-  return deadline
+  kept_deadlines[#kept_deadlines + 1] = tonumber(redis.call('ZSCORE', leases_of(deadlines, consumer), lane))
 end
 
 -- Adds first..last to what is leased of a key's lane.
 local function append(consumer, record, first, last)
-  if not record.deadline then
-    record.deadline = keep_deadline(record.lane)
+  if not record.deadline and not record.told then
+    keep_deadline(consumer.name, record.lane)
+    record.told = true
   end
   if record.open_to == first - 1 then -- goes on where this call's last addition ended
     local ranges = ranges_of(record)

@@ -15,11 +15,19 @@ local function clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Calls a command on a key with any number of arguments; CHUNK is even, so pairs stay together.
-local function call_with(command, key, arguments)
+-- Calls a command that answers a count on a key with any number of arguments, and answers the sum of what it
+-- answers; CHUNK is even, so pairs stay together. An option comes before the arguments of each call.
+local function call_with(command, key, arguments, option)
+  local count = 0
   for from = 1, #arguments, CHUNK do
-    redis.call(command, key, unpack(arguments, from, math.min(from + CHUNK - 1, #arguments)))
+    local last = math.min(from + CHUNK - 1, #arguments)
+    if option then
+      count = count + redis.call(command, key, option, unpack(arguments, from, last))
+    else
+      count = count + redis.call(command, key, unpack(arguments, from, last))
+    end
   end
+  return count
 end
 
 -- Like call_with for commands that answer one value per argument.

@@ -1,7 +1,9 @@
 -- release: the one way a message goes back, after a nack, a timeout, a leave, a crash or a pause.
 --
--- `what` is the journal's word for it. Where "all" are to be charged it names those that are: what goes back
--- with the head of a lane is `released`.
+-- Who is charged: "all", where several were given back by name (of a lane the earliest, which takes the rest
+-- along); the "first" of what has timed out; the "head" of a lane, after a crash; or "none".
+-- `what` is the journal's word for it. With "all" and "first" it names those that are charged: what goes back
+-- with them is `released`.
 
 local backoff
 
@@ -36,16 +38,33 @@ local function free_run(record, due)
   touch(record)
 end
 
--- charged: "all", "head" or "none" of its entries; due nil stands for the backoff.
+-- The first entry waits for the backoff, the rest can be served at once.
+local function release_first(record, what)
+  local first, last = ranges_of(record)[1][1], ranges_of(record)[1][2]
+  if journaled then
+    note(what, record.consumer, first, first)
+    if last > first then
+      note('released', record.consumer, first + 1, last)
+    end
+  end
+  local due = charge(first)
+  if last > first and due > now then
+    cut_run(record, first, first)
+    free_run(get('#' .. first + 1), now)
+  end
+  free_run(record, due)
+end
+
+-- charged: "all", "first" or "none" of its entries; due nil stands for the backoff.
 local function release_run(record, charged, due, what)
+  if charged == 'first' then
+    return release_first(record, what)
+  end
   local first, last = ranges_of(record)[1][1], ranges_of(record)[1][2]
   if journaled then
     note(what, record.consumer, first, last)
   end
-  if charged ~= 'all' then
-    if charged == 'head' then
-      charge(first, due or now)
-    end
+  if charged == 'none' then
     return free_run(record, due or now)
   end
   local dues = {}
@@ -62,10 +81,10 @@ local function release_run(record, charged, due, what)
   end
 end
 
--- Takes back what is leased of a key's lane from `first` on; "all" and "head" charge its head only.
+-- Takes back what is leased of a key's lane from `first` on, and charges no other.
 local function release_lane(record, first, charged, due, what)
   local kept, members = {}, {}
-  local rest = charged == 'all' and 'released' or what
+  local rest = (charged == 'all' or charged == 'first') and 'released' or what
   for _, range in ipairs(ranges_of(record)) do
     if range[1] < first then
       kept[#kept + 1] = { range[1], math.min(range[2], first - 1), range[3] }

@@ -39,7 +39,10 @@ local function cut_run(record, first, last)
   if from == first and to == last then
     return record
   end
-  local deadline = record.deadline or tonumber(redis.call('ZSCORE', deadlines, record.lane) or nil)
+  local deadline = record.deadline
+  if not deadline and record.consumer ~= '' then
+    deadline = tonumber(redis.call('ZSCORE', leases_of(deadlines, record.consumer), record.lane))
+  end
   touch(record)
   if to > last then
     run_piece(record, last + 1, to, token, deadline)

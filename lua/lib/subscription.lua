@@ -7,17 +7,20 @@
 --        5 sub         hash    mode, token, settings
 --        6 lanes       hash    lane -> record
 --        7 runs        zset    run -> its first entry
---        8 deadlines   zset    leased lane -> deadline, ms
+--        8 deadlines   zset    consumer -> ms before which none of its leases times out; they are in a key of
+--                              their own, `deadlines:<consumer>`, zset: leased lane -> deadline
 --        9 ready       zset    "<consumer>\0<due>\0<lane>", score 0: lanes with messages to serve from
 --                              `due` on, to that consumer or, when it is empty, to anyone
 --        10 queue      zset    "<lane>\0<entry>", score 0: messages waiting in the lanes of keys
 --        11 retries    hash    entry -> how often it was charged
 --        12 consumers  zset    consumer -> end of its session, ms
---        13 journal    stream  what has happened, where meta has `journal`
+--        13 charged    hash    consumer -> token: runs leased to it up to then are charged no more when they
+--                              time out
+--        14 journal    stream  what has happened, where meta has `journal`
 -- ARGV   1 lease held   2 subscription   3.. the script's own
 local lease, meta, log, subs, sub = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local lanes, runs, deadlines, ready = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local queue, retries, consumers = KEYS[10], KEYS[11], KEYS[12]
+local queue, retries, consumers, charged_at = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local held, name = ARGV[1], ARGV[2]
 
 local END = 1e14 -- beyond every entry and every time

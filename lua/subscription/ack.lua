@@ -1,6 +1,6 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- Uses   subscription served journal ranges notes lanes runs receipts forget settled
+-- Uses   subscription served journal ranges notes holders lanes runs receipts forget settled
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 receipts, as in lib/receipts.lua
 -- Returns  {"OK", {index, first, last, ...}, {first, last, ...}}
@@ -31,17 +31,28 @@ local function holder_of(lane)
   return value and value.consumer
 end
 
+local holder, prefix = nil, '\0' -- of the last lane: mostly they are all with one consumer
+
+local function holder_in(text)
+  if string.find(text, prefix, 1, true) ~= 1 then
+    holder = string.match(text, '^[^|]*')
+    prefix = holder .. '|'
+  end
+  return holder
+end
+
 local function settle_lane(lane, item, first, last)
   local text = known[lane]
   if type(text) == 'string' then
     if string.sub(text, -#item - 5) == '|0|0|' .. item then
-      rewrite(lane, false) -- the one message in flight, and none behind it: nothing remains of the lane
+      -- The one message in flight, and none behind it: nothing remains of the lane.
+      rewrite(lane, false, holder_in(text))
       return { { first, last } }
     end
     local at = string.find(text, '|0|0|' .. item .. ' ', 1, true)
     if at then -- the first of several in flight
       local lease_ms = string.match(text, '|(%d+)')
-      rewrite(lane, string.sub(text, 1, at + 4) .. string.sub(text, at + #item + 6), now + lease_ms)
+      rewrite(lane, string.sub(text, 1, at + 4) .. string.sub(text, at + #item + 6), holder_in(text), now + lease_ms)
       return { { first, last } }
     end
   end
@@ -71,7 +82,7 @@ each_receipt(function(lane, item, first, last)
   return found
 end)
 
-flush()
+flush('GT')
 if journaled then
   write_notes()
 end

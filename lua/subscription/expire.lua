@@ -1,39 +1,111 @@
--- expire: give back what was leased and whose deadline has passed; name the consumers that are gone.
+-- expire: give back what was held by consumers that are gone, and what was leased and whose deadline has passed.
 --
--- Uses   subscription served journal ranges notes lanes runs release
+-- A timeout charges the head of a lane of a key. Of the runs of a consumer it charges the oldest entry, once for
+-- all that was leased to it by then: the rest was probably never looked at. So the token of that moment is
+-- remembered, and runs of that consumer with no newer one go back uncharged when they time out later.
+--
+-- Uses   subscription served journal ranges notes holders lanes runs release departures
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 limit: lanes looked at, and about as many messages given back, at most
+-- ARGV   3 limit: about as many messages of lanes, runs and consumers dealt with, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...}}
+--            more is 1 when the limit ended the call early; nothing is due before next_due_ms, and perhaps
+--            nothing then
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log p), p = messages in flight
 local limit = tonumber(ARGV[3])
+local left, lanes_released = limit, 0 -- of the limit
 
-local ended = {} -- by consumer
-local function has_ended(consumer)
-  if ended[consumer] == nil then
-    ended[consumer] = tonumber(redis.call('ZSCORE', consumers, consumer) or END) <= now
+-- Clears sessions that have ended; answers their consumers, and those of whom nothing is left.
+local function clear_sessions()
+  local gone, cleared = {}, {}
+  for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', consumers, '-inf', now, 'LIMIT', 0, limit)) do
+    if left <= 0 then
+      break
+    end
+    local released, work, done = depart(consumer, 'ended', left)
+    lanes_released, left = lanes_released + released, left - math.max(work, 1)
+    gone[#gone + 1] = consumer
+    cleared[#cleared + 1] = done and consumer or nil
   end
-  return ended[consumer]
+  return gone, cleared
 end
 
-local late = redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, limit)
-load(late)
-local lanes_released, messages = 0, 0
-for _, lane in ipairs(late) do
-  local record = get(lane)
-  if messages >= limit then
-    break
-  elseif not has_ended(record.consumer) then -- else leave gives it back, and charges the head alone
-    messages = messages + leased_count(record)
-    lanes_released = lanes_released + 1
-    release(record, 'all', nil, 'timed_out')
+-- The lanes of a consumer whose deadline has passed: its runs oldest first, then lanes of keys.
+local function late_lanes(leases)
+  local names = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, left)
+  if #names == left then -- there may be older ones behind
+    local oldest = oldest_entry(leases, now)
+    names[#names + 1] = oldest and '#' .. oldest
+  end
+  local age = {}
+  for _, lane in ipairs(names) do
+    age[lane] = is_run(lane) and tonumber(string.sub(lane, 2)) or END
+  end
+  table.sort(names, function(one, other) return age[one] < age[other] end)
+  return names
+end
+
+local function time_out(consumer)
+  local names = late_lanes(leases_of(deadlines, consumer))
+  local upto = tonumber(redis.call('HGET', charged_at, consumer) or 0)
+  load(names)
+  for _, lane in ipairs(names) do
+    local record = get(lane)
+    if left <= 0 then
+      return
+    elseif record.consumer == '' then -- it was named twice
+      left = left - 1
+    elseif not is_run(lane) then
+      left, lanes_released = left - leased_count(record), lanes_released + 1
+      release(record, 'first', nil, 'timed_out')
+    else
+      left, lanes_released = left - 1, lanes_released + 1
+      local charged = tonumber(ranges_of(record)[1][3]) > upto
+      release(record, charged and 'first' or 'none', nil, charged and 'timed_out' or 'released')
+      if charged then
+        upto = tonumber(redis.call('HGET', sub, 'token'))
+        redis.call('HSET', charged_at, consumer, upto)
+      end
+    end
   end
 end
+
+-- Times out what is late; answers the consumers that were looked at.
+local function time_out_late()
+  local seen = {}
+  for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, limit)) do
+    if left <= 0 then
+      break
+    end
+    left = left - 1
+    if tonumber(redis.call('ZSCORE', consumers, consumer) or END) > now then
+      seen[#seen + 1] = consumer
+      time_out(consumer)
+    end
+  end
+  return seen
+end
+
+-- Notes when the next lease of a consumer times out.
+local function look_again(consumer)
+  local next_lease = redis.call('ZRANGE', leases_of(deadlines, consumer), 0, 0, 'WITHSCORES')
+  if next_lease[1] then
+    redis.call('ZADD', deadlines, next_lease[2], consumer)
+  else
+    redis.call('ZREM', deadlines, consumer)
+  end
+end
+
+local gone, cleared = clear_sessions()
+local seen = time_out_late()
 flush()
 if journaled then
   write_notes()
 end
-
-local more = lanes_released > 0 and (#late == limit or messages >= limit) and 1 or 0
-local gone = redis.call('ZRANGEBYSCORE', consumers, '-inf', now, 'LIMIT', 0, limit)
-return { 'OK', more, next_end() or 0, lanes_released, gone }
+for _, consumer in ipairs(seen) do
+  look_again(consumer)
+end
+for _, consumer in ipairs(cleared) do
+  forget_consumer(consumer)
+end
+return { 'OK', left <= 0 and 1 or 0, next_end() or 0, lanes_released, gone }

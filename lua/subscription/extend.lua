@@ -1,6 +1,6 @@
 -- extend: move the deadline of leased messages; in a lane, the lane's one deadline.
 --
--- Uses   subscription served journal ranges notes lanes runs receipts
+-- Uses   subscription served journal ranges notes holders lanes runs receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 receipts, as in lib/receipts.lua
 --        4 deadline_ms, or ""   5 lease_ms from now, instead of deadline_ms, or ""

@@ -5,9 +5,10 @@
 -- ARGV   3 consumer   4 session_ms
 -- Returns  {"OK", 1 when the session was already open}
 --          {"BUSY", consumer}: an exclusive subscription has another one
---          {"LEAVING"}: the last session of that name has ended and must be cleared with leave first
+--          {"LEAVING", consumer}: that session has ended and must be cleared with leave first: the last one of
+--            this name, or of another that an exclusive subscription had
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_POSITION"}: nothing of it is ever leased
--- Cost     O(consumers)
+-- Cost     O(log consumers)
 local consumer, session_ms = ARGV[3], tonumber(ARGV[4])
 
 local mode = redis.call('HGET', sub, 'mode')
@@ -16,12 +17,12 @@ if mode == 'cursor' then
 end
 local session = tonumber(redis.call('ZSCORE', consumers, consumer) or nil)
 if session and session <= now then
-  return { 'LEAVING' }
+  return { 'LEAVING', consumer }
 end
 if not session and mode == 'exclusive' then
-  local other = redis.call('ZRANGE', consumers, 0, 0)[1]
-  if other then
-    return { 'BUSY', other }
+  local other = redis.call('ZREVRANGE', consumers, 0, 0, 'WITHSCORES')
+  if other[1] then
+    return { tonumber(other[2]) > now and 'BUSY' or 'LEAVING', other[1] }
   end
 end
 redis.call('ZADD', consumers, now + session_ms, consumer)

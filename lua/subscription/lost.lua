@@ -1,6 +1,6 @@
 -- lost: settle messages that are leased or wait and are not in the log: somebody has deleted them there.
 --
--- Uses   subscription served journal ranges notes lanes runs walk settled
+-- Uses   subscription served journal ranges notes holders lanes runs settled
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 MessagePack array of entries that the caller has not found
 --        4 limit: lanes of keys looked at, at most
@@ -70,9 +70,17 @@ if position == '' then
 end
 local next_position = ''
 if redis.call('HGET', sub, 'mode') == 'key_shared' then
-  local records, _, scan_position, done = walk(limit, '', position == '' and '0' or position)
+  local step = redis.call('HSCAN', lanes, position == '' and '0' or position, 'COUNT', limit)
+  local records = {}
+  for index = 1, #step[2], 2 do
+    local lane = step[2][index]
+    if not is_run(lane) then
+      known[lane] = known[lane] or step[2][index + 1]
+      records[#records + 1] = get(lane)
+    end
+  end
   take_from_lanes(records)
-  next_position = done == 1 and '' or scan_position
+  next_position = step[1] ~= '0' and step[1] or ''
 else
   take_from_lanes({ get('=') })
 end

@@ -1,6 +1,6 @@
 -- nack: give leased messages back. In a lane the later leased ones go back with them.
 --
--- Uses   subscription served journal ranges notes lanes runs release receipts
+-- Uses   subscription served journal ranges notes holders lanes runs release receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 receipts, as in lib/receipts.lua
 --        4 due_ms: when they may be served again; "" for the backoff   5 delay_ms, instead of due_ms, or ""
@@ -32,7 +32,7 @@ end)
 for lane, first in pairs(earliest) do
   release_lane(get(lane), first, charged, due, what)
 end
-flush()
+flush('GT')
 if journaled then
   write_notes()
 end

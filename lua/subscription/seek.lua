@@ -1,6 +1,6 @@
 -- seek: move a subscription to a position; all its leases and retry counts end.
 --
--- Uses   subscription journal ranges notes position
+-- Uses   subscription journal ranges notes holders position
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 position   4 its value, or ""
 -- Returns  {"OK", cursor}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
@@ -15,7 +15,8 @@ end
 cursor = cursor_at(position, value)
 redis.call('HSET', subs, name, cursor)
 redis.call('HSET', sub, 'sparse', last_entry)
-redis.call('UNLINK', lanes, runs, deadlines, ready, queue, retries)
+drop_leases(deadlines)
+redis.call('UNLINK', lanes, runs, ready, queue, retries)
 redis.call('HINCRBY', meta, 'sweep', 1)
 if journaled then
   write_record(journal, journal_cap, now, 'sought', name, '', cursor + 1)

@@ -58,12 +58,20 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         command("HSET", "SUBS", "s", "1"),
     ),
     "a deadline is missing": (
-        "leased lanes and deadlines differ: ['=a']",
-        command("ZREM", "SUB:deadlines", "=a"),
+        "leased lanes and deadlines differ: [('c', '=a')]",
+        command("ZREM", "SUB:deadlines:c", "=a"),
     ),
     "a deadline is left over": (
-        "leased lanes and deadlines differ: ['=z']",
-        command("ZADD", "SUB:deadlines", "5", "=z"),
+        "leased lanes and deadlines differ: [('c', '=z')]",
+        command("ZADD", "SUB:deadlines:c", "5", "=z"),
+    ),
+    "an earliest deadline is too late": (
+        "a lease of 'c' ends before its deadlines are looked at",
+        command("ZADD", "SUB:deadlines", "99999999999999", "c"),
+    ),
+    "somebody is remembered who has no session": (
+        "charged has consumers without a session: ['z']",
+        command("HSET", "SUB:charged", "z", "5"),
     ),
     "a run is not in its index": ("runs and their index differ", command("ZREM", "SUB:runs", "#5")),
     "a waiting lane is not listed": ("waiting lanes and ready differ", command("DEL", "SUB:ready")),

@@ -1,5 +1,7 @@
 """Nothing waits longer than it must, and no script works longer than it may."""
 
+from typing import Any
+
 from broker.engine import Engine
 from broker.results import Room
 from tests.lua.story import Story, entries, receipts
@@ -89,7 +91,7 @@ async def test_clearing_an_old_session_leaves_the_new_one_alone(timed: ManualTim
     await engine.join(story.lease, "s", "c", session_ms=10_000)
     assert await story.take() == [1, 2, 3, 4, 5]
     answer = await engine.store.run(
-        "subscription/leave", story.sub(), story.lease.text, "s", "c", "ended", 500, "", "", ""
+        "subscription/leave", story.sub(), story.lease.text, "s", "c", "ended", 500
     )
     assert answer[:3] == ["OK", 1, 0]
     assert len(await engine.held(story.lease, "s", "c")) == 1
@@ -128,18 +130,18 @@ async def test_a_leave_cut_short_by_its_limit_does_not_end_a_session_opened_mean
 ) -> None:
     engine = timed.engine
     story = await Story.begin(engine, topic)
-    await story.subscribe(mode="shared")
-    for _ in range(3):
-        await story.publish_many(400)
-        await story.fetch(permits=400)
-    step = [story.sub(), story.lease.text, "s", "c", "left", 500]
-    first = await engine.store.run("subscription/leave", *step, "", "", "")  # type: ignore[arg-type]
-    assert first[:3] == ["OK", 0, 2]
-    await engine.join(story.lease, "s", "c", session_ms=60_000)
-    assert len(await story.take(permits=10)) == 10
-    second = await engine.store.run("subscription/leave", *step, *first[3:])  # type: ignore[arg-type]
+    await story.subscribe(mode="key_shared")
+    await story.publish(*(f"key-{number}" for number in range(30)))
+    await story.fetch()
+    step = [story.sub(), story.lease.text, "s", "c"]
+    first = await engine.store.run("subscription/leave", *step, "left", 20)  # type: ignore[arg-type]
+    assert first[:3] == ["OK", 0, 20]
+    assert not await engine.join(story.lease, "s", "c", session_ms=60_000)  # when the rest is back, too
+    assert len(await story.take(permits=30)) == 30
+    second = await engine.store.run("subscription/leave", *step, "ended", 20)  # type: ignore[arg-type]
     assert second[:3] == ["OK", 1, 0]
     assert await engine.touch(story.lease, "s", ["c"]) == []
+    assert await story.retries() == {}
 
 
 async def test_a_leave_left_unfinished_is_due_at_once(timed: ManualTime, topic: str) -> None:
@@ -148,9 +150,52 @@ async def test_a_leave_left_unfinished_is_due_at_once(timed: ManualTime, topic: 
     await story.subscribe(mode="failover", consumers=("a", "b"))
     await story.publish_many(5)
     assert await story.take("a") == [1, 2, 3, 4, 5]
-    step = [story.sub(), story.lease.text, "s", "a", "left", 500, "", "", ""]
+    step = [story.sub(), story.lease.text, "s", "a", "left", 1]
     assert (await engine.store.run("subscription/leave", *step))[1] == 0  # type: ignore[arg-type]
     fetched = await engine.fetch(story.lease, "s", [Room("b", 10)])  # the worker died in between
-    assert (fetched.deliveries, fetched.next_due_ms) == ([], timed.now_ms)
+    assert fetched.deliveries == []
+    assert 0 < fetched.next_due_ms <= timed.now_ms
     await engine.expire(story.lease, "s")
     assert await story.take("b") == [1, 2, 3, 4, 5]
+    assert await story.retries() == {}  # it is still a leave
+
+
+async def test_a_crash_cleared_by_two_workers_charges_only_once(timed: ManualTime, topic: str) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="shared", consumers=("d",))
+    await engine.join(story.lease, "s", "c", session_ms=1_000)
+    await story.publish_many(3)
+    for _ in range(3):
+        await story.take(permits=1)
+    await timed.advance(1_000)
+    step = [story.sub(), story.lease.text, "s", "c", "ended", 1]
+    assert (await engine.store.run("subscription/leave", *step))[1] == 0  # type: ignore[arg-type]
+    await engine.expire(story.lease, "s")  # the worker died in between
+    assert await story.retries() == {1: 1}
+    assert await story.take("d") == [1, 2, 3]
+
+
+async def test_what_a_consumer_holds_costs_what_it_holds_whatever_the_others_have(
+    timed: ManualTime, topic: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared", consumers=("c", "d"))
+    for start in range(0, 3_000, 1_000):
+        await story.publish(*(f"key-{start + number}" for number in range(1_000)))
+        await engine.fetch(story.lease, "s", [Room("d", 1_000)])
+    await story.publish("mine")
+    await story.take("c")
+    calls = []
+    run = engine.store.run
+
+    async def counted(script: str, *arguments: Any) -> list[Any]:
+        calls.append(script)
+        return await run(script, *arguments)
+
+    engine.store.run = counted  # type: ignore[assignment, method-assign]
+    assert entries(await engine.held(story.lease, "s", "c")) == [3_001]
+    assert await engine.leave(story.lease, "s", "c", crashed=True) == 1
+    assert calls == ["subscription/held", "subscription/leave"]
+    engine.store.run = run  # type: ignore[method-assign]

@@ -24,7 +24,8 @@ async def test_what_everybody_has_acked_leaves_nothing_behind(engine: Engine, to
     assert (result.stale, result.forgotten) == ([], [(1, 10)])
     assert await story.log() == []
     sub = story.sub()
-    assert not await story.exists(sub.lanes, sub.runs, sub.deadlines, sub.ready, sub.queue, sub.retries)
+    leases = sub.leases("c")
+    assert not await story.exists(sub.lanes, sub.runs, leases, sub.ready, sub.queue, sub.retries)
 
 
 async def test_a_run_is_acked_in_parts_and_out_of_order(engine: Engine, topic: str) -> None:
@@ -220,10 +221,35 @@ async def test_extend_counts_from_now_and_moves_only_the_part_it_is_given(
     assert (result.stale, result.deadline_ms) == ([], timed.now_ms + 1_000)
     await timed.advance(100)
     await timed.engine.expire(story.lease, "s")
-    assert await story.retries() == {1: 1, 3: 1}
+    assert await story.take() == [1, 3]
     await timed.advance(900)
     await timed.engine.expire(story.lease, "s")
-    assert await story.retries() == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+    assert await story.take() == [2, 4, 5]
+
+
+@pytest.mark.parametrize("mode", ["key_shared", "exclusive"])
+async def test_a_settle_never_cuts_an_extension_of_its_lane_short(
+    timed: ManualTime, topic: str, mode: str
+) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(mode=mode)
+    deadline = timed.now_ms + 60_000
+    for _ in range(4):
+        await story.publish("a")
+        await story.fetch(lease_ms=1_000)
+    one, two, three, four = receipts(await timed.engine.held(story.lease, "s", "c"))
+    await timed.engine.extend(story.lease, "s", [one], lease_ms=60_000)
+    for settle in (story.ack(one), story.ack(three), story.nack(four)):  # by its text, by its record
+        assert await settle == ["settled"]
+        held = await timed.engine.held(story.lease, "s", "c")
+        assert {delivery.deadline_ms for delivery in held} == {deadline}
+    await timed.advance(59_500)
+    result = await timed.engine.expire(story.lease, "s")
+    assert (result.released, result.next_due_ms) == (0, deadline)
+    await story.ack(two)
+    await story.fetch(lease_ms=1_000)
+    [again] = await timed.engine.held(story.lease, "s", "c")
+    assert again.deadline_ms == timed.now_ms + 1_000  # the lane had ended, and with it what it was given
 
 
 async def test_extend_until_an_instant_moves_the_one_deadline_of_a_lane(

@@ -54,6 +54,9 @@ class Subscription:
     owed: dict[int, Owed] = field(default_factory=dict)
     holds: dict[str, int] = field(default_factory=dict)
     sessions: dict[str, int] = field(default_factory=dict)
+    charged: dict[str, int] = field(default_factory=dict)  # consumer -> newest token when it was charged
+    # Consumer -> when to look at its leases: the earliest deadline it had, also of what is settled by now.
+    looks: dict[str, int] = field(default_factory=dict)
     active: str | None = None
 
     def owe(self, entry: Entry) -> None:
@@ -69,6 +72,7 @@ class Subscription:
         """Start anew with these messages; sessions stay."""
         self.owed.clear()
         self.holds.clear()
+        self.looks.clear()
         for entry in entries:
             self.owe(entry)
 
@@ -81,8 +85,9 @@ class Subscription:
     def join(self, now: int, consumer: str, session_ms: int) -> bool:
         """Open a session; True if it was open."""
         was_open = self.is_open(consumer, now)
-        if consumer in self.sessions and not was_open:
-            self.crash(now, consumer)
+        for other in list(self.sessions):
+            if not self.is_open(other, now) and (other == consumer or self.mode == "exclusive"):
+                self.crash(now, other)
         self.sessions[consumer] = now + session_ms
         return was_open
 
@@ -101,6 +106,8 @@ class Subscription:
         for owed in charged:
             owed.retries += 1
         self.sessions.pop(consumer, None)
+        self.charged.pop(consumer, None)
+        self.looks.pop(consumer, None)
         if self.active == consumer:
             self.active = None
 
@@ -144,9 +151,11 @@ class Subscription:
         return self.holds.get(owed.lane, 0) if owed.lane else owed.due
 
     def next_end(self) -> int:
-        """When the next lease or session ends; 0 for never."""
-        deadlines = [owed.claim.deadline for owed in self.owed.values() if owed.claim]
-        return min([*deadlines, *self.sessions.values()], default=0)
+        """When leases are to be looked at, or a session ends; 0 for never."""
+        return min([*self.looks.values(), *self.sessions.values()], default=0)
+
+    def _look(self, claim: Claim) -> None:
+        self.looks[claim.consumer] = min(claim.deadline, self.looks.get(claim.consumer, claim.deadline))
 
     def _return(self, messages: list[Owed], due: int) -> None:
         for owed in messages:
@@ -214,6 +223,7 @@ class Subscription:
             assert told == stored, "the message and how often it was charged"
             if claim is None or not lane:
                 claim = Claim(delivery.consumer, lease_ms, now + lease_ms)
+                self._look(claim)
             assert delivery.deadline_ms == claim.deadline, f"deadline of {number}"
             owed.claim = claim
             owed.token = token
@@ -284,10 +294,15 @@ class Subscription:
             for owed in held:
                 assert owed.claim
                 owed.claim.deadline = deadline
+                self._look(owed.claim)
         return stale
 
-    def expire(self, now: int) -> set[str]:
-        """Give back what the consumers that are gone held, then what has timed out; answers those gone."""
+    def expire(self, now: int, newest_token: int) -> set[str]:
+        """Give back what the consumers that are gone held, then what has timed out; answers those gone.
+
+        A timeout charges the head of a lane. Without order it charges the oldest that the consumer holds,
+        once for all that was leased to it by then.
+        """
         gone = {name for name, end in self.sessions.items() if end <= now}
         for consumer in gone:
             self.crash(now, consumer)
@@ -296,16 +311,23 @@ class Subscription:
             if owed.lane and owed.claim:  # the head: the rest goes back with it
                 due = self._charge(now, owed, None)
                 self._return(self.leased_of(owed.lane), due)
-            elif owed.claim:
+            elif owed.claim and owed.token > self.charged.get(owed.claim.consumer, 0):
+                self.charged[owed.claim.consumer] = newest_token
                 self._return([owed], self._charge(now, owed, None))
+            elif owed.claim:
+                self._return([owed], now)
+        for consumer in [consumer for consumer, look in self.looks.items() if look <= now]:
+            del self.looks[consumer]
+            for claim in [owed.claim for owed in self.leased_to(consumer) if owed.claim]:
+                self._look(claim)
         return gone
 
     def _restart(self, now: int, lanes: Iterable[str]) -> None:
-        """A settle in a lane gives what is still leased of it the whole time again."""
+        """A settle in a lane gives what is still leased of it the whole time again, if it has less."""
         for lane in lanes:
             for owed in self.leased_of(lane) if lane else []:
                 assert owed.claim
-                owed.claim.deadline = now + owed.claim.lease_ms
+                owed.claim.deadline = max(owed.claim.deadline, now + owed.claim.lease_ms)
 
 
 @dataclass

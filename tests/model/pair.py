@@ -202,7 +202,8 @@ class Pair:
         """Open a session, or come back under the same name."""
         model = self.sub(name)
         step = self.engine.join(self.lease, name, consumer, session_ms)
-        if model.mode == "exclusive" and model.sessions.keys() - {consumer}:
+        others = [name for name in model.sessions if name != consumer and model.is_open(name, self.now)]
+        if model.mode == "exclusive" and others:
             self.refuse(SubscriptionBusy, f"{consumer} joins {name}", step)
         else:
             was_open = self.do(f"{consumer} joins {name} for {session_ms}", step)
@@ -236,7 +237,7 @@ class Pair:
         model = self.sub(name)
         told = self.do(f"expire {name}", self.engine.expire(self.lease, name))
         late = [o for o in model.leased() if o.claim and o.claim.deadline <= self.now]
-        assert set(told.expired_consumers) == model.expire(self.now)
+        assert set(told.expired_consumers) == model.expire(self.now, self.tokens.get(name, 0))
         assert told.released or not late
         assert told.next_due_ms == model.next_end()
 
