@@ -45,6 +45,16 @@ def moment(ms: float) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
+def typed(text: str) -> datetime:
+    """What somebody wrote as a time, in UTC unless it says another zone; ValueError if it is none.
+
+    >>> typed("2026-11-16T13:00")
+    datetime.datetime(2026, 11, 16, 13, 0, tzinfo=datetime.timezone.utc)
+    """
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
 def now_ms() -> int:
     """This machine's clock."""
     return int(time.time() * 1000)

@@ -111,9 +111,12 @@ def replay(
     ] = "replay",
     rate: Annotated[float | None, typer.Option(help="Rows a second, of all tasks together.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only what was published from then on.")
+        str | None,
+        typer.Option(metavar="TIME", help="Only what was published from then on; UTC unless it says."),
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only what was published before.")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only what was published before; UTC unless it says.")
+    ] = None,
     keys: Annotated[str | None, typer.Option(metavar="A,B,…", help="Only these keys.")] = None,
     durability: Annotated[str | None, typer.Option(help="memory, fsync, replicated or replicated:N.")] = None,
     round_rows: Annotated[int, typer.Option(help="Rows between two lines of progress.", min=1)] = 250_000,

@@ -43,7 +43,11 @@ def audit(
     ] = "archive",
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Only what was published from then on.", show_default=False),
+        typer.Option(
+            metavar="TIME",
+            help="Only what was published from then on; UTC unless it says.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Prove that every message was delivered; ends with 0: complete, 1: incomplete, 3: unproven."""

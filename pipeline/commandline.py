@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
@@ -59,11 +59,12 @@ def moment(option: str, text: str | None) -> datetime | None:
     """
     if text is None:
         return None
+    from client.times import typed
+
     try:
-        typed = datetime.fromisoformat(text)
+        return typed(text)
     except ValueError:
         raise Usage(f"{option} {text!r} is no time: write it as 2026-11-16T13:00:00Z") from None
-    return typed if typed.tzinfo else typed.replace(tzinfo=UTC)
 
 
 class Job:

@@ -10,6 +10,7 @@ import msgspec
 
 from client import AsyncClient
 from client.errors import InvalidArgument
+from client.times import typed
 from pipeline.offsets import Start, parse_offsets
 
 DEFAULT_SERVER = "keylane://127.0.0.1:9999"
@@ -185,7 +186,6 @@ def _moment(given: dict[str, str], name: str) -> datetime | None:
     try:
         if text.isdecimal():
             return datetime.fromtimestamp(int(text) / 1000, UTC)
-        moment = datetime.fromisoformat(text)
+        return typed(text)
     except (ValueError, OverflowError, OSError):
         refuse(name, text, "milliseconds since 1970, or a time such as 2026-11-16T13:00:00Z")
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

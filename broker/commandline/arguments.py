@@ -8,7 +8,7 @@ import typer
 
 from broker.commandline.session import Usage
 
-__all__ = ["ModeOption", "PartitionOption", "SubscriptionArgument", "TopicArgument", "position_of"]
+__all__ = ["ModeOption", "PartitionOption", "SubscriptionArgument", "TopicArgument", "position_of", "time_of"]
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 SubscriptionArgument = Annotated[
@@ -23,12 +23,22 @@ WORDS_AND_IDS = re.compile(r"earliest|latest|\d+:\d+-\d+")
 
 
 def position_of(text: str) -> str | datetime:
-    """A place in a topic as it is typed: a word, an id or a time, local unless it says which."""
+    """A place in a topic as it is typed: a word, an id or a time."""
     if WORDS_AND_IDS.fullmatch(text):
         return text
     try:
-        return datetime.fromisoformat(text).astimezone()
-    except ValueError:
+        return time_of(text)
+    except Usage:
         raise Usage(
             f"{text!r} is no position: use earliest, latest, an id like 3:1-42 or a time like 2026-12-31"
         ) from None
+
+
+def time_of(text: str) -> datetime:
+    """A time as it is typed; UTC unless it says another zone."""
+    from client.times import typed
+
+    try:
+        return typed(text)
+    except ValueError:
+        raise Usage(f"{text!r} is no time: write it as 2026-12-31T23:59:00Z") from None

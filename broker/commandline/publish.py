@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.commandline.arguments import TopicArgument
+from broker.commandline.arguments import TopicArgument, time_of
 from broker.commandline.session import Session, Usage, command
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ async def publish(
     uid: Annotated[str | None, typer.Option(help="Publishing it again changes nothing.")] = None,
     count: Annotated[int, typer.Option(help="Publish so many.", min=1)] = 1,
     delay: Annotated[float | None, typer.Option(help="Seconds until it is published.", min=0)] = None,
+    deliver_at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="When it is published, like 2026-12-31T23:59; UTC unless it says."),
+    ] = None,
 ) -> None:
     """Publish a message."""
     from client import OutgoingMessage
@@ -51,6 +55,7 @@ async def publish(
         uid=uid,
         durability=durability,
         delay=delay,
+        deliver_at=time_of(deliver_at) if deliver_at is not None else None,
     )
     async with session.client() as client:
         if count > 1:

@@ -39,7 +39,10 @@ async def subscribe(
     partition: PartitionOption = None,
     offset: Annotated[
         str | None,
-        typer.Option(help="Where a new one starts: earliest, latest, an id or a time.", show_default=False),
+        typer.Option(
+            help="Where a new one starts: earliest, latest, an id or a time (UTC unless it says).",
+            show_default=False,
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--max", help="Leave after so many.", min=1, show_default=False)

@@ -20,7 +20,9 @@ async def create(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     mode: ModeOption = None,
-    start: Annotated[str, typer.Option(help="earliest, latest, an id or a time.")] = "latest",
+    start: Annotated[
+        str, typer.Option(help="earliest, latest, an id or a time (UTC unless it says).")
+    ] = "latest",
     lease: Annotated[float, typer.Option(help="Seconds to settle a message in.")] = 30.0,
     delivery: Annotated[str, typer.Option(help="at_least_once or at_most_once.")] = "at_least_once",
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept one that is there already.")] = False,
@@ -69,10 +71,13 @@ async def seek(
     subscription: SubscriptionArgument,
     position: Annotated[
         str,
-        typer.Argument(help="earliest, latest, an id (its partition only) or a time.", show_default=False),
+        typer.Argument(
+            help="earliest, latest, an id (its partition only) or a time (UTC unless it says).",
+            show_default=False,
+        ),
     ],
 ) -> None:
-    """Move a subscription to another place; a time is like 2026-12-31T23:59 (Z for UTC, else local)."""
+    """Move a subscription to another place; a time is like 2026-12-31T23:59, UTC unless it says +01:00."""
     async with session.client() as client:
         await client.seek(topic, subscription, position_of(position))
     moved = {"topic": topic, "name": subscription, "position": position}

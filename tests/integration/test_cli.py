@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,45 @@ def test_help_needs_none_of_the_slow_modules(keylane: Keylane) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout == "[]\n"
     assert "subscribe" in keylane("--help").stdout
+
+
+# Times
+
+
+def test_a_time_without_a_zone_is_utc_wherever_the_machine_is(
+    keylane: Keylane, client: Client, topic: str
+) -> None:
+    """In New York the same words would be a time to come."""
+    client.create_subscription(topic, "keeps")
+    client.publish(topic, b"tea")
+    before = (datetime.now(UTC) - timedelta(minutes=1)).replace(tzinfo=None).isoformat()
+    new_york = {"TZ": "America/New_York"}
+    keylane("subscription", "create", topic, "made", "--start", before, **new_york)
+    keylane("subscription", "create", topic, "moved", **new_york)
+    keylane("subscription", "seek", topic, "moved", before, **new_york)
+    for name in ("made", "moved"):
+        assert client.describe_subscription(topic, name).backlog == 1
+    arguments = ["subscribe", topic, "read", "--offset", before, "--max", "1"]
+    assert "tea" in keylane(*arguments, **new_york).stdout
+    keylane("publish", topic, "now", "--deliver-at", before, **new_york)
+    assert "now" in keylane("subscribe", topic, "made", "--max", "2", **new_york).stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["subscribe"],
+        ["subscription", "create"],
+        ["subscription", "seek"],
+        ["publish"],
+        ["pipeline", "replay"],
+        ["pipeline", "audit"],
+    ],
+)
+def test_every_command_that_takes_a_time_says_in_its_help_that_it_is_utc(
+    keylane: Keylane, command: list[str]
+) -> None:
+    assert "UTC unless it says" in " ".join(keylane(*command, "--help", COLUMNS="400").stdout.split())
 
 
 # Doctor
