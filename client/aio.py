@@ -31,6 +31,7 @@ from client.options import Options
 from client.payloads import PayloadStore
 from client.producer import Producer
 from client.reading import Reading
+from client.seeds import server_or_default, token_or_default
 from client.times import Position, Seconds, seconds
 from client.types import Body, Mode, OutgoingMessage, Published
 
@@ -40,7 +41,8 @@ _CLOSE = 5.0  # seconds to delete the bodies that nobody needs any more
 class AsyncClient(Administration, Reading):
     """A client of a Keylane cluster; use it as an async context manager.
 
-    `seeds` is a URL, a list, or "keylane://a:9999,b:9999"; keylanes:// is TLS. `payloads` is where bodies
+    `seeds` is a URL, a list, or "keylane://a:9999,b:9999"; keylanes:// is TLS. Without it KEYLANE_SERVER
+    counts, without that keylane://127.0.0.1:9999; without `token`, KEYLANE_TOKEN. `payloads` is where bodies
     are stored, by default where the cluster says. `on_time_drift` is called with the seconds that the
     cluster's clock is ahead of this machine's, if that is more than one. `timeout` is for how many seconds
     an operation tries again while the broker cannot be reached.
@@ -48,7 +50,7 @@ class AsyncClient(Administration, Reading):
 
     def __init__(
         self,
-        seeds: str | Iterable[str] = "keylane://127.0.0.1:9999",
+        seeds: str | Iterable[str] | None = None,
         *,
         token: str | None = None,
         payloads: PayloadStore | str | None = None,
@@ -59,7 +61,11 @@ class AsyncClient(Administration, Reading):
         limit = seconds("timeout", timeout)
         self._bodies = Bodies(payloads, self._greeting)
         self._cluster = Cluster(
-            seeds, token=token, timeout=limit, on_time_drift=on_time_drift, greeted=self._bodies.greeted
+            server_or_default(seeds),
+            token=token_or_default(token),
+            timeout=limit,
+            on_time_drift=on_time_drift,
+            greeted=self._bodies.greeted,
         )
         self._producer = Producer(self._cluster, self._bodies, producer_group)
         self._streams = count(1)

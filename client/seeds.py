@@ -1,5 +1,6 @@
 """Where workers may listen, and how long to wait before looking there again."""
 
+import os
 import random
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,6 +8,18 @@ from urllib.parse import urlsplit
 
 from client import wire
 from client.errors import InvalidArgument
+
+DEFAULT_SERVER = f"keylane://127.0.0.1:{wire.PORT}"
+
+
+def server_or_default(seeds: str | Iterable[str] | None) -> str | Iterable[str]:
+    """What was given, else what KEYLANE_SERVER says, else this machine."""
+    return os.environ.get("KEYLANE_SERVER") or DEFAULT_SERVER if seeds is None else seeds
+
+
+def token_or_default(token: str | None) -> str | None:
+    """What was given, else what KEYLANE_TOKEN says."""
+    return os.environ.get("KEYLANE_TOKEN") or None if token is None else token
 
 
 class Seed(NamedTuple):

@@ -62,7 +62,7 @@ class Client:
 
     def __init__(
         self,
-        seeds: str | Iterable[str] = "keylane://127.0.0.1:9999",
+        seeds: str | Iterable[str] | None = None,
         *,
         token: str | None = None,
         payloads: PayloadStore | str | None = None,

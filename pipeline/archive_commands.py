@@ -11,10 +11,6 @@ __all__ = ["add_archive", "add_replay"]
 
 MEGABYTE = 1024 * 1024
 
-TokenOption = Annotated[
-    str | None,
-    typer.Option(envvar="KEYLANE_TOKEN", help="For a broker that asks for one.", show_default=False),
-]
 PayloadsOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The payload store; else the broker says.", show_default=False),
@@ -53,7 +49,6 @@ def archive(
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on where messages or bodies are gone from the broker.")
     ] = False,
-    token: TokenOption = None,
     payloads: PayloadsOption = None,
 ) -> None:
     """Archive topics as Parquet, by topic and date; without --interval what there is now."""
@@ -78,7 +73,6 @@ def archive(
         topics=topics or [],
         path=to,
         subscription=subscription,
-        token=token,
         payloads=payloads,
         starting=starting,
         batch_rows=batch_rows,
@@ -121,7 +115,6 @@ def replay(
     durability: Annotated[str | None, typer.Option(help="memory, fsync, replicated or replicated:N.")] = None,
     round_rows: Annotated[int, typer.Option(help="Rows between two lines of progress.", min=1)] = 250_000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
-    token: TokenOption = None,
     payloads: PayloadsOption = None,
 ) -> None:
     """Publish what is archived to a topic, the order of each key as it was."""
@@ -137,7 +130,6 @@ def replay(
         topic=topic,
         source=source,
         run_id=run_id,
-        token=token,
         payloads=payloads,
         durability=durability,
         rate=rate,

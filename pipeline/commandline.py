@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Trouble", "Usage", "command", "moment"]
 
-DEFAULT_SERVER = "keylane://127.0.0.1:9999"
 INSTALL = "the pipeline needs Spark: pip install 'keylane[spark]'"
 LOG = Path(__file__).with_name("log4j2.properties")
 INTERRUPTED = 130  # as shells have it for Ctrl-C
@@ -71,7 +70,9 @@ class Job:
     """One run of a command."""
 
     def __init__(self, server: str | None, json: bool, master: str | None, conf: Sequence[str]) -> None:
-        self.server = server or os.environ.get("KEYLANE_SERVER") or DEFAULT_SERVER
+        from client.seeds import server_or_default
+
+        self.server = str(server_or_default(server))
         self.json = json
         self._master = master
         self._conf = dict(QUIET)

@@ -1,7 +1,6 @@
 """The options of the data source: what .option(…) takes, checked before anything runs."""
 
 import difflib
-import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import NoReturn, TypeVar
@@ -10,10 +9,9 @@ import msgspec
 
 from client import AsyncClient
 from client.errors import InvalidArgument
+from client.seeds import server_or_default, token_or_default
 from client.times import typed
 from pipeline.offsets import Start, parse_offsets
-
-DEFAULT_SERVER = "keylane://127.0.0.1:9999"
 
 _CONNECTION = ("server", "token", "payloads")
 _BATCH_ONLY = ("endingOffsets", "journal")
@@ -46,12 +44,12 @@ class Connection(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "Connection":
-        """From the options server, token and payloads."""
+        """From the options server, token and payloads, and the environment of the driver."""
         named = {name.lower(): value for name, value in options.items()}
-        server = named.get("server") or os.environ.get("KEYLANE_SERVER") or DEFAULT_SERVER
+        server = str(server_or_default(named.get("server") or None))
         if not server.startswith(("keylane://", "keylanes://")):
             refuse("server", server, "keylane://host:port, or several: keylane://a:9999,b:9999")
-        return cls(server, named.get("token") or None, named.get("payloads") or None)
+        return cls(server, token_or_default(named.get("token") or None), named.get("payloads") or None)
 
     def client(self) -> AsyncClient:
         """A client, to be entered with `async with`."""

@@ -95,6 +95,7 @@ class ScriptedWorker:
         self.tls: ssl.SSLContext | None = None
         self.silent = False  # answers nothing any more
         self.refusal: wire.Error | None = None  # of INFO
+        self.tokens: set[str] = set()  # that were refused
         self.info: dict[str, Any] = {"version": 1, "payloads": "", "heartbeat_ms": 10_000, **info}
         self.cluster: ScriptedCluster | None = None
         self._waiting: dict[int, asyncio.Queue[Request]] = defaultdict(asyncio.Queue)
@@ -163,6 +164,7 @@ class ScriptedWorker:
         if frame.type == Type.HEARTBEAT:
             link.send(Properties(), frame.sequence)
         elif frame.type == Type.INFO and self.refusal is not None:
+            self.tokens.add(wire.properties_of(frame, wire.Info).token)
             link.send(self.refusal, frame.sequence)
         elif frame.type == Type.INFO:
             asked = wire.properties_of(frame, wire.Info)

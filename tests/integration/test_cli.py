@@ -1,5 +1,6 @@
 """The commands of `keylane`, as people and scripts run them, against a real broker."""
 
+import asyncio
 import json
 import os
 import pty
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 from broker.server import free_port
-from client import AsyncClient, Client, OutgoingMessage
+from client import AsyncClient, Client, OutgoingMessage, wire
 from tests.running import RunningBroker
+from tests.scripted_worker import ScriptedWorker
 
 pytestmark = pytest.mark.slow  # each command is a process
 
@@ -440,6 +442,38 @@ def test_help_needs_none_of_the_slow_modules(keylane: Keylane) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout == "[]\n"
     assert "subscribe" in keylane("--help").stdout
+
+
+# Tokens
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["topic", "list"],
+        ["publish", "t", "hello"],
+        ["subscribe", "t", "s"],
+        ["peek", "t", "s"],
+        ["cluster"],
+        ["rebalance"],
+        ["demo"],
+        ["subscription", "list", "t"],
+    ],
+)
+async def test_every_command_sends_the_token_of_the_environment(command: list[str]) -> None:
+    """And takes the broker's no for an answer."""
+    async with ScriptedWorker() as worker:
+        worker.refusal = wire.Error("unauthorized", "no such token")
+        process = await asyncio.create_subprocess_exec(
+            KEYLANE,
+            *command,
+            env={**os.environ, "KEYLANE_SERVER": worker.url, "KEYLANE_TOKEN": "mine"},
+            stderr=subprocess.PIPE,
+        )
+        _, errors = await process.communicate()
+        assert process.returncode == 1
+        assert errors == b"error: no such token\n"
+        assert worker.tokens == {"mine"}
 
 
 # Times

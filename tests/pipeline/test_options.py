@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from client.errors import InvalidArgument
-from pipeline.options import DEFAULT_SERVER, Connection, ReadOptions
+from client.seeds import DEFAULT_SERVER
+from pipeline.options import Connection, ReadOptions
 
 
 def parse(*, streaming: bool = False, **options: str) -> ReadOptions:
@@ -40,6 +41,13 @@ def test_the_server_is_that_of_the_environment_unless_one_is_given(monkeypatch: 
     monkeypatch.setenv("KEYLANE_SERVER", "keylane://broker:7")
     assert parse().connection.server == "keylane://broker:7"
     assert parse(server="keylane://other:8").connection.server == "keylane://other:8"
+
+
+def test_the_token_is_that_of_the_driver_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors have other environments: they get it from there."""
+    monkeypatch.setenv("KEYLANE_TOKEN", "secret")
+    assert parse().connection.token == "secret"
+    assert parse(token="given").connection.token == "given"
 
 
 def test_positions_are_given_as_json() -> None:

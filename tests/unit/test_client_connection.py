@@ -18,7 +18,7 @@ from client.errors import (
     TopicExists,
     Unauthorized,
 )
-from client.seeds import Seed, parse_seeds
+from client.seeds import Seed, parse_seeds, server_or_default, token_or_default
 from tests.scripted_worker import PATIENCE, ScriptedWorker
 
 
@@ -51,6 +51,32 @@ async def test_the_first_seed_that_answers_is_used(unused_port: int) -> None:
         seeds = [f"keylane://127.0.0.1:{unused_port}", worker.url]
         async with AsyncClient(seeds) as client:
             assert (await client.info()).worker == "scripted"
+
+
+async def test_server_and_token_are_those_of_the_environment_unless_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ScriptedWorker() as named, ScriptedWorker() as other:
+        monkeypatch.setenv("KEYLANE_SERVER", named.url)
+        monkeypatch.setenv("KEYLANE_TOKEN", "of the environment")
+        async with AsyncClient():
+            assert (await named.expect(wire.Info)).properties.token == "of the environment"
+        async with AsyncClient(other.url, token="given"):
+            assert (await other.expect(wire.Info)).properties.token == "given"
+
+        def without_a_loop() -> None:
+            with Client():
+                pass
+
+        await asyncio.to_thread(without_a_loop)
+        assert (await named.expect(wire.Info)).properties.token == "of the environment"
+
+
+async def test_variables_that_are_empty_are_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYLANE_SERVER", "")
+    monkeypatch.setenv("KEYLANE_TOKEN", "")
+    assert server_or_default(None) == "keylane://127.0.0.1:9999"
+    assert token_or_default(None) is None
 
 
 async def test_a_wrong_token_is_not_tried_again() -> None:
