@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
@@ -10,6 +11,7 @@ from broker.administration import by_position
 from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
 from broker.consumer import Consumer
 from broker.handover import count_messages
+from broker.instants import instant
 from broker.keys import check_name
 from broker.member import NotOwner
 from broker.results import Delivery, SettleResult, SubscriptionSettings
@@ -138,9 +140,7 @@ async def _join(
         )
         if not was_open:
             return []
-        held = await partition.call(
-            lambda engine, lease: engine.held(lease, consumer.subscription, consumer.name)
-        )
+        held = await partition.held_by(consumer.subscription, consumer.name)
         if held and settings.delivery == "at_most_once":
             # Leased and never sent, or it would be settled: to be fetched once more.
             await partition.call(
@@ -149,10 +149,10 @@ async def _join(
             return await join(number)
         return held
 
-    began = worker.now_ms()
+    began = monotonic()
     first, *others = numbers
     held = [await join(first), *await asyncio.gather(*(join(number) for number in others))]
-    if worker.now_ms() - began > worker.session_ms / 3:  # nobody has renewed what was joined first
+    if monotonic() - began > worker.session_ms / 3_000:  # nobody has renewed what was joined first
         for number in numbers:
             await worker.partition(consumer.topic, number).call(
                 lambda engine, lease: engine.touch(
@@ -248,11 +248,16 @@ async def settle(
     else:
         result = await partition.call(
             lambda engine, lease: engine.extend(
-                lease, name, packed, lease_ms=request.lease_ms, until_ms=request.until_ms
+                lease,
+                name,
+                packed,
+                lease_ms=request.lease_ms,
+                until_ms=request.until_ms,
+                at_ms=worker.now_ms(),
             )
         )
         if dispatcher is not None:
-            dispatcher.due(result.deadline_ms)
+            dispatcher.due(instant(result.deadline_ms, result.now_ms))
         return _settled(result), b""
     if dispatcher is not None and (dispatcher.ordered or not isinstance(request, wire.Ack)):
         dispatcher.feed()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from broker.arguments import pack_flat_receipts
 from broker.consumer import Consumer
 from broker.handover import count_messages, flat_receipts, held_frames
+from broker.instants import NEVER, instant
 from broker.member import NotOwner
 from broker.results import Delivery, Fetched, Lease, Room, Share
 from client import wire
@@ -41,8 +42,8 @@ class Dispatcher:
         self._token = 0  # of the last fetch that was answered
         self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
         self._lost_since = 0  # the token before that fetch
-        self._due_ms = 1  # when to look for what has timed out; 0 is never
-        self._sooner_ms = 0  # what due() was told while a call was under way that may not know of it
+        self._due = 0.0  # when to look for what has timed out, by the event loop's clock
+        self._sooner = NEVER  # what due() was told while a call was under way that may not know of it
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         self._quiet = asyncio.Event()  # no fetch is under way
@@ -66,7 +67,7 @@ class Dispatcher:
             del self.consumers[consumer.name]
             self._asked.pop(consumer.name, None)
         if not self.consumers:
-            self._set_timer(0)
+            self._set_timer(NEVER)
             if self.partition.dispatchers.get(self.subscription) is self:
                 del self.partition.dispatchers[self.subscription]
 
@@ -110,13 +111,13 @@ class Dispatcher:
         elif self._cursor < entry:
             self.feed()
 
-    def due(self, due_ms: int) -> None:
-        """Something falls due then, perhaps before all else."""
-        self._sooner_ms = _sooner(self._sooner_ms, due_ms)
-        if _sooner(self._due_ms, due_ms) != self._due_ms:
-            self._due_ms = due_ms
+    def due(self, due: float) -> None:
+        """Something falls due then, by the event loop's clock, perhaps before all else."""
+        self._sooner = min(self._sooner, due)
+        if due < self._due:
+            self._due = due
             if not self._pumping:
-                self._set_timer(due_ms)
+                self._set_timer(due)
 
     async def fetched(self) -> None:
         """Wait until what a fetch under way leases has been sent."""
@@ -155,11 +156,11 @@ class Dispatcher:
                 pause = min(pause * 2, _PATIENCE[1])
         finally:
             self._pumping = False
-            self._set_timer(self._due_ms if self.consumers else 0)
+            self._set_timer(self._due if self.consumers else NEVER)
 
     async def _step(self) -> bool:
         """Do what there is to do now; answers whether there may be more."""
-        late = 0 < self._due_ms <= self.partition.worker.now_ms()
+        late = self._due <= asyncio.get_running_loop().time()
         more = late and await self._expire()
         if self._lost:
             await self._recover()
@@ -167,25 +168,23 @@ class Dispatcher:
         if rooms:
             await self._fetch(rooms)
         if more:
-            self._due_ms = 1
+            self._due = 0.0
         return more or bool(rooms)
 
-    def _set_timer(self, due_ms: int) -> None:
+    def _set_timer(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if due_ms and not self.partition.worker.stopping:
-            # At least a millisecond: the clocks of Redis and of this process are not the same.
-            delay = max(due_ms - self.partition.worker.now_ms(), 1) / 1_000
-            self._timer = asyncio.get_running_loop().call_later(delay, self.wake)
+        if due < NEVER and not self.partition.worker.stopping:
+            loop = asyncio.get_running_loop()
+            # At least a millisecond: what falls due then is not due before.
+            self._timer = loop.call_at(max(due, loop.time() + 0.001), self.wake)
 
     async def _expire(self) -> bool:
         """Give back what is due, but not all at once: others are waiting. Answers whether there is more."""
-        self._sooner_ms, due_ms = 0, self._due_ms
+        self._sooner = NEVER
         result = await self.partition.call(lambda engine, lease: engine.expire_some(lease, self.subscription))
-        if result.next_due_ms == due_ms:  # not yet, says Redis: our idea of its clock is wrong
-            await self.partition.worker.set_clock()
-        self._due_ms = _sooner(result.next_due_ms, self._sooner_ms)
+        self._due = min(instant(result.next_due_ms, result.now_ms), self._sooner)
         self._news += 1
         self.hungry = True
         self._part_with(result.expired_consumers)
@@ -200,9 +199,7 @@ class Dispatcher:
     async def _recover(self) -> None:
         """Hand over what was leased by a fetch whose answer was lost, before anything that comes after it."""
         for name, consumer in list(self._lost.items()):
-            held = await self.partition.call(
-                lambda engine, lease, name=name: engine.held(lease, self.subscription, name)  # type: ignore[misc]
-            )
+            held = await self.partition.held_by(self.subscription, name)
             # Tokens only grow: what is newer was never sent.
             lost = [delivery for delivery in held if delivery.receipt.token > self._lost_since]
             if lost and self._settles:
@@ -228,7 +225,7 @@ class Dispatcher:
         spare = {room.consumer: room.permits for room in rooms}
         takers = {name: self.consumers[name] for name in spare}
         self.hungry, news = False, self._news
-        self._expected = self._sooner_ms = 0
+        self._expected, self._sooner = 0, NEVER
         self._quiet.clear()
         try:
             fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms, takers))
@@ -252,7 +249,7 @@ class Dispatcher:
             self._send(takers[share.consumer], share, fetched, settled)
         if fetched.shares:
             self._token = max(self._token, fetched.token)
-        self._due_ms = _sooner(fetched.next_due_ms, self._sooner_ms)
+        self._due = min(instant(fetched.next_due_ms, fetched.now_ms), self._sooner)
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected
         if behind or fetched.more or (settled is not None and fetched.shares):
@@ -272,7 +269,8 @@ class Dispatcher:
         rooms = [room for room in rooms if self.consumers.get(room.consumer) is takers[room.consumer]]
         if not rooms:
             raise Unavailable("those who had room have gone meanwhile")
-        fetched = await engine.fetch_flat(lease, self.subscription, rooms)
+        at_ms = self.partition.worker.now_ms()
+        fetched = await engine.fetch_flat(lease, self.subscription, rooms, at_ms=at_ms)
         if not self._settles:
             return fetched, None
         forgotten: list[int] = []
@@ -303,8 +301,3 @@ class Dispatcher:
         consumer.out[self.partition.number] += len(share.flat) // 3
         consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
         consumer.connection.flush()  # before the answers of this turn: somebody waits for it
-
-
-def _sooner(one_ms: int, other_ms: int) -> int:
-    """The earlier of two instants, of which 0 is never."""
-    return min(one_ms, other_ms) if one_ms and other_ms else one_ms or other_ms

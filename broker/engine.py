@@ -105,18 +105,18 @@ class Engine(Claims, Registry, Publishing):
     ) -> Lease | None:
         """Take a partition and open its next ledger; None while another worker holds it.
 
-        `known_epoch` is the newest epoch the caller has heard of: after a failover that lost writes the
-        new epoch still has to be larger. Where the lease says `sweep`, a reclaim is to be finished.
+        `known_epoch` is the newest epoch the caller has heard of, or its time: after a failover that lost
+        writes the new epoch still has to be larger. Where it says `sweep`, a reclaim is to be finished.
         """
         check_name("worker", worker)
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
-        check_int("known_epoch", known_epoch, 0, MAX_MS)
+        check_int("known_epoch", known_epoch, 0, MAX_TIME_MS)
         check_int("partition", partition, 0, MAX_PARTITIONS)
         keys = partition_keys(check_name("topic", topic), partition)
         known_epoch = max(known_epoch, self._tails.newest_epoch(topic, partition))
         answer = await self.store.run(
             "partition/acquire",
-            [keys.lease, keys.meta, keys.log, keys.journal, keys.delayed],
+            [keys.lease, keys.meta, keys.log, keys.journal, keys.delayed, keys.marks_0, keys.marks_1],
             worker,
             ttl_ms,
             known_epoch,
@@ -124,7 +124,7 @@ class Engine(Claims, Registry, Publishing):
         if answer[0] == "HELD":
             return None
         checked(answer, topic, partition=partition)
-        lease = Lease(topic, partition, worker, int(answer[1]), bool(answer[2]), answer[3])
+        lease = Lease(topic, partition, worker, answer[1], bool(answer[2]), *answer[3:])
         self._tails.begin(lease)
         return lease
 
@@ -209,15 +209,22 @@ class Engine(Claims, Registry, Publishing):
             how = "ended"  # unless it has come back meanwhile
         return released
 
-    async def held(self, lease: Lease, subscription: str, consumer: str) -> list[Delivery]:
-        """What a consumer holds, as it was delivered; for one that comes back under its name."""
+    async def held(
+        self, lease: Lease, subscription: str, consumer: str, *, at_ms: int | None = None
+    ) -> list[Delivery]:
+        """What a consumer holds, as it was delivered; for one that comes back under its name.
+
+        The caller's clock shows `at_ms`: deadlines are answered by it instead of the partition's.
+        """
         check_name("consumer", consumer)
         found: list[Any] = []
         retries: list[int] = []
         position = ""
         while position != "0":
             answer = await self._run("held", lease, subscription, consumer, STEP, position or "0")
-            _, position, ledgers, part, charged = answer
+            _, position, ledgers, part, charged, now_ms = answer
+            shift = now_ms - at_ms if at_ms is not None else 0
+            part[4::5] = [deadline - shift for deadline in part[4::5]]
             found += part
             retries += charged
         # A scan may name a lane twice while others leave.
@@ -262,9 +269,18 @@ class Engine(Claims, Registry, Publishing):
         )
 
     async def fetch_flat(
-        self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
+        self,
+        lease: Lease,
+        subscription: str,
+        consumers: Sequence[Room],
+        limit: int = MAX_BATCH,
+        *,
+        at_ms: int | None = None,
     ) -> Fetched:
-        """The same with nothing made of each message, for those who only pass it on."""
+        """The same with nothing made of each message, for those who only pass it on.
+
+        The caller's clock shows `at_ms`: times are answered by it instead of the partition's.
+        """
         check_int("limit", limit, 1, MAX_BATCH)
         permits = check_room(consumers)
         tail = self._tails.of(lease)
@@ -280,6 +296,10 @@ class Engine(Claims, Registry, Publishing):
         _, now_ms, next_due_ms, more, mode, token, cursor, ledgers, unknown, found, kept, retries, lost = (
             answer
         )
+        if at_ms is not None:
+            shift, now_ms = now_ms - at_ms, at_ms
+            next_due_ms = next_due_ms and next_due_ms - shift
+            kept[1::2] = [deadline - shift for deadline in kept[1::2]]
         if lost:
             self._tell_lost(lease, subscription, rows(lost, 2))
         if mode == "key_shared":
@@ -383,8 +403,9 @@ class Engine(Claims, Registry, Publishing):
         *,
         lease_ms: int | None = None,
         until_ms: int | None = None,
+        at_ms: int | None = None,
     ) -> SettleResult:
-        """Move deadlines to `lease_ms` from now, or to a time."""
+        """Move deadlines to `lease_ms` from now, or to a time; answered by the clock that shows `at_ms`."""
         if (lease_ms is None) == (until_ms is None):
             raise InvalidArgument("extend takes lease_ms or until_ms")
         packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
@@ -396,7 +417,9 @@ class Engine(Claims, Registry, Publishing):
             check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS),
             check_optional_ms("lease_ms", lease_ms, 0, MAX_MS),
         )
-        return SettleResult(stale_parts(answer[1]), deadline_ms=answer[2])
+        _, stale, deadline_ms, now_ms = answer
+        at_ms = now_ms if at_ms is None else at_ms
+        return SettleResult(stale_parts(stale), deadline_ms=deadline_ms - now_ms + at_ms, now_ms=at_ms)
 
     async def expire(self, lease: Lease, subscription: str) -> ExpireResult:
         """Give back what has timed out and what consumers whose sessions ended held."""
@@ -406,12 +429,12 @@ class Engine(Claims, Registry, Publishing):
             released += step.released
             expired.update(dict.fromkeys(step.expired_consumers))
             if not step.more:
-                return ExpireResult(released, step.next_due_ms, list(expired))
+                return ExpireResult(released, step.next_due_ms, list(expired), step.now_ms)
 
     async def expire_some(self, lease: Lease, subscription: str) -> ExpireResult:
         """The same in one step, for those who have other things to do in between."""
-        _, more, next_due_ms, released, gone = await self._run("expire", lease, subscription, STEP)
-        return ExpireResult(released, next_due_ms, gone, bool(more))
+        _, more, next_due_ms, released, gone, now_ms = await self._run("expire", lease, subscription, STEP)
+        return ExpireResult(released, next_due_ms, gone, now_ms, bool(more))
 
     # Below: how the methods above reach Redis.
 

@@ -106,18 +106,21 @@ async def count_subscription(
 
     async def count(partition: int) -> None:
         keys = subscription_keys(topic, partition, subscription)
-        last, cursor, queued, consumers, paused = await store.read_all(
+        (last, lead), cursor, queued, sessions, paused = await store.read_all(
             [
-                ("HGET", keys.meta, "last"),
+                ("HMGET", keys.meta, "last", "lead"),
                 ("HGET", keys.subs, subscription),
                 ("ZCARD", keys.queue),
-                ("ZRANGEBYSCORE", keys.consumers, f"({now_ms}", "+inf"),
+                ("ZRANGE", keys.consumers, "0", "-1", "WITHSCORES"),
                 ("HGET", keys.sub, "paused"),
             ]
         )
         counts.fresh += int(last or 0) - int(cursor or 0)
         counts.waiting += queued
-        counts.consumers.update(consumers)
+        # Sessions end by the partition's time, which may be ahead of the caller's.
+        counts.consumers.update(
+            name for name, end in rows(sessions, 2) if float(end) > now_ms + int(lead or 0)
+        )
         counts.paused |= paused == "1"
         async for _, consumer, _, leased in _records(store, keys):
             held = sum(last - first + 1 for first, last in _ranges(leased))
@@ -186,15 +189,14 @@ async def peek(
 
 async def _peek(store: Store, topic: str, subscription: str, partition: int, limit: int) -> list[Unsettled]:
     keys = subscription_keys(topic, partition, subscription)
-    ledgers, last, cursor, queued = await store.read_all(
+    (ledgers, last, lead), cursor, queued = await store.read_all(
         [
-            ("HGET", keys.meta, "ledgers"),
-            ("HGET", keys.meta, "last"),
+            ("HMGET", keys.meta, "ledgers", "last", "lead"),
             ("HGET", keys.subs, subscription),
             ("ZRANGE", keys.queue, "0", str(_PAGE - 1)),
         ]
     )
-    places = await _places(store, keys, queued)
+    places = await _places(store, keys, queued, int(lead or 0))
     entries = sorted(places)[:limit]
     id_of = id_maker(ledgers or "0:0")
     bounds = [(id_of(entry), id_of(entry)) for entry in entries]
@@ -219,8 +221,8 @@ def _unsettled(partition: int, message: Message, place: _Place | None) -> Unsett
     return Unsettled(partition, message, place.state, place.consumer, place.due_ms)
 
 
-async def _places(store: Store, keys: SubscriptionKeys, queued: list[str]) -> dict[int, _Place]:
-    """Where the messages behind the cursor are."""
+async def _places(store: Store, keys: SubscriptionKeys, queued: list[str], lead_ms: int) -> dict[int, _Place]:
+    """Where the messages behind the cursor are; times by the clock that the partition's is ahead of."""
     places: dict[int, _Place] = {}
     dues: dict[str, int] = {}
     [holders] = await store.read_all([("ZRANGE", keys.deadlines, "0", str(_PAGE - 1))])
@@ -231,9 +233,10 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str]) -> di
         for lane, score in zip(scores[::2], scores[1::2], strict=True)
     }
     async for lane, consumer, due, leased in _records(store, keys):
+        due -= lead_ms
         dues[lane] = due
         for first, last in _ranges(leased):
-            state = _Place("leased", consumer, int(deadlines.get(lane, 0))) if consumer else None
+            state = _Place("leased", consumer, int(deadlines.get(lane, 0)) - lead_ms) if consumer else None
             for entry in range(first, last + 1):
                 places[entry] = state or _Place("waiting", "", due)
         if len(places) > 10 * _PAGE:

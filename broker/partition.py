@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from broker.delays import Delays
 from broker.dispatcher import Dispatcher
 from broker.engine import Engine
+from broker.instants import instant
 from broker.links import Attempts
-from broker.results import Lease, PublishResult
+from broker.results import Delivery, Lease, PublishResult
 from client import wire
 from client.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound, Unavailable
 
@@ -114,14 +115,18 @@ class Partition:
         worker = self.worker
         began = time.monotonic()
         try:
-            lease = await worker.engine.acquire(self.topic, self.number, worker.id, worker.lease_ms)
+            # Should the clock of a new master be behind that of the old one, ours is that of the old one.
+            lease = await worker.engine.acquire(
+                self.topic, self.number, worker.id, worker.lease_ms, known_epoch=worker.now_ms()
+            )
         except TopicNotFound as error:
             self.close(error)
             await self._check_existence()
             raise
         self.kept_until = began + worker.lease_ms / 1_000
         if lease is not None:
-            self.delays.expect(lease.due_ms)
+            self.delays.expect(instant(lease.due_ms, lease.now_ms))
+            self.delays.expect(instant(lease.marks_due_ms, lease.now_ms))
             if lease.sweep:
                 worker.start(worker.engine.reclaim, self.topic, self.number)
         return lease
@@ -224,6 +229,12 @@ class Partition:
 
         await self.call(lift)
 
+    async def held_by(self, subscription: str, consumer: str) -> list[Delivery]:
+        """What a consumer holds, with deadlines by the worker's clock."""
+        return await self.call(
+            lambda engine, lease: engine.held(lease, subscription, consumer, at_ms=self.worker.now_ms())
+        )
+
     # Publishing
 
     def publish(self, pending: Pending) -> None:
@@ -270,6 +281,8 @@ class Partition:
             self._fail_behind({pending.connection for pending in batch}, queue, error)
             self._feed()  # it may have been stored all the same
             return
+        if result.stored:
+            self.delays.expect(instant(result.marks_due_ms, result.published_ms))
         self._answer(batch, result)
         self.appended(result.first + result.stored - 1)
 
@@ -282,7 +295,7 @@ class Partition:
                 lease, flat, dues, durability=first.durability, timeout_ms=first.timeout_ms
             )
         )
-        self.delays.expect(result.next_due_ms)
+        self.delays.expect(instant(result.next_due_ms, result.now_ms))
         start = 0
         for pending in batch:
             count = len(pending.flat) // 3

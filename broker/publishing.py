@@ -40,15 +40,23 @@ class Publishing:
             durability,
             timeout_ms,
             "partition/publish",
-            keys,
+            [*keys, keys.delayed, keys.delayed_data],
             lease.text,
             packed,
         )
         checked(answer, lease.topic, lease=lease)
-        _, now_ms, first, stored, unowed, pairs = answer
+        _, now_ms, first, stored, unowed, pairs, marks_due_ms = answer
         self._messages[keys.lease] += stored
         result = PublishResult(
-            lease.epoch, first, stored, unowed, now_ms, dict(rows(pairs, 2)), durability, len(flat) // 3
+            lease.epoch,
+            first,
+            stored,
+            unowed,
+            now_ms,
+            dict(rows(pairs, 2)),
+            durability,
+            len(flat) // 3,
+            marks_due_ms,
         )
         self._tails.add(lease, flat, result, len(packed))
         return result

@@ -16,7 +16,8 @@ class Outgoing(NamedTuple):
 class Lease(msgspec.Struct, frozen=True):
     """A partition lease: who holds which partition in which epoch.
 
-    As it was taken: `sweep`: a reclaim is to be finished; `due_ms`: when the next delayed message is due.
+    As it was taken: `sweep`: a reclaim is to be finished; `due_ms`: when the next delayed message is due,
+    `marks_due_ms`: when old marks are, both by the clock that showed `now_ms`; 0 for never.
     """
 
     topic: str
@@ -24,7 +25,9 @@ class Lease(msgspec.Struct, frozen=True):
     worker: str
     epoch: int
     sweep: bool = False
+    now_ms: int = 0
     due_ms: int = 0
+    marks_due_ms: int = 0
 
     @property
     def text(self) -> str:
@@ -51,6 +54,7 @@ class PublishResult(msgspec.Struct, frozen=True):
     duplicates: dict[int, str]
     durability: str
     size: int
+    marks_due_ms: int = 0  # when promote is to be called for old marks, if anything was stored
 
     def each(self) -> list[Published]:
         """One answer per message, in the order given."""
@@ -88,6 +92,7 @@ class PromoteResult(msgspec.Struct, frozen=True):
     appended: int
     dropped: int
     next_due_ms: int
+    marks_due_ms: int  # when to call again for old marks; 0 where there are none
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -183,7 +188,8 @@ class SettleResult(msgspec.Struct, frozen=True):
 
     stale: list[Stale]
     forgotten: list[tuple[int, int]] = []
-    deadline_ms: int = 0
+    deadline_ms: int = 0  # of extend, as the next
+    now_ms: int = 0
 
     def outcomes(self, count: int) -> list[str]:
         """Settled or stale for each of `count` receipts; stale if any part of it was."""
@@ -202,6 +208,7 @@ class ExpireResult(msgspec.Struct, frozen=True):
     released: int
     next_due_ms: int
     expired_consumers: list[str]
+    now_ms: int
     more: bool = False
 
 

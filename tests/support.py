@@ -22,17 +22,29 @@ def with_test_clock(sources: dict[str, str]) -> dict[str, str]:
 class ManualTime:
     """An engine on a clock that stands still until it is moved."""
 
+    back_ms = 0  # how far the clock of Redis was set back
+
     def __init__(self, url: str, sources: dict[str, str] | None = None) -> None:
         store = Store.connect(url)
         store.scripts = Scripts(with_test_clock(sources or read_sources()))
         self.engine = Engine(store)
         self.now_ms = 1_000_000
 
+    @property
+    def clock_ms(self) -> int:
+        """What the clock of Redis shows: it may have been set back, while time goes on."""
+        return self.now_ms - self.back_ms
+
     async def start(self) -> None:
         """Set the clock."""
-        await self.engine.store.command("SET", CLOCK, self.now_ms)
+        await self.engine.store.command("SET", CLOCK, self.clock_ms)
 
     async def advance(self, ms: int) -> None:
         """Move the clock."""
         self.now_ms += ms
+        await self.start()
+
+    async def set_back(self, ms: int) -> None:
+        """Set the clock of Redis back; for partitions that look before and after, time goes on."""
+        self.back_ms += ms
         await self.start()

@@ -30,6 +30,7 @@ class Finding(NamedTuple):
     ok: bool
     detail: str
     advice: str = ""
+    warns: bool = False  # nothing is broken, and yet there is something to know
 
 
 def add_doctor(app: typer.Typer) -> None:
@@ -51,11 +52,12 @@ async def doctor(
     if redis:
         findings += await _check_redis(redis)
     marks = {True: Text("ok", "green"), False: Text("WRONG", "bold red")}
-    rows = [(marks[item.ok], item.check, item.detail) for item in findings]
+    note = Text("note", "yellow")
+    rows = [(note if item.warns else marks[item.ok], item.check, item.detail) for item in findings]
     session.table([item._asdict() for item in findings], ["", "check", "found"], rows)
     wrong = [item for item in findings if not item.ok]
-    for item in wrong:
-        if not session.json:
+    for item in findings:
+        if not session.json and (item.warns or not item.ok):
             session.out.print(f"\n{item.check}: {item.advice}", markup=False, soft_wrap=True)
     if wrong:
         raise Trouble(f"{len(wrong)} of {len(findings)} checks found something wrong")
@@ -174,11 +176,46 @@ async def _check_redis(url: str) -> list[Finding]:
             for found in await examine(engine.store)
         ]
         usable = all(found.ok for found in server if found.check == "redis")
-        return [*server, *(await _check_topics(engine) if usable else [])]
+        return [*server, *(await _check_state(engine) if usable else [])]
     except BrokerError as error:
         return [Finding("redis", False, str(error), advice_on(error))]
     finally:
         await engine.close()
+
+
+async def _check_state(engine: "Engine") -> list[Finding]:
+    """What the broker keeps there."""
+    return [await _check_leads(engine), *await _check_topics(engine)]
+
+
+async def _check_leads(engine: "Engine") -> Finding:
+    """Partitions whose time is ahead of that of Redis: its clock has gone back."""
+    from broker.administration import partition_keys
+    from client.errors import TopicNotFound
+
+    ahead: dict[str, int] = {}
+    for topic in sorted(await engine.topics()):
+        try:
+            count = (await engine.describe_topic(topic)).partitions
+        except TopicNotFound:
+            continue  # gone since
+        commands = [("HGET", partition_keys(topic, number).meta, "lead") for number in range(count)]
+        for number, lead in enumerate(await engine.store.read_all(commands)):
+            if int(lead or 0) > MOST_DRIFT * 1000:
+                ahead[f"partition {number} of {topic}"] = int(lead)
+    if not ahead:
+        return Finding("partition clocks", True, "none is notably ahead of Redis")
+    place, lead_ms = max(ahead.items(), key=lambda item: item[1])
+    return Finding(
+        "partition clocks",
+        True,
+        f"{len(ahead)} ahead of Redis, most {place}, by {lead_ms / 1000:.1f} s",
+        "the clock of Redis has gone back, or a replica with a clock behind took over. Leases, sessions, "
+        "delays and dedupe windows last as long as they should; published_at, and what seek to a time "
+        "compares it with, are ahead by this much, and stay so while the topic lives. Let NTP slew the "
+        "clocks of all Redis servers",
+        warns=True,
+    )
 
 
 async def _check_topics(engine: "Engine") -> list[Finding]:

@@ -9,7 +9,12 @@ local worker, ttl_ms = ARGV[1], tonumber(ARGV[2])
 
 local holder = redis.call('GET', controller) or worker
 if holder ~= worker then
-  return { 'OK', holder, redis.call('PTTL', controller) }
+  local left_ms = redis.call('PTTL', controller)
+  if left_ms > ttl_ms then -- the clock has gone back: it must not last until it is there again
+    left_ms = ttl_ms
+    redis.call('PEXPIRE', controller, ttl_ms)
+  end
+  return { 'OK', holder, left_ms }
 end
 redis.call('SET', controller, worker, 'PX', ttl_ms)
 return { 'OK', worker, ttl_ms }

@@ -6,4 +6,9 @@
 -- Cost     O(workers)
 local brokers = KEYS[1]
 
-return { 'OK', clock(), redis.call('ZRANGE', brokers, 0, -1, 'WITHSCORES') }
+local now = clock()
+-- The clock has gone back: who was heard of later than now counts as heard of now, not until it is there again.
+for _, worker in ipairs(redis.call('ZRANGEBYSCORE', brokers, '(' .. now, '+inf')) do
+  redis.call('ZADD', brokers, now, worker)
+end
+return { 'OK', now, redis.call('ZRANGE', brokers, 0, -1, 'WITHSCORES') }

@@ -46,15 +46,24 @@ local function map_with(command, key, arguments)
   return answers
 end
 
--- The partition's time: Redis time that never goes backwards, also after a failover.
-local function tick(meta_key, stored)
-  local now = clock()
-  stored = tonumber(stored or '0')
+-- The partition's time, and its lead: how far it is ahead of Redis time. It never goes back, also after a failover:
+-- when Redis time does, the lead grows by as much, and time goes on at its own speed.
+local function tick(meta_key, stored, lead)
+  stored, lead = tonumber(stored or 0), tonumber(lead or 0)
+  local now = clock() + lead
   if now > stored then
     redis.call('HSET', meta_key, 'clock', now)
-    return now
+  elseif now < stored then
+    lead = lead + stored - now
+    redis.call('HSET', meta_key, 'lead', lead)
+    now = stored
   end
-  return stored
+  return now, lead
+end
+
+-- When the marks of a generation that began `since` are old enough to change places; not all the time.
+local function marks_due_at(since, window)
+  return since + math.max(window, 1000)
 end
 
 -- ledgers: "<ledger>:<first entry> ..." oldest first. Answers a function from an entry to what its id

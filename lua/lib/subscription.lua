@@ -1,7 +1,7 @@
 -- subscription: the keys of a subscription's scripts, and whether a call may go on.
 --
 -- KEYS   1 lease       string  "<worker> <epoch>"
---        2 meta        hash    last, ledgers, clock, retain, journal
+--        2 meta        hash    last, ledgers, clock, retain, journal, lead
 --        3 log         stream
 --        4 subs        hash    subscription -> cursor: the last entry it has passed
 --        5 sub         hash    mode, token, settings
@@ -25,11 +25,11 @@ local held, name = ARGV[1], ARGV[2]
 
 local END = 1e14 -- beyond every entry and every time
 
-local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain', 'journal')
+local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain', 'journal', 'lead')
 local last_entry, ledgers, retained = tonumber(stored[1]), stored[2], stored[4] == '1'
 local cursor = tonumber(redis.call('HGET', subs, name) or nil)
 local ledger_of, id_of = id_maker(ledgers or '')
-local now = 0
+local now, lead = 0, 0 -- the partition's time, and how far it is ahead of the callers', which is that of Redis
 
 -- Why this call may not go on, or nil; starts the clock. An operator's call (create, delete, seek,
 -- reclaim, claim, commit) needs no lease: it acts for the topic, not for the worker that serves it.
@@ -43,7 +43,7 @@ local function refusal(by_operator)
   if not cursor then
     return { 'NO_SUBSCRIPTION' }
   end
-  now = tick(meta, stored[3])
+  now, lead = tick(meta, stored[3], stored[6])
 end
 
 -- Why a call that is about reading by position may not go on, or nil.

@@ -2,28 +2,37 @@
 --
 -- Uses   journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
---        2 meta     hash    epoch, ledgers, last, clock, journal
+--        2 meta     hash    epoch, ledgers, last, clock, lead, journal, dedupe_ms, marks_at
 --        3 log      stream
 --        4 journal  stream
 --        5 delayed  zset    "<number> <uid>" -> due, ms
+--        6 marks:0  hash    uid -> id
+--        7 marks:1  hash
 -- ARGV   1 worker   2 ttl_ms   3 known_epoch: the newest epoch the caller has heard of
--- Returns  {"OK", epoch, sweep, next_due_ms or 0}
---            sweep is 1 when an interrupted reclaim has to be finished; a delayed message is due next
+-- Returns  {"OK", epoch, sweep, now_ms, next_due_ms or 0, marks_due_ms or 0}
+--            sweep is 1 when an interrupted reclaim has to be finished; a delayed message is due next; promote
+--            is to be called for old marks
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
 -- Cost     O(ledgers)
-local lease, meta, log, journal, delayed = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local lease, meta, log, journal, delayed, marks_0, marks_1 = unpack(KEYS)
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal')
+local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
 local held = redis.call('GET', lease)
 if held and string.match(held, '^(%S+) ') ~= worker then
-  return { 'HELD', held, redis.call('PTTL', lease) }
+  local left_ms = redis.call('PTTL', lease)
+  if left_ms > tonumber(ttl_ms) then -- the clock has gone back: else a dead worker's lease would last until it is there again
+    redis.call('PEXPIRE', lease, ttl_ms)
+  end
+  return { 'HELD', held, left_ms }
 end
 
-local epoch = math.max(tonumber(stored[1]), known_epoch) + 1
+-- Epochs grow like tokens: also after a failover that lost the newest one, and that nobody has heard of.
+local now = tick(meta, stored[6], stored[8])
+local epoch = math.max(stored[1] + 1, known_epoch + 1, now)
 local last = tonumber(stored[3])
 
 -- Keep only ledgers that still have entries: those that reach up to the log's first entry.
@@ -44,7 +53,9 @@ end
 redis.call('SET', lease, worker .. ' ' .. epoch, 'PX', ttl_ms)
 redis.call('HSET', meta, 'epoch', epoch, 'ledgers', table.concat(kept, ' '))
 if stored[7] and stored[7] ~= '0' then
-  write_record(journal, stored[7], tick(meta, stored[6]), 'moved', '', worker .. ' ' .. epoch, last + 1)
+  write_record(journal, stored[7], now, 'moved', '', worker .. ' ' .. epoch, last + 1)
 end
 local next_due = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2] or 0)
-return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0, next_due }
+local marked = redis.call('EXISTS', marks_0, marks_1) > 0
+local marks_due = marked and marks_due_at(tonumber(stored[10] or 0), tonumber(stored[9])) or 0
+return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0, now, next_due, marks_due }

@@ -1,17 +1,23 @@
--- promote: append what has fallen due to the log, where it takes its id; a bounded part per call.
+-- promote: append what has fallen due to the log, where it takes its id, a bounded part per call; old marks go.
 --
 -- Uses   journal partition delayed
 -- KEYS   as in lib/partition.lua and lib/delayed.lua
 -- ARGV   2 limit: messages appended, at most
--- Returns  {"OK", now_ms, last entry, n appended, n dropped, next_due_ms or 0}
---            dropped are those that no subscription is there for; there are more unless the next is due later
+-- Returns  {"OK", now_ms, last entry, n appended, n dropped, next_due_ms or 0, marks_due_ms or 0}
+--            dropped are those that no subscription is there for; there are more unless the next is due later;
+--            the marks' is when to call again for them
 --          {"FENCED"}   {"NO_TOPIC"}
 -- Cost     O(limit log d), d = messages delayed
 local limit = tonumber(ARGV[2])
 
+local function answer(last, appended, dropped)
+  local marked = redis.call('EXISTS', generations[current], generations[other]) > 0
+  return { 'OK', now, last, appended, dropped, next_due(), marked and marks_due or 0 }
+end
+
 local members = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, limit)
 if #members == 0 then
-  return { 'OK', now, tonumber(stored[1]), 0, 0, next_due() }
+  return answer(tonumber(stored[1]), 0, 0)
 end
 local uids = {}
 for index, member in ipairs(members) do
@@ -37,11 +43,10 @@ call_with('ZREM', delayed, members)
 call_with('HDEL', data, uids)
 if entry >= first then
   redis.call('HSET', meta, 'last', entry)
-  call_with('HSET', generations[current], marks)
-  redis.call('PEXPIRE', generations[current], 2 * window, 'NX')
+  mark(marks)
   if stored[7] and stored[7] ~= '0' then
     local entries = entry == first and first or first .. '-' .. entry
     write_record(journal, stored[7], now, 'published', '', ledger, entries)
   end
 end
-return { 'OK', now, entry, entry - first + 1, #members - (entry - first + 1), next_due() }
+return answer(entry, entry - first + 1, #members - (entry - first + 1))

@@ -1,11 +1,11 @@
 -- publish: append a batch to the log, each uid once.
 --
--- Uses   journal partition
--- KEYS   as in lib/partition.lua
+-- Uses   journal partition delayed
+-- KEYS   as in lib/partition.lua and lib/delayed.lua
 -- ARGV   2 MessagePack array: key, uid, about, key, uid, about, ...
--- Returns  {"OK", now_ms, first entry, n stored, n unowed, {index, id, ...}}
---            the pairs are duplicates, index from 0; the others took consecutive entries, or none
---            where n unowed > 0
+-- Returns  {"OK", now_ms, first entry, n stored, n unowed, {index, id, ...}, marks_due_ms}
+--            the pairs are duplicates, index from 0, of "0-0" where the first is not due yet; the others took
+--            consecutive entries, or none where n unowed > 0; then promote is to be called
 --          {"FENCED"}   {"NO_TOPIC"}
 -- Cost     O(n)
 local batch = cmsgpack.unpack(ARGV[2])
@@ -14,8 +14,7 @@ local uids = {}
 for index = 2, #batch, 3 do
   uids[#uids + 1] = batch[index]
 end
-local newer = map_with('HMGET', generations[current], uids)
-local older = redis.call('EXISTS', generations[other]) == 1 and map_with('HMGET', generations[other], uids) or {}
+local first_ids = known_or_waiting(uids)
 
 local owed = stored[3] == '1' or redis.call('EXISTS', subs) == 1
 local next_id = ledger .. '-*' -- Redis counts on from the entry before
@@ -24,7 +23,7 @@ local first = tonumber(stored[1]) + 1
 local entry, unowed = first - 1, 0
 local seen, marks, duplicates = {}, {}, {}
 for index, uid in ipairs(uids) do
-  local known = newer[index] or older[index] or seen[uid]
+  local known = first_ids[index] or seen[uid]
   if known then
     duplicates[#duplicates + 1] = index - 1
     duplicates[#duplicates + 1] = known
@@ -41,11 +40,10 @@ for index, uid in ipairs(uids) do
 end
 if entry >= first then
   redis.call('HSET', meta, 'last', entry)
-  call_with('HSET', generations[current], marks)
-  redis.call('PEXPIRE', generations[current], 2 * window, 'NX')
+  mark(marks)
   if stored[7] and stored[7] ~= '0' then
     local entries = entry == first and first or first .. '-' .. entry
     write_record(journal, stored[7], now, 'published', '', ledger, entries)
   end
 end
-return { 'OK', now, first, entry - first + 1, unowed, duplicates }
+return { 'OK', now, first, entry - first + 1, unowed, duplicates, marks_due }

@@ -13,7 +13,7 @@ end
 if cursor then
   return { 'EXISTS', redis.call('HGETALL', sub) }
 end
-now = tick(meta, stored[3])
+now = tick(meta, stored[3], stored[6])
 
 -- Tokens go on growing when a subscription, or its whole topic, is made anew.
 local token = math.max(now, tonumber(redis.call('HGET', meta, 'token') or 0))

@@ -7,7 +7,8 @@
 -- Uses   subscription served journal ranges notes holders lanes runs release departures
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: about as many messages of lanes, runs and consumers dealt with, at most
--- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...}}
+-- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...},
+--           now_ms}
 --            more is 1 when the limit ended the call early; nothing is due before next_due_ms, and perhaps
 --            nothing then
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
@@ -108,4 +109,4 @@ end
 for _, consumer in ipairs(cleared) do
   forget_consumer(consumer)
 end
-return { 'OK', left <= 0 and 1 or 0, next_end() or 0, lanes_released, gone }
+return { 'OK', left <= 0 and 1 or 0, next_end() or 0, lanes_released, gone, now }

@@ -5,7 +5,7 @@
 -- ARGV   3 consumer   4 limit: lanes looked at, about
 --        5 position: "0" in the first call, then what the last call answered
 -- Returns  {"OK", position or "0" at the end, ledgers, {lane, token, first, last, deadline, ...},
---           {entry, retries, ...}}
+--           {entry, retries, ...}, now_ms}
 --            a lane may be listed twice while others leave
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit + messages held)
@@ -32,4 +32,4 @@ for index, lane in ipairs(names) do
     end
   end
 end
-return { 'OK', step[1], ledgers, found, retries_of(entries) }
+return { 'OK', step[1], ledgers, found, retries_of(entries), now }

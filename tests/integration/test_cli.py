@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
+from broker.administration import partition_keys
 from broker.server import free_port
 from client import AsyncClient, Client, OutgoingMessage, wire
 from tests.running import RunningBroker
@@ -536,6 +538,20 @@ def test_doctor_finds_a_healthy_broker_healthy(
         "eviction",
     } <= findings.keys()
     assert f"topic {topic}" in findings
+
+
+def test_doctor_tells_of_partitions_whose_time_is_ahead(
+    broker: RunningBroker, keylane: Keylane, topic: str
+) -> None:
+    keylane("topic", "create", topic, "--partitions", "2")
+    with Redis.from_url(broker.redis_url) as redis:
+        redis.hset(partition_keys(topic, 1).meta, "lead", "7200000")
+    shown = json.loads(keylane("doctor", "--redis", broker.redis_url, "--json").stdout)
+    [clocks] = [item for item in shown if item["check"] == "partition clocks"]
+    assert clocks["warns"]
+    assert f"partition 1 of {topic}, by 7200.0 s" in clocks["detail"]
+    assert "published_at" in keylane("doctor", "--redis", broker.redis_url).stdout
+    keylane("topic", "delete", topic)
 
 
 def test_doctor_tells_a_broker_without_redis_from_none(keylane: Keylane) -> None:

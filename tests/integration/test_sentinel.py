@@ -91,7 +91,7 @@ async def begin(engine: Engine, topic: str) -> Lease:
     await engine.create_topic(topic, TopicSettings(retain=True))
     lease = await engine.acquire(topic, 0, "w1", ttl_ms=60_000)
     assert lease is not None
-    assert await publish(engine, lease, "u1", durability="replicated") == ["1-1"]
+    assert await publish(engine, lease, "u1", durability="replicated") == [f"{lease.epoch}-1"]
     return lease
 
 
@@ -107,7 +107,7 @@ async def go_on(engine: Engine, old: Lease, master: Server) -> None:
     assert held.epoch > old.epoch
     with pytest.raises(Fenced):
         await publish(engine, old, "u2")
-    assert await publish(engine, held, "u1", "u2") == ["1-1 again", "2-2"]
+    assert await publish(engine, held, "u1", "u2") == [f"{old.epoch}-1 again", f"{held.epoch}-2"]
     assert ask(master.port, "XLEN", f"kl:{{{old.topic}:0}}:log") == "2"
     assert await engine.topics() == [old.topic]
 

@@ -110,6 +110,10 @@ class Story:
         """The keys of a subscription."""
         return self.keys.subscription(name)
 
+    def id(self, entry: int) -> str:
+        """The id of an entry that was published under the lease."""
+        return f"{self.lease.epoch}-{entry}"
+
     async def retries(self, name: str = "s") -> dict[int, int]:
         """How often each entry was charged."""
         stored = await self.engine.store.command("HGETALL", self.sub(name).retries)

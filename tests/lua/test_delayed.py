@@ -42,7 +42,7 @@ async def test_a_delayed_message_is_delivered_when_it_is_due_and_not_before(
     assert (late.appended, late.last, late.next_due_ms) == (1, 1, 0)
     [delivery] = await story.fetch()
     [delivered] = delivery.messages
-    assert (delivered.id, delivered.key) == ("1-1", "a")
+    assert (delivered.id, delivered.key) == (story.id(1), "a")
     assert delivered.about.startswith(f"{START + 500} "), "published when it was due"
     assert not await story.exists(story.keys.delayed, story.keys.delayed_data)
 
@@ -90,8 +90,8 @@ async def test_a_uid_is_kept_once(timed: ManualTime, topic: str) -> None:
     await timed.advance(1_000)
     assert (await engine.promote(story.lease)).appended == 2
     known = await engine.delay(story.lease, [one], [START + 99_000])
-    assert known.duplicates == {0: "1-1"}, "by the id that it has taken"
-    assert (await engine.publish(story.lease, [two])).duplicates == {0: "1-2"}
+    assert known.duplicates == {0: story.id(1)}, "by the id that it has taken"
+    assert (await engine.publish(story.lease, [two])).duplicates == {0: story.id(2)}
 
 
 async def test_what_was_published_already_is_not_delayed(engine: Engine, topic: str) -> None:
@@ -99,7 +99,7 @@ async def test_what_was_published_already_is_not_delayed(engine: Engine, topic: 
     await story.subscribe()
     await engine.publish(story.lease, [message("k", "one")])
     result = await engine.delay(story.lease, [message("k", "one")], [10**12])
-    assert (result.kept, result.duplicates) == (0, {0: "1-1"})
+    assert (result.kept, result.duplicates) == (0, {0: story.id(1)})
 
 
 async def test_without_a_subscription_when_it_is_due_it_is_dropped(timed: ManualTime, topic: str) -> None:
@@ -112,6 +112,32 @@ async def test_without_a_subscription_when_it_is_due_it_is_dropped(timed: Manual
     await timed.advance(100)
     assert (await timed.engine.promote(story.lease)).appended == 1
     assert await keys_of(story) == ["late"]
+
+
+async def test_what_nobody_owed_when_it_was_due_can_be_published_again(timed: ManualTime, topic: str) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await engine.delay(story.lease, [message("k", "one")], [START + 100])
+    await timed.advance(100)
+    assert (await engine.promote(story.lease)).dropped == 1
+    await story.subscribe()
+    assert (await engine.publish(story.lease, [message("k", "one")])).each() == [Published(story.id(1))]
+    assert await keys_of(story) == ["k"]
+
+
+async def test_what_waits_is_not_published_besides_however_long_it_waits(
+    timed: ManualTime, topic: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic, TopicSettings(dedupe_ms=1_000))
+    await story.subscribe()
+    await engine.delay(story.lease, [message("k", "one")], [START + 10_000])
+    await timed.advance(9_999)
+    again = await engine.publish(story.lease, [message("k", "one"), message("k", "two")])
+    assert again.each() == [Published("0-0", duplicate=True), Published(story.id(1))]
+    await timed.advance(1)
+    assert (await engine.promote(story.lease)).appended == 1
+    assert (await engine.publish(story.lease, [message("k", "one")])).duplicates == {0: story.id(2)}
 
 
 async def test_a_topic_that_retains_keeps_what_is_due(timed: ManualTime, topic: str) -> None:
@@ -137,7 +163,7 @@ async def test_the_next_owner_is_told_when_the_next_is_due(timed: ManualTime, to
     assert (await timed.engine.promote(lease)).next_due_ms == START + 700
     story.lease = lease
     [delivery] = await story.fetch()
-    assert delivery.messages[0].id == "2-1", "in the ledger of the new owner"
+    assert delivery.messages[0].id == story.id(1), "in the ledger of the new owner"
 
 
 async def test_the_journal_tells_of_it_when_it_is_due(timed: ManualTime, topic: str) -> None:
@@ -147,7 +173,9 @@ async def test_the_journal_tells_of_it_when_it_is_due(timed: ManualTime, topic: 
     await timed.advance(100)
     await timed.engine.promote(story.lease)
     [found] = await timed.engine.store.entries(story.keys.journal, [("-", "+")])
-    assert [fields[1::2] for _, fields in found][2:] == [[str(START + 100), "published", "", "1", "1-2"]]
+    assert [fields[1::2] for _, fields in found][2:] == [
+        [str(START + 100), "published", "", str(story.lease.epoch), "1-2"]
+    ]
 
 
 async def test_any_text_comes_out_as_it_went_in(engine: Engine, topic: str) -> None:

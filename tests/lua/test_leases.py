@@ -24,16 +24,17 @@ async def test_a_free_partition_is_acquired_and_each_time_opens_a_larger_epoch(
 ) -> None:
     await engine.create_topic(topic)
     first = await must_acquire(engine, topic)
-    assert first == Lease(topic, 0, "w1", 1)
+    assert first == Lease(topic, 0, "w1", first.epoch, now_ms=first.now_ms)
+    assert first.epoch == first.now_ms, "epochs are times, unless they come too fast"
     assert await engine.release(first)
-    assert (await must_acquire(engine, topic, worker="w2")).epoch == 2
+    assert (await must_acquire(engine, topic, worker="w2")).epoch > first.epoch
 
 
 async def test_a_held_partition_is_refused_to_others_and_nothing_changes(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     assert await engine.acquire(topic, 0, "w2", HOUR_MS) is None
     assert await engine.store.command("GET", story.keys.lease) == story.lease.text
-    assert await meta(story, "epoch") == "1"
+    assert await meta(story, "epoch") == str(story.lease.epoch)
 
 
 async def test_a_worker_that_restarts_takes_its_own_partition_again_under_a_new_epoch(
@@ -41,7 +42,7 @@ async def test_a_worker_that_restarts_takes_its_own_partition_again_under_a_new_
 ) -> None:
     story = await Story.begin(engine, topic)
     again = await must_acquire(engine, topic, worker="w1")
-    assert again.epoch == 2
+    assert again.epoch > story.lease.epoch
     assert await engine.renew([story.lease, again], HOUR_MS) == [False, True]
 
 
@@ -91,8 +92,9 @@ async def test_a_partition_that_does_not_exist_cannot_be_acquired(engine: Engine
 
 async def test_the_epoch_grows_past_the_newest_one_that_the_caller_knows(engine: Engine, topic: str) -> None:
     await engine.create_topic(topic)
-    assert (await must_acquire(engine, topic, known_epoch=41)).epoch == 42
-    assert (await must_acquire(engine, topic, known_epoch=7)).epoch == 43
+    known = 9 * 10**12
+    assert (await must_acquire(engine, topic, known_epoch=known)).epoch == known + 1
+    assert (await must_acquire(engine, topic, known_epoch=7)).epoch == known + 2
 
 
 async def test_after_a_failover_that_lost_writes_ids_still_increase(engine: Engine, topic: str) -> None:
@@ -102,7 +104,31 @@ async def test_after_a_failover_that_lost_writes_ids_still_increase(engine: Engi
     await engine.store.command("HSET", story.keys.meta, "epoch", 0)  # as on a replica that lagged behind
     newer = await must_acquire(engine, topic, known_epoch=story.lease.epoch)
     result = await engine.publish(newer, [message()])
-    assert [published.id for published in result.each()] == ["2-3"]
+    assert newer.epoch > story.lease.epoch
+    assert [published.id for published in result.each()] == [f"{newer.epoch}-3"]
+
+
+async def test_an_epoch_that_a_failover_lost_is_not_given_twice_to_a_worker_that_never_heard_of_it(
+    timed: ManualTime, topic: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    before = await engine.store.command("HGETALL", story.keys.meta)
+    await timed.advance(1)
+    lost = await must_acquire(
+        engine, topic
+    )  # of this, and of what is published in it, the replica has nothing
+    await engine.publish(lost, [message("a")])
+    await engine.store.command("XTRIM", story.keys.log, "MAXLEN", 0)
+    await engine.store.command("DEL", story.keys.lease)
+    await engine.store.command("HSET", story.keys.meta, *[text for pair in before.items() for text in pair])
+    await timed.advance(1)
+    other = await must_acquire(Engine(engine.store), topic, worker="w2")  # it remembers nothing
+    assert other.epoch > lost.epoch
+    [published] = (await engine.publish(other, [message("b")])).each()
+    assert published.id == f"{other.epoch}-1"
+    story.lease = other
 
 
 async def test_every_script_that_serves_a_partition_is_fenced_by_the_next_epoch(
@@ -127,7 +153,7 @@ async def test_every_script_that_serves_a_partition_is_fenced_by_the_next_epoch(
         lambda: engine.leave(old, "s", "c"),
         lambda: engine.held(old, "s", "c"),
     ):
-        with pytest.raises(Fenced, match="epoch 1"):
+        with pytest.raises(Fenced, match=f"epoch {old.epoch}"):
             await call()
     # The worker changed, the leases of messages did not.
     assert entries(await engine.held(newer, "s", "c")) == [1, 2]
@@ -150,30 +176,32 @@ async def test_ids_carry_the_ledger_and_entries_count_on_through_ledgers(engine:
     await story.publish("a", "b")
     newer = await must_acquire(engine, topic)
     result = await engine.publish(newer, [message("a"), message("b")])
-    assert [published.id for published in result.each()] == ["2-3", "2-4"]
+    assert [published.id for published in result.each()] == [f"{newer.epoch}-3", f"{newer.epoch}-4"]
     fetched = await engine.fetch(newer, "s", [Room("c", 10)])
     ids = [message.id for delivery in fetched.deliveries for message in delivery.messages]
-    assert ids == ["1-1", "1-2", "2-3", "2-4"]
+    assert ids == [story.id(1), story.id(2), f"{newer.epoch}-3", f"{newer.epoch}-4"]
 
 
 async def test_ledgers_without_entries_are_forgotten_at_the_next_acquire(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe()
     await story.publish("a")
-    for _ in range(3):  # nothing is published in epochs 2 to 4
+    first = story.lease.epoch
+    for _ in range(3):  # nothing is published in the first two of these
         story.lease = await must_acquire(engine, topic)
     await story.publish("b")
+    second = story.lease.epoch
     story.lease = await must_acquire(engine, topic)
-    assert await meta(story, "ledgers") == "1:1 4:2 5:3"
+    assert await meta(story, "ledgers") == f"{first}:1 {second}:2 {story.lease.epoch}:3"
 
     [delivery] = await story.fetch(permits=1)
     assert await story.ack(delivery.receipt) == ["settled"]
     story.lease = await must_acquire(engine, topic)
-    assert await meta(story, "ledgers") == "4:2 6:3"
+    assert await meta(story, "ledgers") == f"{second}:2 {story.lease.epoch}:3"
 
     assert await story.ack(*[delivery.receipt for delivery in await story.fetch()]) == ["settled"]
     story.lease = await must_acquire(engine, topic)
-    assert await meta(story, "ledgers") == "7:3"
+    assert await meta(story, "ledgers") == f"{story.lease.epoch}:3"
 
 
 async def test_a_reclaim_that_a_crash_interrupted_is_left_to_the_next_owner(

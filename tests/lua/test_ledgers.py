@@ -47,11 +47,11 @@ async def test_a_partition_that_nobody_holds_has_neither_owner_nor_ledgers(
     assert [item.partition for item in found] == list(range(120))
     assert found[0] == PartitionLedgers(0, "", 0, 0, [])
     held = found[60]
-    assert (held.worker, held.epoch, held.ledgers) == ("w7", 1, [Ledger(1, 1, 0)])
+    assert (held.worker, held.epoch, held.ledgers) == ("w7", lease.epoch, [Ledger(lease.epoch, 1, 0)])
     assert 0 < held.left_ms <= HOUR_MS
     await engine.release(lease)
     [item] = await ledgers(engine.store, topic, [60])
-    assert (item.worker, item.left_ms, item.epoch) == ("", 0, 1)
+    assert (item.worker, item.left_ms, item.epoch) == ("", 0, lease.epoch)
     with pytest.raises(TopicNotFound):
         await ledgers(engine.store, topic, [120])
 
@@ -59,15 +59,16 @@ async def test_a_partition_that_nobody_holds_has_neither_owner_nor_ledgers(
 async def test_ledgers_of_a_log_without_holes_are_counted_by_arithmetic(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe()
-    await story.publish_many(30)
-    await next_ledger(story)
-    await story.publish_many(20)
-    await next_ledger(story)
-    await story.publish_many(7)
-    assert (await look(story)).ledgers == [Ledger(1, 1, 30), Ledger(2, 31, 20), Ledger(3, 51, 7)]
+    epochs = []
+    for count in (30, 20, 7):
+        await next_ledger(story)
+        epochs.append(story.lease.epoch)
+        await story.publish_many(count)
+    one, two, three = epochs
+    assert (await look(story)).ledgers == [Ledger(one, 1, 30), Ledger(two, 31, 20), Ledger(three, 51, 7)]
     [delivery] = await story.fetch(permits=40)
     await engine.ack(story.lease, "s", [delivery.receipt])
-    assert (await look(story)).ledgers == [Ledger(1, 1, 0), Ledger(2, 31, 10), Ledger(3, 51, 7)]
+    assert (await look(story)).ledgers == [Ledger(one, 1, 0), Ledger(two, 31, 10), Ledger(three, 51, 7)]
 
 
 async def test_ledgers_of_a_log_with_holes_are_counted_entry_by_entry(

@@ -3,7 +3,7 @@
 from broker.engine import Engine
 from broker.results import Published, TopicSettings
 from client.wire import pack_about, unpack_about
-from tests.lua.story import Story, entries, message
+from tests.lua.story import Story, entries, message, must_acquire
 from tests.support import ManualTime
 
 WINDOW_MS = 10_000
@@ -15,7 +15,9 @@ async def test_a_batch_takes_consecutive_entries_in_its_order(engine: Engine, to
     await story.subscribe()
     first = await engine.publish(story.lease, [message("a", "u1"), message("", "u2"), message("a", "u3")])
     second = await engine.publish(story.lease, [message("b", "u4")])
-    assert [published.id for published in first.each() + second.each()] == ["1-1", "1-2", "1-3", "1-4"]
+    assert [published.id for published in first.each() + second.each()] == [
+        story.id(entry) for entry in (1, 2, 3, 4)
+    ]
     assert first.durability == "memory"
     [delivery] = await story.fetch()
     assert [(item.key, item.uid) for item in delivery.messages] == [
@@ -45,7 +47,11 @@ async def test_the_same_uid_again_answers_with_the_first_id(engine: Engine, topi
     await story.subscribe()
     await engine.publish(story.lease, [message("a", "u1")])
     again = await engine.publish(story.lease, [message("a", "u0"), message("a", "u1"), message("a", "u2")])
-    assert again.each() == [Published("1-2"), Published("1-1", duplicate=True), Published("1-3")]
+    assert again.each() == [
+        Published(story.id(2)),
+        Published(story.id(1), duplicate=True),
+        Published(story.id(3)),
+    ]
     assert await story.log() == [1, 2, 3]
 
 
@@ -54,9 +60,9 @@ async def test_a_uid_twice_in_one_batch_is_stored_once(engine: Engine, topic: st
     await story.subscribe()
     result = await engine.publish(story.lease, [message("a", "u1"), message("b", "u1"), message("a", "u1")])
     assert result.each() == [
-        Published("1-1"),
-        Published("1-1", duplicate=True),
-        Published("1-1", duplicate=True),
+        Published(story.id(1)),
+        Published(story.id(1), duplicate=True),
+        Published(story.id(1), duplicate=True),
     ]
     assert await story.log() == [1]
 
@@ -67,7 +73,7 @@ async def test_a_duplicate_is_known_after_its_message_was_acked(engine: Engine, 
     await engine.publish(story.lease, [message("a", "u1")])
     [delivery] = await story.fetch()
     await story.ack(delivery.receipt)
-    assert (await engine.publish(story.lease, [message("a", "u1")])).duplicates == {0: "1-1"}
+    assert (await engine.publish(story.lease, [message("a", "u1")])).duplicates == {0: story.id(1)}
     assert await story.log() == []
 
 
@@ -99,22 +105,32 @@ async def test_after_two_windows_of_silence_no_mark_counts(timed: ManualTime, to
     await story.subscribe()
     await timed.engine.publish(story.lease, [message("a", "u1")])
     await timed.advance(2 * WINDOW_MS)
-    assert (await timed.engine.publish(story.lease, [message("a", "u1")])).each() == [Published("1-2")]
+    assert (await timed.engine.publish(story.lease, [message("a", "u1")])).each() == [Published(story.id(2))]
 
 
-async def test_marks_go_by_themselves_when_the_topic_falls_silent(engine: Engine, topic: str) -> None:
+async def test_marks_go_with_the_window_when_the_topic_falls_silent(timed: ManualTime, topic: str) -> None:
+    engine = timed.engine
     story = await Story.begin(engine, topic, SHORT_MEMORY)
     await story.subscribe()
-    await story.publish("a")
-    ends = [await engine.store.command("PTTL", key) for key in (story.keys.marks_0, story.keys.marks_1)]
-    assert sorted(ends)[0] == -2  # only one generation is there
-    assert WINDOW_MS < sorted(ends)[1] <= 2 * WINDOW_MS
+    assert story.lease.marks_due_ms == 0
+    due_ms = (await story.publish("a")).marks_due_ms
+    assert due_ms == timed.now_ms + WINDOW_MS
+    await timed.advance(WINDOW_MS - 1)
+    assert (await engine.promote(story.lease)).marks_due_ms == due_ms, "not yet"
+    await timed.advance(1)
+    due_ms = (await engine.promote(story.lease)).marks_due_ms
+    assert due_ms == timed.now_ms + WINDOW_MS, "new marks would go to the other generation now"
+    story.lease = await must_acquire(engine, topic)
+    assert story.lease.marks_due_ms == due_ms, "the next owner is told"
+    await timed.advance(WINDOW_MS)
+    assert (await engine.promote(story.lease)).marks_due_ms == 0
+    assert not await story.exists(story.keys.marks_0, story.keys.marks_1)
 
 
 async def test_a_window_of_nothing_remembers_nothing(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic, TopicSettings(dedupe_ms=0))
     await story.subscribe()
-    for id in ("1-1", "1-2"):
+    for id in (story.id(1), story.id(2)):
         assert (await engine.publish(story.lease, [message("a", "u1")])).each() == [Published(id)]
     assert not await story.exists(story.keys.marks_0, story.keys.marks_1)
 
@@ -125,7 +141,7 @@ async def test_a_new_epoch_knows_the_duplicates_of_the_old_one(engine: Engine, t
     await engine.publish(story.lease, [message("a", "u1")])
     newer = await engine.acquire(topic, 0, "w1", 5_000)
     assert newer is not None
-    assert (await engine.publish(newer, [message("a", "u1")])).duplicates == {0: "1-1"}
+    assert (await engine.publish(newer, [message("a", "u1")])).duplicates == {0: story.id(1)}
 
 
 async def test_without_a_subscription_a_message_leaves_no_trace(engine: Engine, topic: str) -> None:
@@ -146,7 +162,7 @@ async def test_duplicates_and_messages_that_nobody_owes_are_told_apart(engine: E
     await engine.delete_subscription(topic, "s")
     result = await engine.publish(story.lease, [message("a", "u0"), message("a", "u1"), message("a", "u2")])
     nobody = Published(None, no_subscribers=True)
-    assert result.each() == [nobody, Published("1-1", duplicate=True), nobody]
+    assert result.each() == [nobody, Published(story.id(1), duplicate=True), nobody]
 
 
 async def test_a_topic_that_retains_keeps_messages_without_subscriptions_and_after_acks(

@@ -147,7 +147,7 @@ async def test_without_a_replica_the_message_is_stored_and_its_repetition_is_a_d
     with pytest.raises(DurabilityNotReached, match="0 of 1") as caught:
         await engine.publish(story.lease, batch, durability="replicated", timeout_ms=20)
     assert caught.value.stored
-    assert (await engine.publish(story.lease, batch)).duplicates == {0: "1-1"}
+    assert (await engine.publish(story.lease, batch)).duplicates == {0: story.id(1)}
     await engine.close()
 
 
@@ -186,7 +186,7 @@ async def test_with_full_memory_publishing_is_overloaded_while_consuming_goes_on
             await engine.expire(story.lease, "s")
             await engine.leave(story.lease, "s", "c")
             assert await engine.renew([story.lease], 60_000) == [True]
-            assert (await must_acquire(engine, topic)).epoch == 2
+            assert (await must_acquire(engine, topic)).epoch > story.lease.epoch
             await engine.delete_topic(topic)
             await engine.store.command("CONFIG", "SET", "maxmemory", "0")
             assert await engine.store.keys_like(f"*{topic}*") == set()

@@ -31,12 +31,12 @@ async def test_what_redis_has_lost_is_not_delivered_from_memory(engine: Engine, 
     await story.fetch(permits=2)
     # A failover to a replica that had not seen the newest three, with the lease as it was.
     for entry in (4, 5, 6):
-        await engine.store.command("XDEL", story.keys.log, f"1-{entry}")
+        await engine.store.command("XDEL", story.keys.log, story.id(entry))
     await engine.store.command("HSET", story.keys.meta, "last", 3)
     assert await story.take() == [3]
 
     other = await must_acquire(engine, topic)
-    assert other.epoch == 2
+    assert other.epoch > story.lease.epoch
     story.lease = other
     await engine.publish(other, [message("x"), message("y")])
     assert [found.key for delivery in await story.fetch() for found in delivery.messages] == ["x", "y"]
@@ -47,7 +47,7 @@ async def test_what_redis_has_lost_is_not_delivered_from_memory(engine: Engine, 
 async def test_an_engine_never_goes_below_an_epoch_that_it_has_held(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await engine.store.command("HSET", story.keys.meta, "epoch", 0)  # as a failover may leave it
-    assert (await must_acquire(engine, topic)).epoch == 2
+    assert (await must_acquire(engine, topic)).epoch > story.lease.epoch
 
 
 async def test_another_worker_s_fetch_does_not_confuse_the_first(engine: Engine, topic: str) -> None:

@@ -15,7 +15,7 @@ async def test_a_topic_has_its_partitions_and_its_settings(engine: Engine, topic
     assert await engine.describe_topic(topic) == settings
     assert topic in await engine.topics()
     for partition in range(5):
-        assert (await must_acquire(engine, topic, partition)).epoch == 1
+        assert (await must_acquire(engine, topic, partition)).partition == partition
 
 
 async def test_a_topic_exists_once(engine: Engine, topic: str) -> None:

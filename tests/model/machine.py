@@ -137,6 +137,11 @@ class BrokerMachine(RuleBasedStateMachine):
             self.both.advance(left)
             self.both.expire(name)
 
+    @rule(ms=st.sampled_from((1, 700, 9_000, 100_000)))
+    def set_the_clock_back(self, ms: int) -> None:
+        """Time goes on at its own speed."""
+        self.both.set_back(ms)
+
     @rule(
         name=names,
         ms=st.sampled_from((0, 1_000, 1, 300, 5_000, 8_000, 70_000)),

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from broker.results import Backoff, Delivery, FetchResult, Published, Receipt, Room
+from broker.results import Backoff, Delivery, FetchResult, Outgoing, Published, Receipt, Room
 
+NONE_YET = "0-0"  # instead of the id of a message that waits for its time
 Part = tuple[int, int]  # the place of a receipt in a call, and an entry that was stale in it
 
 
@@ -339,6 +340,7 @@ class Partition:
     log: dict[int, Entry] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     marks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    waiting: list[tuple[int, Outgoing]] = field(default_factory=list)  # for later: when each is due
 
     def publish(
         self, now: int, epoch: int, messages: Sequence[tuple[str, str, str]], told: list[Published]
@@ -346,7 +348,9 @@ class Partition:
         """Check what a publish answered, and follow it."""
         assert len(told) == len(messages)
         for (key, uid, about), answer in zip(messages, told, strict=True):
-            if uid in self.marks and self._is_duplicate(now, uid, answer):
+            if uid in {later.uid for _, later in self.waiting}:
+                assert answer == Published(NONE_YET, duplicate=True), "it waits, however long"
+            elif uid in self.marks and self._is_duplicate(now, uid, answer):
                 assert answer == Published(self.marks[uid][1], duplicate=True), "the first id"
             elif not self.subscriptions:
                 assert answer == Published(None, no_subscribers=True), "nobody is there to owe it"

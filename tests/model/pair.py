@@ -70,7 +70,7 @@ class Pair:
         self.latest = NAMES[0]
         self.lease = Lease(self.topic, 0, "w1", 0)
 
-        world.time.now_ms = 1_000_000
+        world.time.now_ms, world.time.back_ms = 100_000_000, 0
         world.run(world.time.start())
         settings = TopicSettings(dedupe_ms=DEDUPE_MS, journal=journal)
         self.do("create topic", self.operator.create_topic(self.topic, settings))
@@ -228,6 +228,12 @@ class Pair:
 
     # The clock
 
+    def set_back(self, ms: int) -> None:
+        """The clock of Redis is set back between two calls: that is no reason for anything to change."""
+        self.do("look at the clock", self.engine.promote(self.lease, 0))
+        self.do(f"the clock goes back by {ms} ms", self.world.time.set_back(ms))
+        self.do("look at the clock", self.engine.promote(self.lease, 0))
+
     def advance(self, ms: int) -> None:
         """Let time pass."""
         self.do(f"{ms} ms pass", self.world.time.advance(ms))
@@ -291,7 +297,9 @@ class Pair:
         """Give messages back after a delay, at a time if that has passed, or after the backoff."""
         model = self.sub(name)
         due = None if delay_ms is None else self.now + delay_ms
-        when = {"until_ms": due} if delay_ms and delay_ms < 0 else {"delay_ms": delay_ms}
+        when = {"delay_ms": delay_ms}
+        if due is not None and due < self.now:
+            when = {"until_ms": due - self.world.time.back_ms}
         step = self.engine.nack(self.lease, name, receipts, charged=charged, **when)
         told = _stale_parts(self.do(f"nack {name}, {when}, charged {charged}: {receipts}", step))
         assert told == model.nack(self.now, receipts, due, charged)

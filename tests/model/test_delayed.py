@@ -10,11 +10,10 @@ from hypothesis.stateful import invariant, rule
 from broker.results import DelayResult, Outgoing, PromoteResult
 from broker.scripts import read_sources
 from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
-from tests.model.model import Entry, Partition
+from tests.model.model import NONE_YET, Entry, Partition
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
-NONE_YET = "0-0"
 KEYS = ("a", "b", "")
 DELAYS_MS = (0, 300, 300, 1_000, 5_000, 40_000)
 
@@ -26,7 +25,7 @@ class Later:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.waiting: list[tuple[int, Outgoing]] = []
+        self.waiting = partition.waiting
 
     @property
     def next_due(self) -> int:
@@ -42,15 +41,15 @@ class Later:
             if age < 3 * self.partition.dedupe_ms:
                 ids.add(marks[message.uid][1])
             waits = message.uid in {one.uid for _, one in self.waiting}
-            if waits and age >= self.partition.dedupe_ms:
-                ids.add(NONE_YET)
+            if waits:
+                ids = {NONE_YET}
             if place in told.duplicates:
                 assert told.duplicates[place] in ids, f"{message.uid} is a duplicate of {ids}"
             else:
                 assert not waits, f"{message.uid} waits already"
                 assert age >= self.partition.dedupe_ms, f"{message.uid} was published {age} ms ago"
                 self.waiting.append((due, message))
-                marks[message.uid] = (now, NONE_YET)
+                marks.pop(message.uid, None)  # while it waits it needs none
         assert told.kept == len(batch) - len(told.duplicates)
         assert told.next_due_ms == self.next_due
 
@@ -106,7 +105,8 @@ class DelayMachine(BrokerMachine):
                 continue
             dues.append(self.both.now + delay)
         if batch:
-            step = self.both.engine.delay(self.both.lease, batch, dues)
+            by_clock = [due - self.both.world.time.back_ms for due in dues]
+            step = self.both.engine.delay(self.both.lease, batch, by_clock)
             told = self.both.do(f"delay {batch} until {dues}", step)
             self.waiting.delay(self.both.now, batch, dues, told)
 
@@ -152,8 +152,17 @@ class Defect(NamedTuple):
 
 
 DEFECTS = {
-    "what waits is kept twice": Defect(
-        "partition/delay", "(waiting[index] or seen[uid]) and NONE_YET", "nil"
+    "what waits is kept twice": Defect("partition/delay", "known_or_waiting(uids)", "known_ids(uids)"),
+    "what waits is published besides": Defect(
+        "partition/publish", "known_or_waiting(uids)", "known_ids(uids)"
+    ),
+    "what nobody was there for leaves a mark": Defect(
+        "partition/promote",
+        "  if owed and texts[index] then",
+        "  mark({ uid, '0-0' })\n  if owed and texts[index] then",
+    ),
+    "what is due does not know how far the clock went back": Defect(
+        "partition/delay", "dues[index] + lead", "dues[index]"
     ),
     "what is due together is sorted by uid": Defect(
         "partition/delay", "string.format('%015.0f', number)", "string.format('%015.0f', 1)"
