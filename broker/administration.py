@@ -1,6 +1,5 @@
 """Making, describing and removing topics and subscriptions: what needs no partition lease."""
 
-import contextlib
 import difflib
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -10,11 +9,8 @@ from typing import Any
 from broker.arguments import (
     MAX_JOURNAL,
     check_int,
-    check_subscription_settings,
     check_topic_settings,
     place_of,
-    subscription_fields,
-    subscription_settings,
     to_dict,
     to_flat,
     topic_fields,
@@ -22,19 +18,20 @@ from broker.arguments import (
 )
 from broker.keys import (
     HOLDERS,
+    INCARNATION,
     SUBSCRIPTION_SUFFIXES,
     TOPICS,
     PartitionKeys,
     SubscriptionKeys,
     check_name,
+    records_key,
     topic_key,
 )
-from broker.results import Lease, SubscriptionSettings, TopicSettings
+from broker.results import Lease, TopicSettings
 from broker.store import Call, Store
 from client.errors import (
     Fenced,
     InvalidArgument,
-    SubscriptionExists,
     SubscriptionNotFound,
     TopicExists,
     TopicNotFound,
@@ -108,6 +105,11 @@ class Administration:
         seconds, microseconds = await self.store.command("TIME")
         return int(seconds) * 1_000 + int(microseconds) // 1_000
 
+    async def number(self) -> int:
+        """A number that is larger than all that were given before, for a topic or a subscription."""
+        _, number = await self.store.run("cluster/number", [INCARNATION])
+        return int(number)
+
     # Topics
 
     async def create_topic(
@@ -117,26 +119,47 @@ class Administration:
         check_name("topic", topic)
         settings = settings or TopicSettings()
         check_topic_settings(settings)
-        await self.store.read_all([("SADD", TOPICS, topic)])
-        stored = topic_fields(settings)
-        answer = await self.store.run("topic/create", [topic_key(topic)], *to_flat(stored))
-        if answer[0] == "EXISTS":
-            stored = to_dict(answer[1])
-            if stored["state"] == "deleting":
-                with contextlib.suppress(TopicNotFound):  # somebody else may finish it first
-                    await self.delete_topic(topic)
-                return await self.create_topic(topic, settings, exist_ok=exist_ok)
-            if stored["state"] == "ready" and not exist_ok:
+        while True:
+            fields, number = topic_fields(settings), str(await self.number())
+            answer = await self.store.run("topic/create", [topic_key(topic)], number, *to_flat(fields))
+            registered = answer[0] == "OK"
+            stored = to_dict(answer[1]) if not registered else {**fields, "incarnation": number}
+            state, made = stored.get("state"), topic_settings(stored)
+            if state == "deleting":
+                await self._unmake_topic(topic, made)
+                continue
+            there = state == "ready" or await self._make_topic(topic, made)
+            if there and not registered and not exist_ok:
                 raise TopicExists(f"topic {topic!r} exists already")
-        made = topic_settings(stored)
-        fields = to_flat({key: stored[key] for key in ("retain", "dedupe_ms", "journal") if key in stored})
-        await self._in_partitions(
-            topic, made.partitions, lambda keys: ("partition/create", [keys.meta], fields)
-        )
-        checked(await self.store.run("topic/change", [topic_key(topic)], "ready", "creating", "ready"), topic)
-        if answer[0] == "EXISTS" and not exist_ok:
-            raise TopicExists(f"topic {topic!r} exists already")
-        return made
+            if there or registered:  # else it was deleted while we finished what another had begun
+                return made
+
+    async def _make_topic(self, topic: str, made: TopicSettings) -> bool:
+        """List a topic and make its partitions; False if it was deleted meanwhile: then nothing is left."""
+        await self.store.read_all([("HSET", TOPICS, str(made.incarnation), topic)])
+        fields = topic_fields(made)
+        del fields["partitions"]
+
+        def create(_: int, keys: PartitionKeys) -> Call:
+            return "partition/create", [keys.meta], [str(made.incarnation), *to_flat(fields)]
+
+        key, number = topic_key(topic), str(made.incarnation)
+        while True:
+            answers = await self.in_partitions(topic, made.partitions, create)
+            others = {answer[1] for answer in answers if answer[0] == "OTHER"}
+            if not others:
+                answer = await self.store.run("topic/change", [key], "ready", number, "creating", "ready")
+                if answer[0] == "OK":
+                    return True
+                break
+            [(state, registered)] = await self.store.read_all([("HMGET", key, "state", "incarnation")])
+            if state == "deleting" or registered != number:
+                break
+            # It was there when they were: they are of topics deleted before, whose makers came late.
+            for other in others:
+                await self._delete_partitions(topic, made.partitions, other)
+        await self._unmake_topic(topic, made)
+        return False
 
     async def change_topic(self, topic: str, *, journal: int) -> TopicSettings:
         """Keep so many records of what happens in each partition; 0 ends it, and what is there stays."""
@@ -146,36 +169,47 @@ class Administration:
         if answer[0] == "NO_TOPIC":
             raise TopicNotFound(f"no topic {topic!r}{near(topic, await self.topics())}")
         made = topic_settings(to_dict(answer[1]))
-        await self._in_partitions(
-            topic, made.partitions, lambda keys: ("partition/set", [keys.meta, keys.journal], [journal])
+        await self.in_partitions(
+            topic, made.partitions, lambda _, keys: ("partition/set", [keys.meta, keys.journal], [journal])
         )
         return made
 
     async def delete_topic(self, topic: str) -> None:
         """Remove a topic with all that is in it; whoever serves a partition of it is fenced."""
         check_name("topic", topic)
+        listed = await self.store.fields(TOPICS)
         answer = await self.store.run(
-            "topic/change", [topic_key(topic)], "deleting", "creating", "ready", "deleting"
+            "topic/change", [topic_key(topic)], "deleting", "", "creating", "ready", "deleting"
         )
         if answer[0] == "NO_TOPIC":
-            await self.store.read_all([("SREM", TOPICS, topic)])  # a crash may have left the name
+            for number in [number for number, name in listed.items() if name == topic]:
+                await self.store.read_all([("HDEL", TOPICS, number)])  # a crash may have left it
         checked(answer, topic)
-        await self._in_partitions(
+        await self._unmake_topic(topic, topic_settings(to_dict(answer[1])))
+
+    async def _unmake_topic(self, topic: str, made: TopicSettings) -> None:
+        """Remove what there is of a topic that is being deleted, and nothing of one that was made since."""
+        number = str(made.incarnation)
+        await self._delete_partitions(topic, made.partitions, number)
+        await self.store.run("topic/delete", [topic_key(topic), records_key(topic)], number)
+        await self.store.read_all([("HDEL", TOPICS, number)])
+
+    async def _delete_partitions(self, topic: str, partitions: int, incarnation: str) -> None:
+        """Remove partitions with all that is in them, but for those of another topic of this name."""
+        await self.in_partitions(
             topic,
-            topic_settings(to_dict(answer[1])).partitions,
-            lambda keys: (
+            partitions,
+            lambda _, keys: (
                 "partition/delete",
                 [*keys, keys.delayed, keys.delayed_data],
-                [keys.subscription_prefix, HOLDERS, *SUBSCRIPTION_SUFFIXES],
+                [incarnation, keys.subscription_prefix, HOLDERS, *SUBSCRIPTION_SUFFIXES],
             ),
         )
-        await self.store.read_all([("DEL", topic_key(topic))])
-        await self.store.read_all([("SREM", TOPICS, topic)])
 
     async def topics(self) -> list[str]:
         """The names of all topics, sorted; not those half-made or half-deleted."""
-        [found] = await self.store.read_all([("SMEMBERS", TOPICS)])
-        names = sorted(found)
+        [found] = await self.store.read_all([("HVALS", TOPICS)])
+        names = sorted(set(found))
         states = await self.store.states([topic_key(name) for name in names])
         return [name for name, state in zip(names, states, strict=True) if state == "ready"]
 
@@ -187,80 +221,19 @@ class Administration:
             raise TopicNotFound(f"no topic {topic!r}{near(topic, await self.topics())}")
         return topic_settings(stored)
 
-    # Subscriptions
-
-    async def create_subscription(
-        self,
-        topic: str,
-        name: str,
-        settings: SubscriptionSettings | None = None,
-        *,
-        start: str | int | datetime = "latest",
-        exist_ok: bool = False,
-    ) -> None:
-        """Make a subscription on every partition; one that is there is left as it is.
-
-        `start` is "latest", "earliest", an entry number (inclusive) or an aware datetime.
-        """
-        check_name("subscription", name)
-        settings = settings or SubscriptionSettings()
-        check_subscription_settings(settings)
-        fields = subscription_fields(settings)
-        position, value = place_of(start)
-        partitions = (await self.describe_topic(topic)).partitions
-        keys = [subscription_keys(topic, number, name).sub for number in range(partitions)]
-        modes = {mode for mode in await self.store.states(keys, "mode") if mode is not None}
-        if modes - {settings.mode}:
-            raise SubscriptionExists(
-                f"subscription {name!r} of {topic!r} has mode {modes.pop()}, not {settings.mode}"
-            )
-        answers = await self._in_partitions(
-            topic,
-            partitions,
-            lambda keys: (
-                "subscription/create",
-                keys.subscription(name),
-                ["", name, position, value, *to_flat(fields)],
-            ),
-        )
-        for answer in answers:
-            checked(answer, topic, name)
-        # What a crash left on some of the partitions only, this call has just finished.
-        if not exist_ok and all(answer[0] == "EXISTS" for answer in answers):
-            raise SubscriptionExists(f"subscription {name!r} of {topic!r} exists already")
-
-    async def delete_subscription(self, topic: str, name: str) -> None:
-        """Remove a subscription, and from the log what only it still owed."""
-        check_name("subscription", name)
-        partitions = (await self.describe_topic(topic)).partitions
-        answers = await self._in_partitions(
-            topic,
-            partitions,
-            lambda keys: ("subscription/delete", keys.subscription(name), ["", name]),
-        )
-        for partition, answer in enumerate(answers):
-            if answer[0] == "OK":
-                await self.reclaim(topic, partition, name)
-        if all(answer[0] == "NO_SUBSCRIPTION" for answer in answers):
-            checked(answers[0], topic, name)
-
-    async def describe_subscription(self, topic: str, name: str) -> SubscriptionSettings:
-        """A subscription's settings."""
-        check_name("topic", topic)
-        stored = await self.store.fields(subscription_keys(topic, 0, name).sub)
-        if not stored:
-            await self.describe_topic(topic)
-            [others] = await self.store.read_all([("HKEYS", partition_keys(topic, 0).subs)])
-            raise SubscriptionNotFound(f"no subscription {name!r} on {topic!r}{near(name, others)}")
-        return subscription_settings(stored)
+    # Subscriptions, once they are made; broker/subscriptions.py makes and deletes them
 
     async def pause_subscription(self, topic: str, name: str, paused: bool) -> None:
         """Stop a subscription's deliveries on every partition, or let them go on."""
         check_name("subscription", name)
-        answers = await self._in_partitions(
+        answers = await self.in_partitions(
             topic,
             (await self.describe_topic(topic)).partitions,
-            lambda keys: ("subscription/pause", keys.subscription(name), ["", name, "1" if paused else ""]),
+            lambda _, keys: (
+                "subscription/pause",
+                keys.subscription(name),
+                ["", name, "1" if paused else ""],
+            ),
         )
         for answer in answers:
             if answer[0] == "BY_POSITION":
@@ -292,6 +265,13 @@ class Administration:
             checked(answer, topic, name, partition=number)
             await self.reclaim(topic, number, name)
 
+    def check_partition(self, topic: str, partition: int | None, count: int) -> None:
+        """Raise InvalidArgument for a partition that a topic of so many has not; None is any."""
+        if partition is not None and not (type(partition) is int and 0 <= partition < count):
+            raise InvalidArgument(
+                f"no partition {partition!r:.30} in topic {topic!r}: it has 0 to {count - 1}"
+            )
+
     async def reclaim(self, topic: str, partition: int, subscription: str = "") -> None:
         """Drop what nobody owes from a log, step by step; finishes what a crash interrupted."""
         keys = partition_keys(topic, partition).subscription(subscription)
@@ -304,15 +284,17 @@ class Administration:
                 return
             _, position, sweep, _ = answer
 
-    async def _in_partitions(
+    async def in_partitions(
         self,
         topic: str,
         partitions: int,
-        call: Callable[[PartitionKeys], Call],
+        call: Callable[[int, PartitionKeys], Call],
     ) -> list[list[Any]]:
         """Run one script call in every partition, some hundred to a round trip."""
         answers: list[list[Any]] = []
         for first in range(0, partitions, STEP):
             numbers = range(first, min(first + STEP, partitions))
-            answers += await self.store.run_all([call(partition_keys(topic, number)) for number in numbers])
+            answers += await self.store.run_all(
+                [call(number, partition_keys(topic, number)) for number in numbers]
+            )
         return answers

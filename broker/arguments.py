@@ -309,6 +309,7 @@ def topic_settings(stored: dict[str, str]) -> TopicSettings:
         stored["retain"] == "1",
         int(stored["dedupe_ms"]),
         int(stored.get("journal", "0")),  # topics of an older release have none
+        int(stored.get("incarnation", "0")),
     )
 
 

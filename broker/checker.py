@@ -6,13 +6,14 @@ The rules are about one state at one instant. On a live topic a snapshot may str
 problem counts only if it is still there when the partition is looked at again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
 from broker.engine import Engine
 from broker.keys import SUBSCRIPTION_SUFFIXES, PartitionKeys
 from broker.snapshot import PartitionSnapshot, SubscriptionSnapshot, take_snapshot
+from broker.subscriptions import SubscriptionRecord, read_records
 
 _LOOKS = 3
 
@@ -20,7 +21,7 @@ _LOOKS = 3
 async def check_topic(engine: Engine, topic: str) -> list[str]:
     """Every broken invariant of a topic as a sentence; empty when there is none."""
     partitions = (await engine.describe_topic(topic)).partitions
-    problems = []
+    problems = await _lasting(lambda: _half_made(engine, topic))
     for partition in range(partitions):
         found = await check_partition(engine, topic, partition)
         problems += [f"partition {partition}: {problem}" for problem in found]
@@ -29,14 +30,57 @@ async def check_topic(engine: Engine, topic: str) -> list[str]:
 
 async def check_partition(engine: Engine, topic: str, partition: int) -> list[str]:
     """Every broken invariant of one partition that lasts over several looks."""
-    lasting: list[str] | None = None
-    for _ in range(_LOOKS):
+
+    async def look() -> list[str]:
+        about, records = await engine.describe_topic(topic), await read_records(engine.store, topic)
         snapshot = await take_snapshot(engine.store, topic, partition)
-        found = list(problems_of(snapshot))
-        lasting = found if lasting is None else [text for text in lasting if text in found]
+        return [*problems_of(snapshot), *_record_problems(snapshot, about.incarnation, records)]
+
+    return await _lasting(look)
+
+
+async def _lasting(look: Callable[[], Awaitable[list[str]]]) -> list[str]:
+    """What is found at every look."""
+    lasting = await look()
+    for _ in range(_LOOKS - 1):
         if not lasting:
             break
-    return lasting or []
+        found = set(await look())
+        lasting = [text for text in lasting if text in found]
+    return lasting
+
+
+async def _half_made(engine: Engine, topic: str) -> list[str]:
+    """Subscriptions that somebody has left, or is still at."""
+    return [
+        f"subscription {name} (number {record.incarnation}) is half-made, in state {record.state}: "
+        f"`keylane subscription describe {topic} {name}` finishes it"
+        for name, record in (await read_records(engine.store, topic)).items()
+        if record.state != "ready"
+    ]
+
+
+def _record_problems(
+    partition: PartitionSnapshot, incarnation: int, records: dict[str, SubscriptionRecord]
+) -> Iterator[str]:
+    """What is not as the topic and the records of its subscriptions say."""
+    if not partition.meta:
+        return
+    if partition.meta.get("incarnation") != str(incarnation):
+        yield (
+            f"is of number {partition.meta.get('incarnation')}, and the topic is {incarnation}: what is in "
+            "it belongs to one that was deleted; delete the topic and make it anew"
+        )
+    here = {found.name: found.settings.get("incarnation") for found in partition.subscriptions}
+    for name, record in records.items():
+        number = here.pop(name, None)
+        if record.state == "ready" and number != str(record.incarnation):
+            yield (
+                f"subscription {name} is {f'of number {number}' if number else 'not'} here, and its record "
+                f"says {record.incarnation}: delete it and make it anew"
+            )
+    for name in here:
+        yield f"subscription {name} has no record, and is owed messages for ever: make it, and delete it"
 
 
 def problems_of(partition: PartitionSnapshot) -> Iterator[str]:

@@ -45,10 +45,10 @@ class Claims(Reading):
         self, topic: str, subscription: str, reader: str, session_ms: Argument, claim: Argument
     ) -> list[list[Any]]:
         count = (await self.describe_topic(topic)).partitions
-        answers = await self._in_partitions(
+        answers = await self.in_partitions(
             topic,
             count,
-            lambda keys: _claim(keys.subscription(subscription), subscription, reader, session_ms, claim),
+            lambda _, keys: _claim(keys.subscription(subscription), subscription, reader, session_ms, claim),
         )
         return [checked(answer, topic, subscription) for answer in answers]
 

@@ -13,6 +13,7 @@ from broker.arguments import check_int, id_maker, rows
 from broker.keys import SubscriptionKeys
 from broker.results import Message
 from broker.store import Store
+from broker.subscriptions import read_records
 
 _PAGE = 1_000
 _TOGETHER = 50  # partitions that are asked for at once
@@ -76,25 +77,24 @@ class _Place(msgspec.Struct):
 
 async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
     """How much is in a topic's logs, and who subscribes."""
-    counts, names = TopicCounts(), set[str]()
+    counts = TopicCounts()
 
     async def count(partition: int) -> None:
         keys = partition_keys(topic, partition)
-        length, last, found, delayed = await store.read_all(
+        length, last, delayed = await store.read_all(
             [
                 ("XLEN", keys.log),
                 ("HGET", keys.meta, "last"),
-                ("HKEYS", keys.subs),
                 ("ZCARD", keys.delayed),
             ]
         )
         counts.delayed += delayed
         counts.messages += length
         counts.published += int(last or 0)
-        names.update(found)
 
     await _each(count, partitions)
-    counts.subscriptions = sorted(names)
+    records = await read_records(store, topic)
+    counts.subscriptions = [name for name, record in records.items() if record.state == "ready"]
     return counts
 
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from client.errors import InvalidName
 
-TOPICS = "kl:topics"
+TOPICS = "kl:topics"  # all topics, each by its incarnation
+INCARNATION = "kl:incarnation"  # the number that was given last to a topic or a subscription
 BROKERS = "kl:brokers"  # the workers, by their last heartbeat
 CONTROLLER = "kl:controller"  # the worker that places partitions
 OWNERS = "kl:owners"  # which worker is to own which partition
@@ -32,6 +33,11 @@ def _shorten(value: object) -> str:
 def topic_key(topic: str) -> str:
     """The topic's own hash, in a slot of its own."""
     return f"kl:topic:{topic}"
+
+
+def records_key(topic: str) -> str:
+    """What is known of the topic's subscriptions as a whole, in the slot of the topic's own hash."""
+    return f"{{{topic_key(topic)}}}:subs"
 
 
 def broker_key(worker: str) -> str:

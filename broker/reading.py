@@ -7,11 +7,12 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
-from broker.administration import Administration, checked, partition_keys
+from broker.administration import checked, partition_keys
 from broker.arguments import MAX_PARTITIONS, check_int, id_maker, rows
 from broker.keys import PartitionKeys, check_name
 from broker.results import Lines
 from broker.store import Call
+from broker.subscriptions import Subscriptions
 from client.errors import InvalidArgument, TopicNotFound
 from client.wire import MAX_BATCH, PartitionOffsets
 
@@ -24,7 +25,7 @@ _message = itemgetter(1, 3, 5)  # the values of key, uid, about
 _record = itemgetter(1, 3, 5, 7, 9)  # and of at, what, sub, by, entries
 
 
-class Reading(Administration):
+class Reading(Subscriptions):
     """Logs and journals as they are."""
 
     async def read(
@@ -88,7 +89,7 @@ class Reading(Administration):
         if subscription:
             check_name("subscription", subscription)
         count = (await self.describe_topic(topic)).partitions
-        answers = await self._in_partitions(topic, count, lambda keys: _offsets(keys, subscription))
+        answers = await self.in_partitions(topic, count, lambda _, keys: _offsets(keys, subscription))
         found = []
         for answer in answers:
             _, earliest, latest, position, *others = checked(answer, topic, subscription)

@@ -139,8 +139,8 @@ class Registry:
 
     async def partition_counts(self) -> dict[str, int]:
         """How many partitions each topic has; not those half-made or half-deleted."""
-        [names] = await self.store.read_all([("SMEMBERS", TOPICS)])
-        names = sorted(names)
+        [found] = await self.store.read_all([("HVALS", TOPICS)])
+        names = sorted(set(found))
         stored = await self.store.read_all(
             [("HMGET", topic_key(name), "state", "partitions") for name in names]
         )

@@ -228,6 +228,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True):
     delivery: str = "at_least_once"
     lease_ms: int = 30_000
     backoff: Backoff | None = None
+    incarnation: int = 0  # tells it from others that had, or will have, its name; given when it is made
 
 
 class TopicSettings(msgspec.Struct, frozen=True):
@@ -237,6 +238,7 @@ class TopicSettings(msgspec.Struct, frozen=True):
     retain: bool = False
     dedupe_ms: int = 600_000
     journal: int = 0  # records that each partition's journal keeps; 0 for none
+    incarnation: int = 0  # as that of a subscription
 
 
 class BrokerReport(msgspec.Struct, frozen=True):

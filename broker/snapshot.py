@@ -60,13 +60,13 @@ async def take_cluster_snapshot(store: Store) -> ClusterSnapshot:
     """Read all that is stored outside of partitions; each key at an instant of its own."""
     _, now_ms, heartbeats = await store.run("cluster/list", [BROKERS])
     controller, controller_ms, names = await store.read_all(
-        [("GET", CONTROLLER), ("PTTL", CONTROLLER), ("SMEMBERS", TOPICS)]
+        [("GET", CONTROLLER), ("PTTL", CONTROLLER), ("HVALS", TOPICS)]
     )
     workers = sorted(key.removeprefix(broker_key("")) for key in await store.keys_like(broker_key("*")))
     fields = await store.all_fields([broker_key(worker) for worker in workers])
     lasting = await store.read_all([("PTTL", broker_key(worker)) for worker in workers])
     owners = await store.fields(OWNERS)
-    stored = await store.all_fields([topic_key(name) for name in sorted(names)])
+    stored = await store.all_fields([topic_key(name) for name in sorted(set(names))])
     return ClusterSnapshot(
         now_ms,
         _scores(heartbeats),
@@ -78,7 +78,7 @@ async def take_cluster_snapshot(store: Store) -> ClusterSnapshot:
         controller or "",
         controller_ms,
         owners,
-        dict(zip(sorted(names), stored, strict=True)),
+        dict(zip(sorted(set(names)), stored, strict=True)),
     )
 
 

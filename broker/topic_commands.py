@@ -136,10 +136,9 @@ async def create_at(
     worker: "Worker", topic: str, name: str, settings: SubscriptionSettings, start: str, exist_ok: bool
 ) -> None:
     place, partition = parse_position(start)
-    first = "latest" if partition is not None else place
-    await worker.engine.create_subscription(topic, name, settings, start=first, exist_ok=exist_ok)
-    if partition is not None:
-        await worker.engine.seek(topic, name, place, partition)
+    await worker.engine.create_subscription(
+        topic, name, settings, start=place, partition=partition, exist_ok=exist_ok
+    )
 
 
 def parse_position(text: str) -> tuple[str | int | datetime, int | None]:
@@ -160,7 +159,6 @@ def parse_position(text: str) -> tuple[str | int | datetime, int | None]:
 async def delete_subscription(
     worker: "Worker", _: "Connection", request: wire.DeleteSubscription, __: memoryview
 ) -> Reply:
-    await worker.engine.describe_subscription(request.topic, request.subscription)
     await worker.engine.delete_subscription(request.topic, request.subscription)
     deleted = SubscriptionNotFound(f"subscription {request.subscription!r} of {request.topic!r} was deleted")
     for partition in _partitions_of(worker, request.topic):

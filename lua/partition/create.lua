@@ -1,13 +1,19 @@
 -- create: make a partition; one that is there keeps all but its settings.
 --
--- KEYS   1 meta  hash  epoch, ledgers, last, clock and the topic's settings
--- ARGV   field, value pairs of settings
--- Returns  {"OK"}
+-- KEYS   1 meta  hash  epoch, ledgers, last, clock, incarnation and the topic's settings
+-- ARGV   1 incarnation of the topic   2.. field, value pairs of settings
+-- Returns  {"OK"}   {"OTHER", incarnation}: one of another topic of this name is there
 -- Cost     O(1)
 local meta = KEYS[1]
+local incarnation = ARGV[1]
 
-if redis.call('EXISTS', meta) == 0 then
-  redis.call('HSET', meta, 'epoch', '0', 'ledgers', '', 'last', '0', 'clock', '0')
+if redis.call('EXISTS', meta) == 1 then
+  local there = redis.call('HGET', meta, 'incarnation') or ''
+  if there ~= incarnation then
+    return { 'OTHER', there }
+  end
+else
+  redis.call('HSET', meta, 'epoch', '0', 'ledgers', '', 'last', '0', 'clock', '0', 'incarnation', incarnation)
 end
-redis.call('HSET', meta, unpack(ARGV))
+redis.call('HSET', meta, unpack(ARGV, 2))
 return { 'OK' }

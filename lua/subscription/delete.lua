@@ -1,23 +1,23 @@
 -- delete: remove a subscription; reclaim then drops what only it owed.
 --
--- Uses   subscription journal ranges notes holders
+-- Who is still at making it, here or elsewhere, is too late from now on: `deleted` is the newest that was.
+--
+-- Uses   subscription journal ranges notes holders removal
 -- KEYS   as in lib/subscription.lua
--- ARGV   (the subscription only)
--- Returns  {"OK"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
--- Cost     O(1); the memory is freed in the background
-local refused = refusal(true)
-if refused then
-  return refused
-end
+-- ARGV   3 incarnation of the topic   4 incarnation of the subscription: what is older goes, too
+-- Returns  {"OK", 1 when there is something to reclaim}   {"NO_TOPIC"}
+-- Cost     O(consumers); the memory is freed in the background
+local topic, incarnation = ARGV[3], tonumber(ARGV[4])
 
--- Should it be made again, its tokens go on from here.
-local token = math.max(tonumber(redis.call('HGET', meta, 'token') or 0), tonumber(redis.call('HGET', sub, 'token')))
-redis.call('HDEL', subs, name)
-drop_leases(deadlines)
-redis.call('UNLINK', sub, lanes, runs, ready, queue, retries, consumers, charged_at)
-redis.call('HSET', meta, 'token', token)
-redis.call('HINCRBY', meta, 'sweep', 1)
-if journaled then
-  write_record(journal, journal_cap, now, 'unsubscribed', name, '', cursor + 1)
+if not last_entry or redis.call('HGET', meta, 'incarnation') ~= topic then
+  return { 'NO_TOPIC' }
 end
-return { 'OK' }
+now = tick(meta, stored[3], stored[6])
+if incarnation > tonumber(redis.call('HGET', meta, 'deleted') or 0) then
+  redis.call('HSET', meta, 'deleted', ARGV[4])
+end
+if cursor and tonumber(redis.call('HGET', sub, 'incarnation') or 0) <= incarnation then
+  remove()
+end
+local swept = redis.call('HMGET', meta, 'sweep', 'swept')
+return { 'OK', swept[1] ~= swept[2] and 1 or 0 }

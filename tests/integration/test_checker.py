@@ -208,5 +208,5 @@ async def test_the_checker_is_content_while_a_sweep_is_due(engine: Engine, topic
     story = await Story.begin(engine, topic)
     await story.subscribe()
     await story.publish("a")
-    await engine.store.run("subscription/delete", story.sub(), "", "s")
+    await story.drop()
     assert await check_topic(engine, topic) == []

@@ -5,7 +5,7 @@ from datetime import datetime
 from itertools import count
 
 from broker.engine import Engine
-from broker.keys import PartitionKeys, SubscriptionKeys
+from broker.keys import PartitionKeys, SubscriptionKeys, records_key
 from broker.results import (
     Backoff,
     Delivery,
@@ -113,6 +113,16 @@ class Story:
     def id(self, entry: int) -> str:
         """The id of an entry that was published under the lease."""
         return f"{self.lease.epoch}-{entry}"
+
+    async def drop(self, name: str = "s", *, keep_record: bool = False) -> None:
+        """Delete a subscription in this partition, and let nobody reclaim what only it was owed."""
+        topic = await self.engine.describe_topic(self.topic)
+        sub = await self.engine.describe_subscription(self.topic, name)
+        numbers = [str(topic.incarnation), str(sub.incarnation)]
+        answer = await self.engine.store.run("subscription/delete", self.sub(name), "", name, *numbers)
+        assert answer[0] == "OK"
+        if not keep_record:
+            await self.engine.store.command("HDEL", records_key(self.topic), name)
 
     async def retries(self, name: str = "s") -> dict[int, int]:
         """How often each entry was charged."""

@@ -211,7 +211,7 @@ async def test_a_reclaim_that_a_crash_interrupted_is_left_to_the_next_owner(
     await story.subscribe()
     await story.publish("a", "b")
     # A worker that deletes a subscription and dies before it has reclaimed leaves this behind.
-    await engine.store.run("subscription/delete", story.sub(), "", "s")
+    await story.drop()
     assert await story.log() == [1, 2]
     assert (await must_acquire(engine, topic)).sweep
     await engine.reclaim(topic, 0)
@@ -226,9 +226,9 @@ async def test_a_reclaim_does_not_cross_out_one_that_was_asked_for_meanwhile(
     for name in ("s", "t"):
         await story.subscribe(name)
     await story.publish("a", "b")
-    await engine.store.run("subscription/delete", story.sub("s"), "", "s")
+    await story.drop("s")
     first = await engine.store.run("subscription/reclaim", story.sub("s"), "", "s", 1, 1, "")
-    await engine.store.run("subscription/delete", story.sub("t"), "", "t")
+    await story.drop("t")
     await engine.store.run("subscription/reclaim", story.sub("s"), "", "s", 3, 1, first[2])
     assert await story.log() == [1, 2]
     assert (await must_acquire(engine, topic)).sweep

@@ -1,5 +1,6 @@
 """Topics: made and deleted as a whole, also when a crash came between."""
 
+import msgspec
 import pytest
 
 from broker.engine import Engine
@@ -11,8 +12,9 @@ from tests.lua.story import Story, message, must_acquire
 
 async def test_a_topic_has_its_partitions_and_its_settings(engine: Engine, topic: str) -> None:
     settings = TopicSettings(partitions=5, retain=True, dedupe_ms=1_000)
-    assert await engine.create_topic(topic, settings) == settings
-    assert await engine.describe_topic(topic) == settings
+    made = await engine.create_topic(topic, settings)
+    assert made == msgspec.structs.replace(settings, incarnation=made.incarnation)
+    assert await engine.describe_topic(topic) == made
     assert topic in await engine.topics()
     for partition in range(5):
         assert (await must_acquire(engine, topic, partition)).partition == partition
@@ -35,21 +37,19 @@ async def test_making_a_topic_again_leaves_what_is_in_it(engine: Engine, topic: 
 
 async def test_a_half_made_topic_is_not_there_until_somebody_finishes_it(engine: Engine, topic: str) -> None:
     fields = ["partitions", "3", "retain", "0", "dedupe_ms", "1000"]
-    await engine.store.command("SADD", "kl:topics", topic)
-    assert await engine.store.run("topic/create", [topic_key(topic)], *fields) == ["OK"]
+    assert await engine.store.run("topic/create", [topic_key(topic)], 5, *fields) == ["OK"]
     with pytest.raises(TopicNotFound):
         await engine.describe_topic(topic)
     made = await engine.create_topic(topic, TopicSettings(partitions=8), exist_ok=True)
-    assert made == TopicSettings(3, False, 1_000)  # as it was begun
+    assert made == TopicSettings(3, False, 1_000, incarnation=5)  # as it was begun
     assert await engine.describe_topic(topic) == made
     await must_acquire(engine, topic, 2)
 
 
 async def test_a_half_made_topic_can_be_deleted(engine: Engine, topic: str) -> None:
-    await engine.store.command("SADD", "kl:topics", topic)
     fields = ["partitions", "3", "retain", "0", "dedupe_ms", "1000"]
-    await engine.store.run("topic/create", [topic_key(topic)], *fields)
-    await engine.store.run("partition/create", [PartitionKeys.of(topic, 1).meta], "retain", 0, "dedupe_ms", 1)
+    await engine.store.run("topic/create", [topic_key(topic)], 5, *fields)
+    await engine.store.run("partition/create", [PartitionKeys.of(topic, 1).meta], 5, "retain", 0)
     await engine.delete_topic(topic)
     assert topic not in await engine.topics()
     assert await engine.store.keys_like(f"*{topic}*") == set()
@@ -91,7 +91,7 @@ async def test_a_half_deleted_topic_is_gone_for_all_and_can_be_deleted_again(
     story = await Story.begin(engine, topic, TopicSettings(partitions=2))
     await story.subscribe()
     await story.publish("a")
-    answer = await engine.store.run("topic/change", [topic_key(topic)], "deleting", "ready")
+    answer = await engine.store.run("topic/change", [topic_key(topic)], "deleting", "", "ready")
     assert answer[0] == "OK"
     with pytest.raises(TopicNotFound):
         await engine.describe_topic(topic)
@@ -103,7 +103,7 @@ async def test_making_a_half_deleted_topic_deletes_it_first(engine: Engine, topi
     story = await Story.begin(engine, topic, TopicSettings(partitions=2))
     await story.subscribe()
     await story.publish("a")
-    await engine.store.run("topic/change", [topic_key(topic)], "deleting", "ready")
+    await engine.store.run("topic/change", [topic_key(topic)], "deleting", "", "ready")
     assert (await engine.create_topic(topic, TopicSettings(partitions=4))).partitions == 4
     assert not await story.exists(story.keys.log, story.keys.subs, story.keys.lease)
 
@@ -116,8 +116,9 @@ async def test_deleting_what_is_not_there_says_so(engine: Engine, topic: str) ->
 async def test_a_topic_only_changes_from_a_state_that_is_asked_for(engine: Engine, topic: str) -> None:
     await engine.create_topic(topic)
     key = topic_key(topic)
-    assert await engine.store.run("topic/change", [key], "ready", "creating") == ["NO_TOPIC"]
-    answer = await engine.store.run("topic/create", [key], "partitions", 9)
+    assert await engine.store.run("topic/change", [key], "ready", "", "creating") == ["NO_TOPIC"]
+    assert await engine.store.run("topic/change", [key], "deleting", "7", "ready") == ["NO_TOPIC"]
+    answer = await engine.store.run("topic/create", [key], "9", "partitions", 9)
     assert answer[0] == "EXISTS"
     assert (await engine.describe_topic(topic)).partitions == 1
 
@@ -131,11 +132,25 @@ async def test_many_partitions_are_made_and_deleted_in_several_round_trips(
     assert await engine.store.keys_like(f"*{topic}*") == set()
 
 
-async def test_a_partition_left_over_from_a_lost_race_takes_the_settings_of_the_next_topic(
-    engine: Engine, topic: str
-) -> None:
+async def test_a_partition_left_over_from_an_earlier_topic_is_made_anew(engine: Engine, topic: str) -> None:
     keys = PartitionKeys.of(topic, 0)
-    await engine.store.run("partition/create", [keys.meta], "retain", "1", "dedupe_ms", "5")
-    await engine.create_topic(topic, TopicSettings(retain=False, dedupe_ms=7))
+    await engine.store.run("partition/create", [keys.meta], "5", "retain", "1", "dedupe_ms", "5")
+    await engine.store.command("XADD", keys.log, "1-1", "key", "")
+    made = await engine.create_topic(topic, TopicSettings(retain=False, dedupe_ms=7))
     stored = await engine.store.command("HGETALL", keys.meta)
     assert (stored["retain"], stored["dedupe_ms"]) == ("0", "7")
+    assert stored["incarnation"] == str(made.incarnation)
+    assert not await engine.store.command("EXISTS", keys.log)
+
+
+async def test_who_is_late_neither_makes_nor_deletes_a_partition_of_another_topic(
+    engine: Engine, topic: str
+) -> None:
+    made = await engine.create_topic(topic)
+    keys = PartitionKeys.of(topic, 0)
+    before = await engine.store.command("HGETALL", keys.meta)
+    late, own = str(made.incarnation - 1), str(made.incarnation)
+    assert await engine.store.run("partition/create", [keys.meta], late, "retain", "1") == ["OTHER", own]
+    every = [*keys, keys.delayed, keys.delayed_data]
+    assert await engine.store.run("partition/delete", every, late, keys.subscription_prefix, "") == ["OTHER"]
+    assert await engine.store.command("HGETALL", keys.meta) == before

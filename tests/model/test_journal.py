@@ -118,7 +118,7 @@ GAPS = {
     ),
     "new subscriptions": Gap(SharedJournal, "subscription/create", "if journaled then", "if false then"),
     "seeks": Gap(SharedJournal, "subscription/seek", "if journaled then", "if false then"),
-    "deleted subscriptions": Gap(SharedJournal, "subscription/delete", "if journaled then", "if false then"),
+    "deleted subscriptions": Gap(SharedJournal, "lib/removal", "if journaled then", "if false then"),
 }
 
 

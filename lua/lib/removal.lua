@@ -1,0 +1,13 @@
+-- removal: a subscription goes from a partition; reclaim then drops what only it owed.
+local function remove()
+  -- Should it be made again, its tokens go on from here.
+  local token = math.max(tonumber(redis.call('HGET', meta, 'token') or 0), tonumber(redis.call('HGET', sub, 'token') or 0))
+  redis.call('HDEL', subs, name)
+  drop_leases(deadlines)
+  redis.call('UNLINK', sub, lanes, runs, ready, queue, retries, consumers, charged_at)
+  redis.call('HSET', meta, 'token', token)
+  redis.call('HINCRBY', meta, 'sweep', 1)
+  if journaled then
+    write_record(journal, journal_cap, now, 'unsubscribed', name, '', cursor + 1)
+  end
+end
