@@ -11,12 +11,11 @@ async with AsyncClient("keylane://localhost") as client:
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from types import TracebackType
 from weakref import WeakSet
-
-import anyio
 
 from client import wire
 from client.administration import Administration
@@ -32,6 +31,7 @@ from client.payloads import PayloadStore
 from client.producer import Producer
 from client.reading import Reading
 from client.seeds import server_or_default, token_or_default
+from client.tasks import finished
 from client.times import Position, Seconds, seconds
 from client.types import Body, Mode, OutgoingMessage, Published
 
@@ -70,6 +70,7 @@ class AsyncClient(Administration, Reading):
         self._producer = Producer(self._cluster, self._bodies, producer_group)
         self._streams = count(1)
         self._consumers: WeakSet[Consumer] = WeakSet()
+        self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "AsyncClient":
         await self._cluster.open()
@@ -83,19 +84,35 @@ class AsyncClient(Administration, Reading):
     ) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed."""
+    async def close(self, timeout: Seconds = 30.0) -> None:  # noqa: ASYNC109
+        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed.
+
+        Handlers that run have up to `timeout` to end.
+        """
+        patience = seconds("timeout", timeout)
+        for consumer in list(self._consumers):
+            consumer.excuse()
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(patience))
+        await finished(self._closing, self._hurry)
+
+    def _hurry(self) -> None:
+        for consumer in list(self._consumers):
+            consumer.hurry()
+
+    async def _close(self, patience: float) -> None:
         try:
             # All at once: while the broker is away each takes its time.
-            with anyio.CancelScope(shield=True):
-                await asyncio.gather(*(consumer.close() for consumer in list(self._consumers)))
-            with anyio.move_on_after(_CLOSE, shield=True):
-                await self._bodies.finish()
+            await asyncio.gather(*(consumer.close(patience) for consumer in list(self._consumers)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE):
+                    await self._bodies.finish()
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._producer.close()
-                await self._bodies.close()
-                await self._cluster.close()
+            await self._producer.close()
+            with suppress(TimeoutError):  # a store may wait for threads
+                async with asyncio.timeout(_CLOSE):
+                    await self._bodies.close()
+            await self._cluster.close()
 
     async def publish(
         self,

@@ -3,11 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from datetime import datetime
 from time import monotonic
 from types import TracebackType
-
-import anyio
 
 from client import wire
 from client.block import BUFFERED, Block
@@ -24,6 +23,7 @@ from client.message import Batch, Message
 from client.options import PATIENCE, Options, fresh_name
 from client.receipts import ACK, GIVE_BACK, NACK, Terms
 from client.settling import Settler, extend_terms, nack_terms
+from client.tasks import finished
 from client.times import Seconds, seconds
 from client.types import Outcome
 from client.wire import Frame
@@ -68,11 +68,17 @@ class Consumer:
         self._refused: dict[str, None] = {}  # messages that cannot be read, by id: each is told once
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def drift(self) -> float:
         """Seconds that the cluster's clock is ahead of ours."""
         return self._cluster.drift
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is about to be."""
+        return self._closed
 
     @property
     def mode(self) -> str:
@@ -82,6 +88,8 @@ class Consumer:
     # Opening and closing
 
     async def __aenter__(self) -> "Consumer":
+        if self._closed:
+            raise ConnectionClosed("the consumer was closed: make another")
         await self.links.open()
         if self._handlers is not None:
             self._handlers.start()
@@ -95,27 +103,41 @@ class Consumer:
     ) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Settle what is queued, and give the rest back at once and uncharged."""
-        if self._closed:
-            return
-        self._closed = True
-        self._wake()
+    async def close(self, timeout: Seconds = 30.0) -> None:  # noqa: ASYNC109
+        """Wait for running handlers, settle what is queued, and give back the rest at once and uncharged."""
+        patience = seconds("timeout", timeout)
+        self.excuse()
+        if self._closing is None:
+            self._closed = True
+            self._wake()
+            self._closing = asyncio.create_task(self._close(patience))
+        await finished(self._closing, self.hurry)
+
+    def excuse(self) -> None:
+        """The handler that calls this waits until all is closed: nobody is to wait for it."""
+        if self._handlers is not None:
+            self._handlers.excuse()
+
+    def hurry(self) -> None:
+        """Wait for no handler any more."""
+        if self._handlers is not None:
+            self._handlers.hurry()
+
+    async def _close(self, patience: float) -> None:
         try:
-            if self._handlers is not None:
-                with anyio.CancelScope(shield=True):
-                    await self._handlers.close()
+            if self._handlers is not None and self.links.opened_all:
+                await self._handlers.close(patience)
             self.keeper.close()
-            with anyio.move_on_after(_CLOSE, shield=True):
-                await self.settler.finish()
-                await self.links.leave()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE):
+                    await self.settler.finish()
+                    await self.links.leave()
         finally:
             self.keeper.close()
             self.held.clear()
-            with anyio.CancelScope(shield=True):
-                await self.settler.close()
-                await self.downloads.close()
-                await self.links.close()
+            await self.settler.close()
+            await self.downloads.close()
+            await self.links.close()
 
     async def wait(self) -> None:
         """Wait until it is closed; raises what ended it, if anything did."""

@@ -5,18 +5,19 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.from_thread
-import anyio.to_thread
 
 from client.block import HANDED
+from client.bridge import Bridge
 from client.errors import BrokerError, InvalidArgument
 from client.message import Message
-from client.sync_message import Bridge, SyncMessage
+from client.sync_message import SyncMessage
 from client.tasks import Tasks
+from client.threads import in_threads
 
 if TYPE_CHECKING:
     from client.consumer import Consumer
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 Handler = Callable[[Message], Awaitable[Any]] | Callable[[SyncMessage], Any]
 Lane = tuple[int, str]
 
-# Whose handler this is, in its thread and in what is called from there.
+# The task of the handler that this is, also in its thread and in what is called from there.
 _handling: ContextVar[asyncio.Task[Any] | None] = ContextVar("handling", default=None)
+_CANCELLED = 1.0  # seconds in which a handler that was cancelled should have ended
 _log = logging.getLogger("keylane.client")
 
 
@@ -49,21 +51,46 @@ class Handlers:
         self._slots = asyncio.Semaphore(concurrency)
         self._lanes: dict[Lane, deque[Message]] = {}  # lanes at work -> what waits in them
         self._dispatching = Tasks()
-        self._running = Tasks()
+        self._running: set[asyncio.Task[None]] = set()
+        self._excused: set[asyncio.Task[Any]] = set()  # that wait for us, instead of us for them
+        self._changed = asyncio.Event()  # one has ended, or is not waited for any more
+        self._hurry = False  # none is
+        self._bridge: Bridge
         self._closing = False
 
     def start(self) -> None:
         """Begin to take messages."""
+        self._bridge = Bridge(asyncio.get_running_loop(), "the consumer is closed")
         self._dispatching.start(self._dispatch())
 
-    async def close(self) -> None:
-        """Take no more. Coroutines are cancelled and their messages go back; threads run to their end."""
+    def excuse(self) -> None:
+        """Do not wait for the handler that calls this: it waits until all is closed."""
+        if (task := _handling.get()) is not None:
+            self._excused.add(task)
+            self._changed.set()
+
+    def hurry(self) -> None:
+        """Wait for no handler any more."""
+        self._hurry = True
+        self._changed.set()
+
+    async def close(self, patience: float) -> None:
+        """Take no more, and wait so many seconds for those that run; then their messages go back.
+
+        Coroutines are cancelled. Threads cannot be: they are left alone, and the next they ask is refused.
+        """
         self._closing = True
         await self._dispatching.cancel()
-        if self._is_async:
-            await self._running.cancel()
-        else:
-            await self._running.finish(but=_handling.get())  # which waits for us, if it closes its consumer
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while self._running - self._excused and not self._hurry:
+                    self._changed.clear()
+                    await self._changed.wait()
+        if others := self._running - self._excused:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others, timeout=_CANCELLED)
+        self._bridge.close()
 
     async def _dispatch(self) -> None:
         try:
@@ -77,7 +104,9 @@ class Handlers:
                 place = (message.partition, lane)
                 if lane:
                     self._lanes[place] = deque()
-                self._running.start(self._work(place, message))
+                task = asyncio.create_task(self._work(place, message))
+                self._running.add(task)
+                task.add_done_callback(self._ended)
         except BrokerError as error:  # the consumer has ended; those who wait for it hear why
             _log.warning("consumer %s of %r has ended: %s", self._consumer.name, self._consumer.topic, error)
 
@@ -92,19 +121,22 @@ class Handlers:
             self._lanes.pop(place, None)
             self._slots.release()
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a handler has ended the program", exc_info=error)
+
     async def _handle(self, message: Message) -> None:
         block, index = message._block, message._index
         if block.states[index] != HANDED:  # an earlier one of its lane was nacked
             return
         try:
+            _handling.set(asyncio.current_task())
             if self._is_async:
                 await self._handler(message)
             else:
-                _handling.set(asyncio.current_task())
-                bridge = Bridge(anyio.from_thread.run, asyncio.get_running_loop().call_soon_threadsafe)
-                result = await anyio.to_thread.run_sync(
-                    self._handler, SyncMessage(message, bridge), limiter=self._threads
-                )
+                result = await in_threads(self._threads, self._handler, SyncMessage(message, self._bridge))
                 if inspect.iscoroutine(result):
                     result.close()
                     raise InvalidArgument("the handler returns a coroutine: make it an `async def` function")

@@ -10,27 +10,26 @@ with Client("keylane://localhost") as client:
 """
 
 import asyncio
-import os
-import sys
+import atexit
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
-
 from client.aio import AsyncClient
+from client.bridge import Bridge, LoopThread
 from client.columns import Columns, Tally
-from client.errors import ConnectionClosed
+from client.errors import ConnectionClosed, InvalidArgument
 from client.message import Message
 from client.payloads import PayloadStore
 from client.sync_consumer import SyncConsumer
-from client.sync_message import Bridge, SyncMessage
-from client.times import Position, Seconds
+from client.sync_message import SyncMessage
+from client.times import Position, Seconds, seconds
 from client.types import (
     Backoff,
     Body,
@@ -51,7 +50,11 @@ from client.types import (
 )
 
 _SLICE = 10_000  # messages of publish_many that go to the event loop at once
+_CLOSE = 15.0  # seconds for what cannot be waited for any longer when it closes, besides the handlers
+_AT_EXIT = 5.0  # seconds for handlers that still run when the program ends
 T = TypeVar("T")
+_log = logging.getLogger("keylane.client")
+_open: "set[Client]" = set()
 
 
 class Client:
@@ -78,20 +81,18 @@ class Client:
             on_time_drift=on_time_drift,
             timeout=timeout,
         )
-        self._stack = ExitStack()
-        self._process = 0
-        self._portal: BlockingPortal | None = None
-        self._loop: asyncio.AbstractEventLoop
+        self._thread: LoopThread | None = None
 
     def __enter__(self) -> "Client":
-        options = {"use_uvloop": sys.platform != "win32"}
-        with ExitStack() as stack:
-            portal = stack.enter_context(start_blocking_portal("asyncio", options))
-            self._loop = portal.call(asyncio.get_running_loop)
-            stack.enter_context(portal.wrap_async_context_manager(self._client))
-            self._portal = portal
-            self._process = os.getpid()
-            self._stack = stack.pop_all()
+        if self._thread is not None:
+            raise InvalidArgument("this client was opened before: make another")
+        self._thread = thread = LoopThread("the client was closed")
+        try:
+            thread.bridge.call(self._client.__aenter__)
+        except BaseException:
+            self.close(0.0)
+            raise
+        _open.add(self)
         return self
 
     def __exit__(
@@ -100,38 +101,35 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._portal = None
-        self._stack.__exit__(kind, error, traceback)
+        self.close()
 
-    def close(self) -> None:
-        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed."""
-        self.__exit__(None, None, None)
+    def close(self, timeout: Seconds = 30.0) -> None:
+        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed.
 
-    def _open_portal(self) -> BlockingPortal:
-        if self._portal is None:
-            state = "was closed" if self._process else "is not open: use it with `with`"
-            raise ConnectionClosed(f"the client {state}")
-        if self._process != os.getpid():
-            raise ConnectionClosed(
-                f"the client was opened by process {self._process}, of which this one is a fork: make another"
-            )
-        return self._portal
-
-    def _post(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run it on the event loop and do not wait."""
+        Handlers that run have up to `timeout` to end. Any thread may call this, also a handler's, and a
+        signal handler; in a fork of the process that has opened the client it does nothing.
+        """
+        patience = seconds("timeout", timeout)
+        thread = self._thread
+        if thread is None or thread.bridge.forked:
+            return
         try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop has ended, and all that was held has gone back
-            function(*args)
+            with suppress(ConnectionClosed):  # it was closed before
+                thread.bridge.call_within(patience + _CLOSE, self._client.close, patience)
+        except TimeoutError:
+            _log.warning("the client did not close within %g s: it is left as it is", patience + _CLOSE)
+        finally:
+            thread.stop(_CLOSE)
+            _open.discard(self)
+
+    @property
+    def _bridge(self) -> Bridge:
+        if self._thread is None:
+            raise ConnectionClosed("the client is not open: use it with `with`")
+        return self._thread.bridge
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
-        """Run it on the event loop and wait; Ctrl-C ends both."""
-        future = self._open_portal().start_task_soon(partial(work, **options), *args)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return self._bridge.call(work, *args, **options)
 
     # Topics and subscriptions
 
@@ -330,7 +328,7 @@ class Client:
         of it again, with the same uids, by another one.
         """
         task = self._call(self._client.publish_columns, topic, columns)
-        return self._open_portal().start_task_soon(_result_of, task)
+        return self._bridge.start(_result_of, task)
 
     def fan_out(
         self,
@@ -378,9 +376,22 @@ class Client:
             handler=handler,
             concurrency=concurrency,
         )
-        portal = self._open_portal()
-        return SyncConsumer(portal.call(make), portal, Bridge(self._call, self._post))
+        return SyncConsumer(self._call(_made, make), self._bridge)
 
 
 async def _result_of(task: asyncio.Task[T]) -> T:
     return await task
+
+
+async def _made(make: Callable[[], T]) -> T:
+    return make()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program ends that has not closed them: what it has settled is to arrive."""
+    for client in list(_open):
+        try:
+            client.close(_AT_EXIT)
+        except Exception:
+            _log.exception("a client could not be closed when the program ended")

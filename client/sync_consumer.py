@@ -1,18 +1,19 @@
 """A consumer for code that does not await."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from anyio.from_thread import BlockingPortal
-
 from client.block import HANDED
+from client.bridge import Bridge
 from client.consumer import Consumer
+from client.errors import ConnectionClosed
 from client.message import Message
 from client.receipts import GIVE_BACK
-from client.sync_message import Bridge, SyncMessage
+from client.sync_message import SyncMessage
 from client.times import Seconds
 from client.types import Outcome
 
@@ -28,15 +29,14 @@ class SyncConsumer:
                 print(message.data())
     """
 
-    def __init__(self, consumer: Consumer, portal: BlockingPortal, bridge: Bridge) -> None:
+    def __init__(self, consumer: Consumer, bridge: Bridge) -> None:
         self._consumer = consumer
         self._bridge = bridge
         self._call = bridge.call
-        self._open = portal.wrap_async_context_manager(consumer)
         self._pulled: deque[Message] = deque()
 
     def __enter__(self) -> "SyncConsumer":
-        self._open.__enter__()
+        self._call(self._consumer.__aenter__)
         return self
 
     def __exit__(
@@ -45,13 +45,15 @@ class SyncConsumer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._pulled.clear()
-        self._open.__exit__(kind, error, traceback)
+        self.close()
 
-    def close(self) -> None:
-        """Settle what is queued, and give the rest back at once and uncharged."""
+    def close(self, timeout: Seconds = 30.0) -> None:
+        """Wait for running handlers, settle what is queued, and give back the rest at once and uncharged."""
+        if self._bridge.forked:
+            return  # it is the parent's
         self._pulled.clear()
-        self._call(self._consumer.close)
+        with suppress(ConnectionClosed):  # the client was closed, and so was this
+            self._call(self._consumer.close, timeout)
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class SyncConsumer:
         while True:
             message = self._next()
             if message is None:
-                batch = self._call(_take, self._consumer)
+                batch = self._taken(_take, self._consumer)
                 if batch is None:
                     return
                 self._pulled.extend(batch)
@@ -87,7 +89,12 @@ class SyncConsumer:
         """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
         batches = self._consumer.batches(max_messages, max_wait)
         while True:
-            batch = self._call(_next_of, batches)
+            # A loop that was left early has had more taken than it came to.
+            left = [message for _ in range(max_messages) if (message := self._next()) is not None]
+            if left:
+                yield left
+                continue
+            batch = self._taken(_next_of, batches)
             if batch is None:
                 return
             yield [SyncMessage(message, self._bridge) for message in batch]
@@ -124,6 +131,16 @@ class SyncConsumer:
     def resume(self) -> None:
         """Go on after a pause."""
         self._call(self._consumer.resume)
+
+    def _taken(self, take: Callable[..., Any], source: Any) -> Iterable[Message] | None:
+        """More messages; None if it is closed, by whomever."""
+        try:
+            taken: Iterable[Message] | None = self._call(take, source)
+            return taken
+        except ConnectionClosed:
+            if not self._consumer.closed:
+                raise
+            return None
 
     def _next(self) -> SyncMessage | None:
         """The next of the messages at hand whose lease goes on."""

@@ -3,17 +3,11 @@
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
+from client.bridge import Bridge
 from client.message import Message
 from client.times import Seconds
-
-
-class Bridge(NamedTuple):
-    """From a thread to the event loop."""
-
-    call: Callable[..., Any]  # runs a coroutine function with arguments there, and waits for it
-    post: Callable[..., Any]  # runs a function with arguments there, and does not wait
 
 
 class SyncMessage:
@@ -130,6 +124,8 @@ class SyncMessage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if kind is not None and self._bridge.forked:
+            return  # a child on its way out: the message is its parent's
         block, index = self._message._block, self._message._index
         self._bridge.post(block.consumer.settler.settle_later, block, index, kind is None)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from client.errors import BrokerError, ConnectionClosed
@@ -24,10 +24,10 @@ class Tasks:
         task.add_done_callback(self._finished)
         return task
 
-    async def finish(self, but: asyncio.Task[Any] | None = None) -> None:
-        """Wait until all, or all but one, have ended by themselves."""
-        while others := self._running - {but}:
-            await asyncio.wait(others)
+    async def finish(self) -> None:
+        """Wait until all have ended by themselves."""
+        while self._running:
+            await asyncio.wait(self._running)
 
     async def cancel(self) -> None:
         """End all and wait until they have ended; but for the caller, if it is one of them."""
@@ -55,4 +55,14 @@ async def shared(task: asyncio.Task[T], ended: str) -> T:
         waiter = asyncio.current_task()
         if task.cancelled() and waiter is not None and not waiter.cancelling():
             raise ConnectionClosed(ended) from None
+        raise
+
+
+async def finished(task: asyncio.Task[None], hurry: Callable[[], None]) -> None:
+    """Wait for a task that must run to its end: who is cancelled hurries it, and waits all the same."""
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        hurry()
+        await asyncio.wait({task})
         raise

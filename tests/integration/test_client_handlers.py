@@ -149,8 +149,9 @@ async def test_closing_cancels_handlers_and_their_messages_go_back(client: Async
         began.set()
         await asyncio.Event().wait()
 
-    async with client.subscribe(topic, "s", handler=handle):
+    async with client.subscribe(topic, "s", handler=handle) as handling:
         await asyncio.wait_for(began.wait(), PATIENCE)
+        await handling.close(timeout=0)
     async with client.subscribe(topic, "s") as consumer:
         message = await consumer.receive(timeout=PATIENCE)
         assert message.retry_count == 0
