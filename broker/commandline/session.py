@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
@@ -94,9 +94,32 @@ class Session:
         """Print a value as one line of JSON."""
         import msgspec
 
-        plain = msgspec.to_builtins(value)
-        sys.stdout.write(json.dumps(plain, ensure_ascii=False) + "\n")
+        self.write(json.dumps(msgspec.to_builtins(value), ensure_ascii=False) + "\n")
+
+    def write(self, text: str) -> None:
+        """Print text as it is, all of it; BrokenPipeError if nobody reads any more."""
         sys.stdout.flush()
+        rest = memoryview(text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
+        while rest:  # with PYTHONUNBUFFERED a signal cuts a write short, and sys.stdout.write would not care
+            rest = rest[sys.stdout.buffer.write(rest) :]
+        sys.stdout.buffer.flush()
+
+    def lines(self, lines: Iterable[Sequence[tuple[str, str]]]) -> list[str]:
+        """Lines for people to read, of parts that are a text and its style, as they are to be printed."""
+        plain = not self.out.is_terminal
+        texts = []
+        for parts in lines:
+            text = "".join([text for text, _ in parts])
+            # What rich would print is the same there, at many times the cost.
+            texts.append(f"{text}\n" if plain and text.isprintable() else self._styled(parts))
+        return texts
+
+    def _styled(self, parts: Sequence[tuple[str, str]]) -> str:
+        from rich.text import Text
+
+        with self.out.capture() as captured:
+            self.out.print(Text.assemble(*parts), soft_wrap=True)
+        return captured.get()
 
     def say(self, value: object, text: str) -> None:
         """Print a value as JSON, or the sentence that tells it."""
@@ -143,6 +166,9 @@ class Session:
             return self.fail(Trouble(str(error)))
         except KeyboardInterrupt:
             return INTERRUPTED
+        except BrokenPipeError:
+            # Who read this has had enough; Python would complain once more when it closes its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
     def fail(self, error: "BrokerError | Trouble") -> int:

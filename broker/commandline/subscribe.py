@@ -1,6 +1,9 @@
 """`keylane subscribe`: print messages as they come."""
 
 import base64
+import json
+from collections.abc import Iterator
+from select import PIPE_BUF
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -13,17 +16,17 @@ from broker.commandline.arguments import (
     position_of,
 )
 from broker.commandline.serve import cancel_on_signal
-from broker.commandline.session import Session, command
+from broker.commandline.session import Session, Usage, command
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
-    from client import AsyncClient, Consumer, Message, SubscriptionInfo
+    from client import AsyncClient, Batch, Consumer, Message, SubscriptionInfo
     from client.types import Mode
 
 __all__ = ["add_subscribe"]
 
 PERMITS = 1_000
+MOST = 10_000  # permits that a consumer can have
+BATCH = 500  # messages that are printed together, so that others are on their way meanwhile
 
 
 def add_subscribe(app: typer.Typer) -> None:
@@ -53,6 +56,10 @@ async def subscribe(
 
     The subscription is made if it is not there.
     """
+    if no_ack and limit and limit > MOST:
+        raise Usage(
+            f"--no-ack keeps all that it prints, and {MOST:,} is the most: leave out --no-ack, or --max less"
+        )
     async with session.client() as client:
         existing = await _find(client, topic, subscription)
         if existing and offset is not None:
@@ -60,13 +67,17 @@ async def subscribe(
                 f"note: subscription {subscription!r} exists and goes on where it was; to move it: "
                 f"keylane subscription seek {topic} {subscription} {offset}"
             )
+        most = MOST if no_ack else PERMITS
         opened = client.subscribe(
             topic,
             subscription,
             mode=cast("Mode", mode or (existing.mode if existing else "shared")),
             start=position_of(offset or "latest"),
             partitions=None if partition is None else [partition],
-            permits=min(limit or PERMITS, PERMITS),
+            permits=min(limit or most, most),
+            on_stale=lambda message: session.note(
+                f"warning: message {message.id}: its lease has ended; it will come again"
+            ),
         )
         async with opened as consumer:
             await _print_until_signal(session, consumer, limit, no_ack)
@@ -84,43 +95,68 @@ async def _find(client: "AsyncClient", topic: str, subscription: str) -> "Subscr
 async def _print_until_signal(
     session: Session, consumer: "Consumer", limit: int | None, no_ack: bool
 ) -> None:
-    """Print messages; a signal interrupts the waiting, and the consumer then leaves in good order."""
+    """Print messages; a signal interrupts the waiting, and the consumer then leaves in good order.
+
+    What was printed is acked in the background, at the latest when the consumer leaves; the rest goes back.
+    """
     import anyio
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
         left = limit
         while left is None or left:
-            message = await consumer.receive()
-            await _print(session, message)
-            if not no_ack:
-                await _ack(session, message)
+            batch = await consumer.take(min(left or BATCH, BATCH))
+            bodies = await _bodies(session, batch)
+            for piece in _pieces(batch, _texts(session, batch, bodies)):
+                session.write("".join(text for _, text in piece))
+                for message, _ in [] if no_ack else piece:
+                    async with message:
+                        pass
             if left is not None:
-                left -= 1
+                left -= len(batch)
         tasks.cancel_scope.cancel()
 
 
-async def _ack(session: Session, message: "Message") -> None:
-    from client.errors import StaleReceipt
-
-    try:
-        await message.ack()
-    except StaleReceipt as error:
-        session.note(f"warning: {error}; it will come again")
-
-
-async def _print(session: Session, message: "Message") -> None:
+async def _bodies(session: Session, batch: "Batch") -> list[bytes | None]:
+    """The body of each, None where it is gone."""
     from client.errors import PayloadMissing
 
     try:
-        data = await message.data()
+        return list(await batch.data())
+    except PayloadMissing:
+        return [await _body(session, message) for message in batch]
+
+
+async def _body(session: Session, message: "Message") -> bytes | None:
+    from client.errors import PayloadMissing
+
+    try:
+        return await message.data()
     except PayloadMissing as error:
         session.note(f"warning: {error}")
-        data = None
+        return None
+
+
+def _texts(session: Session, batch: "Batch", bodies: list[bytes | None]) -> list[str]:
+    """A line for each message."""
     if session.json:
-        session.document(_document(message, data))
-    else:
-        session.out.print(_line(message, data), soft_wrap=True)
+        documents = map(_document, batch, bodies)
+        return [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
+    return session.lines(map(_line, batch, bodies))
+
+
+def _pieces(batch: "Batch", texts: list[str]) -> Iterator[list[tuple["Message", str]]]:
+    """Lines that a pipe takes together or not at all: whoever stops reading it gets no half of them."""
+    piece: list[tuple[Message, str]] = []
+    size = 0
+    for message, text in zip(batch, texts, strict=True):
+        length = len(text.encode())
+        if piece and size + length > PIPE_BUF:
+            yield piece
+            piece, size = [], 0
+        piece.append((message, text))
+        size += length
+    yield piece
 
 
 def _document(message: "Message", data: bytes | None) -> dict[str, Any]:
@@ -152,13 +188,11 @@ def body_fields(data: bytes | None) -> dict[str, str | None]:
         return {"data_base64": base64.b64encode(data).decode()}
 
 
-def _line(message: "Message", data: bytes | None) -> "Text":
-    from rich.text import Text
-
-    line = Text.assemble((message.id, "dim"), "  ", (message.key or "-", "cyan"), "  ")
-    line.append("(its body is gone)" if data is None else data.decode(errors="backslashreplace"))
-    for name, value in message.attributes.items():
-        line.append(f"  {name}={value}", "dim")
+def _line(message: "Message", data: bytes | None) -> list[tuple[str, str]]:
+    """The parts of a line, each with its style."""
+    body = "(its body is gone)" if data is None else data.decode(errors="backslashreplace")
+    parts = [(message.id, "dim"), ("  ", ""), (message.key or "-", "cyan"), ("  ", ""), (body, "")]
+    parts += [(f"  {name}={value}", "dim") for name, value in message.attributes.items()]
     if message.retry_count:
-        line.append(f"  retry {message.retry_count}", "yellow")
-    return line
+        parts.append((f"  retry {message.retry_count}", "yellow"))
+    return parts
