@@ -164,10 +164,12 @@ def pack_flat_receipts(flat: list[str | int]) -> bytes:
 def check_room(consumers: Sequence[Room]) -> int:
     """All permits together, if names, permits and leases can be right."""
     total = 0
-    for consumer, permits, lease_ms in consumers:
+    for consumer, permits, lease_ms, spare in consumers:
         check_name("consumer", consumer)
         total += check_int("permits", permits, 0, MAX_PERMITS)
         check_int("lease_ms", lease_ms, 1, MAX_MS)
+        if spare is not None:
+            check_int("spare", spare, 0, MAX_PERMITS)
     if len({room.consumer for room in consumers}) < len(consumers):
         raise InvalidArgument("a consumer is named twice")
     return total

@@ -19,6 +19,7 @@ class Consumer:
     __slots__ = (
         "connection",
         "credit",
+        "crowd",
         "dispatchers",
         "gone",
         "lease_ms",
@@ -29,9 +30,12 @@ class Consumer:
         "partitions",
         "paused",
         "permits",
+        "place",
+        "reserved",
         "stream",
         "subscription",
         "topic",
+        "waiting",
         "wanted",
     )
 
@@ -46,44 +50,70 @@ class Consumer:
         self.left: set[int] = set()  # partitions that were open and are not
         self.permits = request.permits
         self.credit = request.permits  # permits that stand for no message right now
+        self.reserved = 0  # permits that fetches under way may use
         self.out: Counter[int] = Counter()  # messages that are not settled, by partition
         self.gone = 0  # permits that went with partitions, ever
         self.lowered: list[int] = []  # sequences of FLOW frames that wait until no more than the limit is out
         self.wanted = False  # the client knows that there may be messages, but no permits
         self.paused = False
         self.dispatchers: dict[int, Dispatcher] = {}  # by partition
+        self.waiting: dict[int, Dispatcher] = {}  # partitions that may have something once there are permits
+        self.place: tuple[int, int] | None = None  # in the crowd
+        self.crowd = connection.worker.crowds[self.topic, self.subscription]
+        self.crowd.add(self)
 
     @property
     def identity(self) -> tuple[str, str, str]:
         """What there is only one consumer of."""
         return self.topic, self.subscription, self.name
 
+    @property
+    def spare(self) -> int:
+        """How many more messages it could hold, of all partitions together."""
+        return self.credit + self.reserved
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """By which the roomiest is the least, and of equals the one whose turn it is."""
+        return -self.spare, self.place[1] if self.place else 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a fetch may name it now."""
+        return self.credit > 0 and not self.paused and self.connection.writable
+
     def reserve(self) -> int:
         """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
-        if not self.permits and not self.wanted and not self.paused:
-            self.wanted = True
-            self.connection.send(wire.Flow(self.stream, wanted=True))
-        if self.paused or self.credit <= 0 or not self.connection.writable:
-            return 0
         credit = self.credit
         share = credit if len(self.dispatchers) == 1 else max(min(credit, _SHARE), credit // 2)
         self.credit -= share
+        self.reserved += share
         return share
+
+    def want(self) -> None:
+        """Let the client know that there may be messages, if it has given no permits."""
+        if not self.permits and not self.wanted and not self.paused:
+            self.wanted = True
+            self.connection.send(wire.Flow(self.stream, wanted=True))
+
+    def unreserve(self, permits: int, left: int) -> None:
+        """A fetch has ended, with some of its permits left."""
+        self.reserved -= permits
+        self.give(left)
 
     def give(self, permits: int) -> None:
         """Add permits, and let the partitions that wait for them know, another one first each time."""
         self.credit = min(self.permits, self.credit + permits)
         if self.lowered and self.credit >= 0:
             self._answer_lowered()
-        if self.credit <= 0 or self.paused or not self.connection.writable:
+        if not self.has_room:
             return
-        for partition, dispatcher in list(self.dispatchers.items()):
-            if dispatcher.starves(self.name):
-                del self.dispatchers[partition]
-                self.dispatchers[partition] = dispatcher
-                dispatcher.nudge()
-                if self.credit < _SHARE and len(self.dispatchers) > 1:
-                    return
+        self.crowd.has_grown(self)
+        while self.waiting:
+            dispatcher = self.waiting.pop(next(iter(self.waiting)))
+            dispatcher.ask(self)
+            if self.credit < _SHARE and len(self.dispatchers) > 1:
+                return
 
     def count(self, partition: int, messages: int) -> None:
         """Messages of a partition are out, for which no permits were reserved."""
@@ -97,6 +127,8 @@ class Consumer:
         if partition is not None:
             messages = min(messages, self.out[partition])
             self.out[partition] -= messages
+            if not self.out[partition] and (dispatcher := self.dispatchers.get(partition)):
+                dispatcher.holders.pop(self.name, None)
             self.give(messages)
 
     def limit(self, permits: int, sequence: int, gone: int) -> None:
@@ -111,9 +143,8 @@ class Consumer:
         self.lowered.append(sequence)
         self.give(0)
         if not permits:
-            for dispatcher in list(self.dispatchers.values()):
-                if dispatcher.starves(self.name):
-                    dispatcher.nudge()  # it asks for permits
+            for dispatcher in list(self.waiting.values()):
+                dispatcher.ask(self)  # it asks for permits
 
     def _answer_lowered(self) -> None:
         for sequence in self.lowered:
@@ -173,6 +204,9 @@ class Consumer:
         for dispatcher in self.dispatchers.values():
             dispatcher.detach(self)
         self.dispatchers.clear()
+        self.crowd.remove(self)
+        if not self.crowd.members:
+            self.connection.worker.crowds.pop((self.topic, self.subscription), None)
         self._answer_lowered()
         streams, consumers = self.connection.streams, self.connection.worker.consumers
         if streams.get(self.stream) is self:

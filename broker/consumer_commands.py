@@ -199,7 +199,10 @@ async def unsubscribe(
     if request.partitions is not None:
         given_back = given_back.intersection(request.partitions)
     left = await asyncio.gather(*(leave(number) for number in given_back), return_exceptions=True)
-    worker.feed(consumer.topic, consumer.subscription)
+    for number in given_back:
+        partition = worker.partitions.get((consumer.topic, number))
+        if partition is not None and (dispatcher := partition.dispatchers.get(consumer.subscription)):
+            dispatcher.feed()
     for failure in left:
         if isinstance(failure, BaseException):
             raise failure
@@ -260,6 +263,7 @@ async def settle(
             dispatcher.due(instant(result.deadline_ms, result.now_ms))
         return _settled(result), b""
     if dispatcher is not None and (dispatcher.ordered or not isinstance(request, wire.Ack)):
+        dispatcher.ask(consumer)  # what is left of its lanes can be served, now or later
         dispatcher.feed()
     count: int = sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4  # type: ignore[arg-type]
     consumer.take_back(count, request.partition)

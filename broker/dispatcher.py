@@ -6,6 +6,9 @@ as the next at which something falls due: no polling, no sweep.
 
 import asyncio
 import logging
+from collections.abc import Iterable
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from broker.arguments import pack_flat_receipts
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ROOMIEST = 32  # consumers with the most room that a fetch names
+OWN = 64  # and of those to whom something may come that is theirs alone, at most; twice
 _PATIENCE = (0.05, 1.0)  # seconds between attempts while Redis is away, shortest and longest
+_BY_ROOM = attrgetter("rank")
 
 
 class Dispatcher:
@@ -33,9 +39,12 @@ class Dispatcher:
         self.subscription = subscription
         self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
-        self.hungry = True  # there may be something to deliver
-        self._news = 0  # how often something has happened that can bring messages
-        self._asked: dict[str, int] = {}  # consumer -> the news after which it was left with room to spare
+        self.hungry = True  # there may be something that any consumer could take
+        self.holders: dict[str, Consumer] = {}  # those with unsettled messages of this partition
+        self._asking: dict[str, Consumer] = {}  # those for whom something may wait that is theirs alone
+        self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
+        self._starved = False  # nobody has room, and whoever gets some will tell us
+        self._others = 0  # who has room besides those that the fetch names
         self._settles = delivery == "at_most_once"
         self._cursor = 0  # the last entry that a fetch has passed
         self._expected = 0  # the last entry that was published while a fetch was under way
@@ -59,13 +68,16 @@ class Dispatcher:
         self.consumers[consumer.name] = consumer
         self._lost.pop(consumer.name, None)  # it has just been handed all that it holds
         consumer.dispatchers[self.partition.number] = self
-        self.feed()
+        if consumer.out[self.partition.number]:
+            self.holders[consumer.name] = consumer
+        self.ask(consumer)
 
     def detach(self, consumer: Consumer) -> None:
         """Serve it no more."""
         if self.consumers.get(consumer.name) is consumer:
-            del self.consumers[consumer.name]
-            self._asked.pop(consumer.name, None)
+            for known in (self.consumers, self.holders, self._asking, self._later):
+                known.pop(consumer.name, None)
+        consumer.waiting.pop(self.partition.number, None)
         if not self.consumers:
             self._set_timer(NEVER)
             if self.partition.dispatchers.get(self.subscription) is self:
@@ -91,18 +103,20 @@ class Dispatcher:
     # What happens
 
     def feed(self) -> None:
-        """There may be something to deliver."""
-        self._news += 1
-        self.nudge()
-
-    def nudge(self) -> None:
-        """Somebody has room who had none."""
+        """There may be something that any consumer could take."""
         self.hungry = True
         self.wake()
 
-    def starves(self, consumer: str) -> bool:
-        """Whether there may be something for a consumer that it had no room for."""
-        return self.hungry or self._asked.get(consumer) != self._news
+    def ask(self, consumer: Consumer) -> None:
+        """There may be something for a consumer; if it has no room, for when it has."""
+        if self.consumers.get(consumer.name) is consumer:
+            self._asking[consumer.name] = consumer
+            self.wake()
+
+    def look_again(self) -> None:
+        """Anything may have happened."""
+        self._asking.update(self.consumers)
+        self.feed()
 
     def expect(self, entry: int) -> None:
         """An entry has been published; a fetch that was sent behind it may have got it."""
@@ -164,7 +178,7 @@ class Dispatcher:
         more = late and await self._expire()
         if self._lost:
             await self._recover()
-        rooms = self._rooms() if self.hungry else []
+        rooms = self._rooms() if self.hungry or self._asking else []
         if rooms:
             await self._fetch(rooms)
         if more:
@@ -184,13 +198,12 @@ class Dispatcher:
         """Give back what is due, but not all at once: others are waiting. Answers whether there is more."""
         self._sooner = NEVER
         result = await self.partition.call(lambda engine, lease: engine.expire_some(lease, self.subscription))
-        self._due = min(instant(result.next_due_ms, result.now_ms), self._sooner)
-        self._news += 1
+        self._set_due(instant(result.next_due_ms, result.now_ms))
         self.hungry = True
-        self._part_with(result.expired_consumers)
+        self.part_with(result.expired_consumers)
         return result.more
 
-    def _part_with(self, names: list[str]) -> None:
+    def part_with(self, names: list[str]) -> None:
         """Let go of consumers without a session: what they held is with others, and they must know."""
         for name in names:
             if name in self.consumers:
@@ -214,17 +227,71 @@ class Dispatcher:
                 self.hand_back(consumer, lost)
             del self._lost[name]
 
+    def _set_due(self, due: float) -> None:
+        """When to look again: by a script's answer, by what came meanwhile, and for those it did not name."""
+        now = asyncio.get_running_loop().time()
+        for name in [name for name, own in self._later.items() if own <= now]:
+            del self._later[name]
+            self._asking[name] = self.consumers[name]
+        self._due = min(due, self._sooner, *self._later.values())
+
+    # Whom a fetch names
+
     def _rooms(self) -> list[Room]:
-        rooms = []
-        for consumer in self.consumers.values():
-            if permits := consumer.reserve():
-                rooms.append(Room(consumer.name, permits, consumer.lease_ms))
+        """Room for the next fetch; none where there is nothing to ask for, or nobody has any."""
+        for consumer in [one for one in self._asking.values() if not one.has_room]:
+            self._wait_for(consumer)
+        if not (self.hungry or self._asking):
+            return []
+        named = []
+        for consumer in self._candidates():
+            if consumer.has_room:
+                named.append(consumer)
+            else:
+                consumer.want()
+        named.sort(key=_BY_ROOM)
+        rooms = [Room(one.name, one.reserve(), one.lease_ms, one.spare) for one in named]
+        for consumer in (
+            named[1:] + named[:1]
+        ):  # of those with the same room another one comes first next time
+            consumer.crowd.place(consumer)
+        if not rooms and not self._starved:
+            self._starved = True
+            for consumer in self.consumers.values():
+                self._wait_for(consumer)
         return rooms
+
+    def _wait_for(self, consumer: Consumer) -> None:
+        """Have a consumer tell when it has room."""
+        self._asking.pop(consumer.name, None)
+        consumer.waiting[self.partition.number] = self
+        consumer.want()
+
+    def _candidates(self) -> Iterable[Consumer]:
+        """Those for whom something may wait, those to whom something more may come, and the roomiest."""
+        self._others = 0
+        if len(self.consumers) <= ROOMIEST:
+            return self.consumers.values()
+        found = dict(islice(self._asking.items(), OWN))
+        if self.ordered:
+            found.update(islice(self.holders.items(), OWN))
+            if len(self.holders) > OWN:
+                for name in found.keys() & self.holders.keys():  # others next time
+                    self.holders[name] = self.holders.pop(name)
+        crowd = next(iter(self.consumers.values())).crowd
+        roomiest = crowd.roomiest(ROOMIEST, self.consumers)
+        found.update((one.name, one) for one in roomiest)
+        if len(roomiest) == ROOMIEST:
+            self._others = max(0, min(len(self.consumers), crowd.size) - len(found))
+        return found.values()
 
     async def _fetch(self, rooms: list[Room]) -> None:
         spare = {room.consumer: room.permits for room in rooms}
         takers = {name: self.consumers[name] for name in spare}
-        self.hungry, news = False, self._news
+        for name in takers:
+            self._asking.pop(name, None)
+            self._later.pop(name, None)
+        self.hungry = False
         self._expected, self._sooner = 0, NEVER
         self._quiet.clear()
         try:
@@ -233,12 +300,13 @@ class Dispatcher:
                 # Another worker may have the partition by now, and has handed over what this fetch leased.
                 raise Unavailable("the lease of the partition may have ended meanwhile")
         except BaseException:
-            self.hungry = True
             if not self._lost:
                 self._lost_since = self._token
             self._lost.update(takers)
-            for name, consumer in takers.items():
-                consumer.give(spare[name])
+            self.hungry, self._starved = True, False
+            self._asking.update(self.consumers)  # whoever may have been left out
+            for room in rooms:
+                takers[room.consumer].unreserve(room.permits, room.permits)
             raise
         finally:
             self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
@@ -249,16 +317,30 @@ class Dispatcher:
             self._send(takers[share.consumer], share, fetched, settled)
         if fetched.shares:
             self._token = max(self._token, fetched.token)
-        self._due = min(instant(fetched.next_due_ms, fetched.now_ms), self._sooner)
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected
-        if behind or fetched.more or (settled is not None and fetched.shares):
-            self._news += 1
+        full = not any(spare.values())  # others may have room
+        self._starved = self._starved and full
+        if behind or fetched.more or full or (settled is not None and fetched.shares):
             self.hungry = True
-        self._part_with(fetched.unknown_consumers)
-        self._asked.update((name, news) for name, left in spare.items() if left and name in self.consumers)
-        for name, consumer in takers.items():
-            consumer.give(spare[name])
+        self._ask_next(fetched, spare)
+        self._set_due(instant(fetched.next_due_ms, fetched.now_ms))
+        self.part_with(fetched.unknown_consumers)
+        for room in rooms:
+            takers[room.consumer].unreserve(room.permits, spare[room.consumer])
+
+    def _ask_next(self, fetched: Fetched, spare: dict[str, int]) -> None:
+        """Note for whom there may be more than this fetch has given."""
+        more = [name for name in fetched.left_out if name not in spare]
+        more += [name for name, left in spare.items() if not left]
+        for name, due_ms in fetched.later:
+            if due_ms <= fetched.now_ms:
+                more.append(name)
+            elif name in self.consumers:
+                self._later[name] = instant(due_ms, fetched.now_ms)
+        for name in more:
+            if name in self.consumers:
+                self._asking[name] = self.consumers[name]
 
     async def _lease(
         self, lease: Lease, rooms: list[Room], takers: dict[str, Consumer]
@@ -270,7 +352,7 @@ class Dispatcher:
         if not rooms:
             raise Unavailable("those who had room have gone meanwhile")
         at_ms = self.partition.worker.now_ms()
-        fetched = await engine.fetch_flat(lease, self.subscription, rooms, at_ms=at_ms)
+        fetched = await engine.fetch_flat(lease, self.subscription, rooms, others=self._others, at_ms=at_ms)
         if not self._settles:
             return fetched, None
         forgotten: list[int] = []
@@ -299,5 +381,7 @@ class Dispatcher:
             settled=settled,
         )
         consumer.out[self.partition.number] += len(share.flat) // 3
+        if self.ordered and consumer.out[self.partition.number]:
+            self.holders[consumer.name] = consumer
         consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
         consumer.connection.flush()  # before the answers of this turn: somebody waits for it

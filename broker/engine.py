@@ -259,7 +259,7 @@ class Engine(Claims, Registry, Publishing):
             )
         deliveries = []
         for index, first, last in rows(fetched.found, 3):
-            consumer, _, lease_ms = consumers[index]
+            consumer, lease_ms = consumers[index].consumer, consumers[index].lease_ms
             for lane, start, end, part in split_by_lane(fetched.mode, first, last, messages):
                 deadline = deadlines.get(lane) or fetched.now_ms + lease_ms
                 receipt = Receipt(lease.partition, lane, fetched.token, start, end)
@@ -275,11 +275,13 @@ class Engine(Claims, Registry, Publishing):
         consumers: Sequence[Room],
         limit: int = MAX_BATCH,
         *,
+        others: int = 0,
         at_ms: int | None = None,
     ) -> Fetched:
         """The same with nothing made of each message, for those who only pass it on.
 
-        The caller's clock shows `at_ms`: times are answered by it instead of the partition's.
+        Besides those named, `others` have room who are to get their share in calls to come. The caller's clock
+        shows `at_ms`: times are answered by it instead of the partition's.
         """
         check_int("limit", limit, 1, MAX_BATCH)
         permits = check_room(consumers)
@@ -291,15 +293,22 @@ class Engine(Claims, Registry, Publishing):
             subscription,
             limit,
             *((known[0], pack(known[1])) if known else ("", "")),
-            *(part for room in consumers for part in room),
+            pack(
+                [
+                    part
+                    for name, permits, lease_ms, spare in consumers
+                    for part in (name, permits, permits if spare is None else spare, lease_ms)
+                ]
+            ),
+            others,
         )
-        _, now_ms, next_due_ms, more, mode, token, cursor, ledgers, unknown, found, kept, retries, lost = (
-            answer
-        )
+        _, now_ms, next_due_ms, more, mode, token, cursor, ledgers, unknown, found, *rest = answer
+        kept, retries, lost, left_out, later = rest[:5]
         if at_ms is not None:
             shift, now_ms = now_ms - at_ms, at_ms
             next_due_ms = next_due_ms and next_due_ms - shift
             kept[1::2] = [deadline - shift for deadline in kept[1::2]]
+            later[1::2] = [due_ms - shift for due_ms in later[1::2]]
         if lost:
             self._tell_lost(lease, subscription, rows(lost, 2))
         if mode == "key_shared":
@@ -340,6 +349,8 @@ class Engine(Claims, Registry, Publishing):
             kept,
             retries,
             unknown,
+            left_out,
+            [(consumers[index].consumer, due_ms) for index, due_ms in rows(later, 2)],
         )
 
     async def fetch_settled(

@@ -130,11 +130,15 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class Room(NamedTuple):
-    """A consumer, how many messages it can take now, and the lease it asks for."""
+    """A consumer, how many messages it can take now, and the lease it asks for.
+
+    A free key goes to the one with the most `spare` capacity, on all partitions together; None: its permits.
+    """
 
     consumer: str
     permits: int
     lease_ms: int = 30_000
+    spare: int | None = None
 
 
 class FetchResult(msgspec.Struct, frozen=True):
@@ -173,6 +177,10 @@ class Fetched(msgspec.Struct, frozen=True):
     kept: list[str | int]  # lane, deadline, ...
     retries: list[int]  # entry, count, ...
     unknown_consumers: list[str]
+    left_out: list[str]  # consumers for whom messages wait, and who were not named or had no room
+    later: list[
+        tuple[str, int]
+    ]  # consumers for whom lanes wait though they have room, and when these are due
 
 
 class Stale(NamedTuple):

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from secrets import token_hex
@@ -24,6 +25,7 @@ from broker.arguments import MAX_PARTITIONS, check_abouts, check_dues, check_fla
 from broker.config import Settings
 from broker.connection import Connection
 from broker.consumer import Consumer
+from broker.crowd import Crowd
 from broker.dispatcher import Dispatcher
 from broker.durability import replicas
 from broker.engine import Engine
@@ -65,6 +67,7 @@ class Worker:
         self.session_ms = round(settings.session * 1_000)
         self.partitions: dict[tuple[str, int], Partition] = {}  # that are its own, as far as it knows
         self.consumers: dict[tuple[str, str, str], Consumer] = {}  # by topic, subscription and name
+        self.crowds: dict[tuple[str, str], Crowd] = defaultdict(Crowd)  # by topic and subscription
         self.connections: set[Connection] = set()
         self.stopping = False
         self.inflight = 0  # bytes of publishes under way
@@ -226,8 +229,7 @@ class Worker:
                             lease, dispatcher.subscription, part, self.session_ms
                         )
                     )
-                if lost:
-                    dispatcher.feed()  # it finds out who, and tells them
+                dispatcher.part_with(lost)
         except TimeoutError:
             return False
         except BrokerError as error:
@@ -346,7 +348,7 @@ class Worker:
             if topic in (None, partition.topic):
                 for name, dispatcher in list(partition.dispatchers.items()):
                     if subscription in (None, name):
-                        dispatcher.feed()
+                        dispatcher.look_again()
 
     # What connections ask for
 

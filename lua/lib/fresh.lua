@@ -35,7 +35,7 @@ end
 
 -- Shared: runs, in shares, so that consumers with the same room get the same.
 local function share_runs()
-  local share = math.ceil((last_entry - cursor) / math.max(#heap, 1))
+  local share = math.ceil((last_entry - cursor) / math.max(#heap + others, 1))
   local consumer = roomiest()
   while consumer and limit > 0 and cursor < last_entry do
     local first, last = next_fresh(math.min(share, consumer.permits, limit))

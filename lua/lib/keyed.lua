@@ -45,6 +45,7 @@ end
 
 -- A lane with nothing in flight and nothing waiting.
 local function begin_lane(top, lane, entry)
+  top.begin = top.begin or top.name .. '|' .. top.lease_ms .. '|0|0|' .. token .. ':'
   rewrite(lane, top.begin .. entry, top.name, top.deadline)
   last_of[lane] = entry
   deliver(top, entry, entry)
@@ -73,9 +74,14 @@ local function append_or_park(lane, entry)
     return
   end
   local record = get(lane)
-  local holder = record.waiting == 0 and room[record.consumer]
-  if holder and holder.permits > 0 then
+  local holder = room[record.consumer]
+  if holder and holder.permits > 0 and record.waiting == 0 then
     return append(holder, record, entry, entry)
+  end
+  if holder then
+    holder.waited_for = true
+  elseif record.consumer ~= '' then
+    leave_out(record.consumer)
   end
   parked[#parked + 1] = 0
   parked[#parked + 1] = queue_member(lane, entry)

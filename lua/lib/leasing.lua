@@ -6,8 +6,10 @@ local kept_deadlines = {} -- lane, deadline, ...: lanes whose deadline is not co
 local redelivered = {} -- entries that were delivered before, or waited
 
 local function deliver(consumer, first, last)
-  consumer.permits = consumer.permits - (last - first + 1)
-  limit = limit - (last - first + 1)
+  local count = last - first + 1
+  consumer.permits = consumer.permits - count
+  consumer.rank = consumer.permits > 0 and consumer.rank - count * TURNS or -END
+  limit = limit - count
   local at = #deliveries
   if at > 0 and deliveries[at] == first - 1 and deliveries[at - 2] == consumer.index then
     deliveries[at] = last

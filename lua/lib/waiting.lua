@@ -1,12 +1,18 @@
 -- waiting: serving lanes whose messages came back, or had to stay behind others.
 
--- Adds the lanes of `owner` ("": of nobody) that can be served by now, longest waiting first.
+-- Adds the lanes of `owner` ("": of nobody) that can be served by now, longest waiting first; answers whether it
+-- has any at all, and may miss that for "".
 local function add_ready(found, owner, most)
-  local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', '[' .. ready_member(owner, now, '\255'), 'LIMIT', 0, most)
+  local upto = owner == '' and '[' .. ready_member(owner, now, '\255') or '(' .. owner .. '\1'
+  local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', upto, 'LIMIT', 0, most)
   for _, member in ipairs(members) do
     local due, lane = string.sub(member, #owner + 2, #owner + 16), string.sub(member, #owner + 18)
+    if tonumber(due) > now then
+      break
+    end
     found[#found + 1] = { due = due, lane = lane, owner = owner }
   end
+  return #members > 0
 end
 
 -- When the next lane of `owner` falls due.
@@ -54,7 +60,7 @@ local function serve_waiting()
   local found = {}
   for _, consumer in ipairs(heap) do
     if consumer.permits > 0 then
-      add_ready(found, consumer.name, math.min(consumer.permits, limit))
+      consumer.waited_for = add_ready(found, consumer.name, math.min(consumer.permits, limit))
     end
   end
   add_ready(found, '', math.min(permits_left(), limit))
@@ -82,6 +88,8 @@ local function serve_waiting()
   end
 end
 
+local later = {} -- consumer index, due, ...: who has lanes waiting, though it has room
+
 -- The next instant at which a waiting lane can be served, END for never. Lanes count only where somebody
 -- has room for them: else an ack comes first.
 local function next_waiting()
@@ -90,8 +98,13 @@ local function next_waiting()
   end
   local due = next_ready('')
   for _, consumer in ipairs(heap) do
-    if consumer.permits > 0 then
-      due = math.min(due, next_ready(consumer.name))
+    if consumer.permits > 0 and consumer.waited_for ~= false then -- nil: it has not been looked at
+      local its_due = next_ready(consumer.name)
+      if its_due < END then
+        later[#later + 1] = consumer.index
+        later[#later + 1] = its_due
+        due = math.min(due, its_due)
+      end
     end
   end
   return due

@@ -5,19 +5,24 @@
 -- ARGV   3 limit: messages delivered, at most; as many entries are looked at
 --        4 an entry   5 MessagePack array of the keys from that entry on, as far as the caller knows them
 --        without holes; "" and "" where it does not
---        6.. consumer, permits, lease_ms for each consumer
+--        6, 7 the consumers, as in lib/room.lua
 -- Returns  {"OK", now_ms, next_due_ms or 0, more, mode, token, cursor, ledgers, {unknown consumer, ...},
 --           {consumer index, first, last, ...}, {lane, deadline, ...}, {entry, retries, ...},
---           {first, last, ...}}
+--           {first, last, ...}, {consumer left out, ...}, {consumer index, due_ms, ...}}
 --            entries are in publish order within a lane; a lane's deadline is the lease_ms of its
---            consumer from now, unless listed; more is 1 when the limit ended the call early; the last
---            ranges are entries that the log should have and has not, and that the cursor has passed
+--            consumer from now, unless listed; more is 1 when the limit ended the call early; the
+--            ranges are entries that the log should have and has not, and that the cursor has passed; left out
+--            are consumers that have messages waiting and are not named, or have no room; the last are lanes
+--            that wait for a consumer that has room: by now, for the limit
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_POSITION"}: nothing of it is ever leased
--- Cost     O(limit log n)
+-- Cost     O(limit log n + consumers named)
 if mode == 'cursor' then
   return { 'BY_POSITION' }
 end
-read_room(ARGV, 6)
+read_rooms()
+if others > 0 then -- those who are not named are to get their shares, too, in the next calls
+  limit = math.min(limit, #heap * math.max(1, math.ceil((last_entry - cursor) / (#heap + others))))
+end
 
 local before = cursor
 local serve_fresh = extend_partition_lane
@@ -42,7 +47,7 @@ if cursor > before then
 end
 if journaled then
   for index = 1, #deliveries, 3 do
-    note('delivered', ARGV[6 + deliveries[index] * 3], deliveries[index + 1], deliveries[index + 2])
+    note('delivered', rooms[deliveries[index] * 4 + 1], deliveries[index + 1], deliveries[index + 2])
   end
   write_notes()
 end
@@ -54,5 +59,5 @@ local more = roomiest() and (limit <= 0 or cursor > before and cursor < last_ent
 local next_due = math.min(next_end() or END, next_waiting())
 return {
   'OK', now, next_due < END and next_due or 0, more, mode, tonumber(token), cursor, ledgers,
-  unknown, deliveries, kept_deadlines, retries_of(redelivered), lost,
+  unknown, deliveries, kept_deadlines, retries_of(redelivered), lost, left_out, later,
 }

@@ -47,6 +47,7 @@ rooms = st.lists(
         st.sampled_from(CONSUMERS),
         st.sampled_from((3, 1, 6, 2, 12, 0)),
         st.sampled_from(LEASES_MS),
+        st.sampled_from((None, None, 12, 13, 14)),
     ),
     min_size=1,
     max_size=3,

@@ -190,6 +190,7 @@ class Subscription:
             self.active = self.active or next(iter(roomy), None)
             known = [room for room in known if room.consumer == self.active]
         spare = {room.consumer: room.permits for room in known}
+        capacity = {room.consumer: room.permits if room.spare is None else room.spare for room in known}
         lease_ms = {room.consumer: room.lease_ms for room in known}
 
         tokens = {delivery.receipt.token for delivery in result.deliveries}
@@ -198,18 +199,21 @@ class Subscription:
         assert sum(len(delivery.messages) for delivery in result.deliveries) <= limit
         for delivery in result.deliveries:
             assert delivery.consumer in spare, f"{delivery.consumer} is not served"
-            self._deliver(now, delivery, spare, lease_ms[delivery.consumer])
+            self._deliver(now, delivery, spare, capacity, lease_ms[delivery.consumer])
         if not result.more:
             self._check_nothing_was_left(now, spare, result.next_due_ms)
 
-    def _deliver(self, now: int, delivery: Delivery, spare: dict[str, int], lease_ms: int) -> None:
+    def _deliver(
+        self, now: int, delivery: Delivery, spare: dict[str, int], capacity: dict[str, int], lease_ms: int
+    ) -> None:
         _, lane, token, first, last = delivery.receipt
         claim = None
         if lane:
             claim = next((owed.claim for owed in self.leased_of(lane)), None)
         if claim is None:
-            assert spare[delivery.consumer] == max(spare.values()), (
-                f"{lane or first} was free and went to {delivery.consumer}, of {spare}"
+            most = max(capacity[consumer] for consumer, permits in spare.items() if permits > 0)
+            assert capacity[delivery.consumer] == most, (
+                f"{lane or first} was free and went to {delivery.consumer}, of {capacity}"
             )
         assert len(delivery.messages) == last - first + 1, "the messages of the receipt are there"
         for number, message in zip(range(first, last + 1), delivery.messages, strict=True):
@@ -229,6 +233,7 @@ class Subscription:
             owed.claim = claim
             owed.token = token
         spare[delivery.consumer] -= len(delivery.messages)
+        capacity[delivery.consumer] -= len(delivery.messages)
         assert spare[delivery.consumer] >= 0, f"{delivery.consumer} has no permits for this"
 
     def _check_nothing_was_left(self, now: int, spare: dict[str, int], next_due_ms: int) -> None:

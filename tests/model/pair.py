@@ -258,7 +258,10 @@ class Pair:
             taken = {room.consumer: 0 for room in asked}
             for delivery in result.deliveries:
                 taken[delivery.consumer] += len(delivery.messages)
-            asked = [room._replace(permits=room.permits - taken[room.consumer]) for room in asked]
+            asked = [
+                Room(name, permits - taken[name], lease_ms, None if spare is None else spare - taken[name])
+                for name, permits, lease_ms, spare in asked
+            ]
         raise AssertionError("a fetch that always asks for another one")
 
     def fetch_once(self, name: str, asked: list[Room], limit: int) -> FetchResult:
