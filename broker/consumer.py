@@ -97,9 +97,9 @@ class Consumer:
             self.connection.send(wire.Flow(self.stream, wanted=True))
 
     def unreserve(self, permits: int, left: int) -> None:
-        """A fetch has ended, with some of its permits left."""
+        """A fetch has ended, with some of its permits left; give() then says so."""
         self.reserved -= permits
-        self.give(left)
+        self.credit = min(self.permits, self.credit + left)
 
     def give(self, permits: int) -> None:
         """Add permits, and let the partitions that wait for them know, another one first each time."""

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROOMIEST = 32  # consumers with the most room that a fetch names
-OWN = 64  # and of those to whom something may come that is theirs alone, at most; twice
+FEW, MANY = (
+    8,
+    64,
+)  # consumers with the most room that a fetch names; many while there is more to give than to few
+OWN = 64  # and at most so many of those to whom something may come that is theirs alone; twice
 _PATIENCE = (0.05, 1.0)  # seconds between attempts while Redis is away, shortest and longest
 _BY_ROOM = attrgetter("rank")
 
@@ -44,6 +47,7 @@ class Dispatcher:
         self._asking: dict[str, Consumer] = {}  # those for whom something may wait that is theirs alone
         self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
         self._starved = False  # nobody has room, and whoever gets some will tell us
+        self._width = FEW  # how many of the roomiest the next fetch names
         self._others = 0  # who has room besides those that the fetch names
         self._settles = delivery == "at_most_once"
         self._cursor = 0  # the last entry that a fetch has passed
@@ -270,7 +274,7 @@ class Dispatcher:
     def _candidates(self) -> Iterable[Consumer]:
         """Those for whom something may wait, those to whom something more may come, and the roomiest."""
         self._others = 0
-        if len(self.consumers) <= ROOMIEST:
+        if len(self.consumers) <= self._width:
             return self.consumers.values()
         found = dict(islice(self._asking.items(), OWN))
         if self.ordered:
@@ -279,9 +283,9 @@ class Dispatcher:
                 for name in found.keys() & self.holders.keys():  # others next time
                     self.holders[name] = self.holders.pop(name)
         crowd = next(iter(self.consumers.values())).crowd
-        roomiest = crowd.roomiest(ROOMIEST, self.consumers)
+        roomiest = crowd.roomiest(self._width, self.consumers)
         found.update((one.name, one) for one in roomiest)
-        if len(roomiest) == ROOMIEST:
+        if len(roomiest) == self._width:
             self._others = max(0, min(len(self.consumers), crowd.size) - len(found))
         return found.values()
 
@@ -305,8 +309,7 @@ class Dispatcher:
             self._lost.update(takers)
             self.hungry, self._starved = True, False
             self._asking.update(self.consumers)  # whoever may have been left out
-            for room in rooms:
-                takers[room.consumer].unreserve(room.permits, room.permits)
+            self._give_back(rooms, takers, spare)
             raise
         finally:
             self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
@@ -321,13 +324,20 @@ class Dispatcher:
         behind = fetched.cursor < self._expected
         full = not any(spare.values())  # others may have room
         self._starved = self._starved and full
+        self._width = min(self._width * 2, MANY) if fetched.more or full else FEW
         if behind or fetched.more or full or (settled is not None and fetched.shares):
             self.hungry = True
         self._ask_next(fetched, spare)
         self._set_due(instant(fetched.next_due_ms, fetched.now_ms))
         self.part_with(fetched.unknown_consumers)
+        self._give_back(rooms, takers, spare)
+
+    def _give_back(self, rooms: list[Room], takers: dict[str, Consumer], left: dict[str, int]) -> None:
+        """Let the other partitions have the permits that are left: all of them, before the first is told."""
         for room in rooms:
-            takers[room.consumer].unreserve(room.permits, spare[room.consumer])
+            takers[room.consumer].unreserve(room.permits, left[room.consumer])
+        for consumer in takers.values():
+            consumer.give(0)
 
     def _ask_next(self, fetched: Fetched, spare: dict[str, int]) -> None:
         """Note for whom there may be more than this fetch has given."""

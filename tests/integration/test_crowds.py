@@ -1,0 +1,126 @@
+"""A fetch names a few of many consumers: nobody starves for it, no key either, and no message is skipped."""
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from broker import dispatcher
+from broker.checker import check_topic
+from broker.config import Settings
+from broker.engine import Engine
+from broker.topology import single_server
+from broker.worker import Worker
+from client import AsyncClient, Consumer, Message, OutgoingMessage, StaleReceipt
+from client.types import Mode
+
+SOON = 30.0
+MESSAGES = 300
+KEYS = 12
+MODES: list[Mode] = ["key_shared", "shared", "failover"]
+
+
+@pytest.fixture(scope="module")
+def server_url() -> Iterator[str]:
+    """A server whose partitions no other test has."""
+    with single_server() as server:
+        yield server.url
+
+
+@pytest.fixture
+async def worker(server_url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
+    """A worker in this process, whose fetches name two consumers or three."""
+    for name in ("FEW", "OWN"):
+        monkeypatch.setattr(dispatcher, name, 1)
+    monkeypatch.setattr(dispatcher, "MANY", 2)
+    worker, ready = Worker(Settings(port=0), server_url, worker_id=topic), asyncio.Event()
+    serving = asyncio.create_task(worker.serve(ready.set))
+    await ready.wait()
+    yield worker
+    worker.stop()
+    await serving
+
+
+class Crowd:
+    """Consumers who ack, nack and dawdle as chance has it."""
+
+    def __init__(
+        self, chance: random.Random, stack: AsyncExitStack, url: str, topic: str, mode: Mode
+    ) -> None:
+        self.chance, self.stack, self.url, self.topic, self.mode = chance, stack, url, topic, mode
+        self.done: dict[str, list[int]] = defaultdict(list)  # key -> numbers, as they were acked
+        self.takers: set[str] = set()
+        self.finished = asyncio.Event()
+
+    async def join(self, count: int, permits: int) -> list[Consumer]:
+        """Open so many consumers on two connections."""
+        clients = [await self.stack.enter_async_context(AsyncClient(self.url)) for _ in range(2)]
+        return [
+            await self.stack.enter_async_context(
+                clients[number % 2].subscribe(
+                    self.topic, "s", mode=self.mode, permits=permits, start="earliest", name=f"c{number}"
+                )
+            )
+            for number in range(count)
+        ]
+
+    async def consume(self, consumer: Consumer) -> None:
+        """Settle whatever comes, one way or another."""
+        async for message in consumer:
+            self.takers.add(consumer.name)
+            with contextlib.suppress(StaleReceipt):  # it went back with one before it
+                await self._settle(message)
+            if self.chance.random() < 0.02:
+                await consumer.pause()
+                await asyncio.sleep(0.01)
+                await consumer.resume()
+
+    async def _settle(self, message: Message) -> None:
+        luck = self.chance.random()
+        if luck < 0.15:
+            await message.nack(delay=self.chance.choice((0, 0, 0.01, 0.05)))
+        else:
+            if luck < 0.4:
+                await asyncio.sleep(self.chance.choice((0, 0.001, 0.01)))
+            await message.ack()
+            self.done[message.key or ""].append(int(message.attributes["number"]))
+            if sum(map(len, self.done.values())) == MESSAGES:
+                self.finished.set()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(3))
+async def test_many_consumers_get_everything_in_order_however_few_a_fetch_names(
+    worker: Worker, server_url: str, topic: str, mode: Mode, seed: int
+) -> None:
+    chance = random.Random(seed)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncClient(f"keylane://{worker.address}"))
+        await client.create_topic(topic, partitions=2)
+        crowd = Crowd(chance, stack, f"keylane://{worker.address}", topic, mode)
+        consumers = await crowd.join(count=9, permits=chance.choice((1, 3, 8)))
+        async with asyncio.timeout(SOON), asyncio.TaskGroup() as tasks:
+            consuming = [tasks.create_task(crowd.consume(consumer)) for consumer in consumers]
+            number = 0
+            while number < MESSAGES:
+                count = min(chance.choice((1, 5, 40)), MESSAGES - number)
+                batch = [
+                    OutgoingMessage(key=f"k{chance.randrange(KEYS)}", attributes={"number": str(at)})
+                    for at in range(number, number + count)
+                ]
+                await client.publish_many(topic, batch)
+                number += count
+            await crowd.finished.wait()
+            for task in consuming:
+                task.cancel()
+        if mode != "shared":
+            assert all(numbers == sorted(numbers) for numbers in crowd.done.values())
+        if mode != "failover":
+            assert len(crowd.takers) == len(consumers)
+        engine = Engine.connect(server_url)
+        assert await check_topic(engine, topic) == []
+        await engine.close()
