@@ -18,7 +18,7 @@ from broker.worker import Worker
 from client import AsyncClient, Consumer, Message, OutgoingMessage, StaleReceipt
 from client.types import Mode
 
-SOON = 30.0
+SOON = 8.0  # a session ends after ten, and has everything looked at
 MESSAGES = 300
 KEYS = 12
 MODES: list[Mode] = ["key_shared", "shared", "failover"]
@@ -124,3 +124,30 @@ async def test_many_consumers_get_everything_in_order_however_few_a_fetch_names(
         engine = Engine.connect(server_url)
         assert await check_topic(engine, topic) == []
         await engine.close()
+
+
+async def test_what_waits_for_its_time_with_one_consumer_comes_though_fetches_name_others(
+    worker: Worker, topic: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncClient(f"keylane://{worker.address}"))
+        await client.create_topic(topic, partitions=1)
+        crowd = Crowd(random.Random(1), stack, f"keylane://{worker.address}", topic, "key_shared")
+        consumers = await crowd.join(count=6, permits=10)
+        await client.publish_many(topic, [OutgoingMessage(key="k") for _ in range(2)])
+        first = [asyncio.ensure_future(consumer.receive()) for consumer in consumers]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=SOON)
+        [holder] = [consumer for consumer, task in zip(consumers, first, strict=True) if task.done()]
+        second = await holder.receive(SOON)
+        await second.nack(delay=0.3)
+        for number in range(20):
+            await client.publish(topic, key=f"other-{number}")
+        again = asyncio.ensure_future(_until(holder, second.id))
+        await asyncio.wait_for(again, SOON)
+        for task in first:
+            task.cancel()
+
+
+async def _until(consumer: Consumer, id: str) -> None:
+    while (await consumer.receive(SOON)).id != id:
+        continue
