@@ -280,7 +280,7 @@ class Engine(Claims, Registry, Publishing):
     ) -> Fetched:
         """The same with nothing made of each message, for those who only pass it on.
 
-        Besides those named, `others` have room who are to get their share in calls to come. The caller's clock
+        Besides those named, `others` have room, for the calls to come. The caller's clock
         shows `at_ms`: times are answered by it instead of the partition's.
         """
         check_int("limit", limit, 1, MAX_BATCH)

@@ -151,3 +151,19 @@ async def test_what_waits_for_its_time_with_one_consumer_comes_though_fetches_na
 async def _until(consumer: Consumer, id: str) -> None:
     while (await consumer.receive(SOON)).id != id:
         continue
+
+
+async def test_a_partition_that_found_nobody_with_room_is_told_when_somebody_has(
+    worker: Worker, topic: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncClient(f"keylane://{worker.address}"))
+        await client.create_topic(topic, partitions=2)
+        crowd = Crowd(random.Random(1), stack, f"keylane://{worker.address}", topic, "shared")
+        consumers = await crowd.join(count=3, permits=1)
+        await client.publish_many(topic, [OutgoingMessage(partition=0) for _ in consumers])
+        held = [await consumer.receive(SOON) for consumer in consumers]
+        await client.publish_many(topic, [OutgoingMessage(partition=1) for _ in consumers])
+        for message, consumer in zip(held, consumers, strict=True):
+            await message.ack()
+            await consumer.receive(SOON)
