@@ -1,7 +1,7 @@
 """Making, describing and removing topics and subscriptions: what needs no partition lease."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -99,6 +99,10 @@ class Administration:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        # Hears in which partition messages have left the log, so that bodies may have been written down.
+        self.on_doomed: Callable[[str, int], None] = lambda topic, partition: None
+        # Deletes the bodies of so many partitions of a topic, before what was written down of them goes.
+        self.dispose: Callable[[str, int], Awaitable[None]] | None = None
 
     async def time_ms(self) -> int:
         """The time of Redis."""
@@ -196,15 +200,24 @@ class Administration:
 
     async def _delete_partitions(self, topic: str, partitions: int, incarnation: str) -> None:
         """Remove partitions with all that is in them, but for those of another topic of this name."""
-        await self.in_partitions(
+        while await self._delete_step(topic, partitions, incarnation, STEP):
+            pass  # each takes a part
+        if self.dispose is not None:
+            await self.dispose(topic, partitions)
+        await self._delete_step(topic, partitions, incarnation, 0)
+
+    async def _delete_step(self, topic: str, partitions: int, incarnation: str, limit: int) -> bool:
+        """Remove so many messages of each partition, or with 0 what was written down; True: go on."""
+        answers = await self.in_partitions(
             topic,
             partitions,
             lambda _, keys: (
                 "partition/delete",
-                [*keys, keys.delayed, keys.delayed_data],
-                [incarnation, keys.subscription_prefix, HOLDERS, *SUBSCRIPTION_SUFFIXES],
+                [*keys, keys.delayed, keys.delayed_data, keys.bodies],
+                [incarnation, limit, keys.subscription_prefix, HOLDERS, *SUBSCRIPTION_SUFFIXES],
             ),
         )
+        return any(answer[-1] == 1 for answer in answers)
 
     async def topics(self) -> list[str]:
         """The names of all topics, sorted; not those half-made or half-deleted."""
@@ -282,7 +295,9 @@ class Administration:
             )
             if answer[0] != "OK":
                 return
-            _, position, sweep, _ = answer
+            _, position, sweep, left = answer
+            if left:
+                self.on_doomed(topic, partition)
 
     async def in_partitions(
         self,

@@ -260,6 +260,21 @@ def entries_of(first: int, last: int, read: list[Any]) -> Iterable[tuple[int, li
     return ((int(id[id.index("-") + 1 :]), fields) for id, fields in read)
 
 
+def body_names(entries: Iterable[tuple[int, Sequence[str]]]) -> str:
+    """Entry and name of each body, as the scripts write it down, out of key, uid and about; "" for none."""
+    names: list[int | str] = []
+    for entry, (_, uid, about) in entries:
+        where = about.split(" ", 4)[3:4]  # none, where a client of another kind says other things
+        if where and where[0]:
+            names += (entry, where[0].partition(":")[2] or uid)
+    return pack_names(names) if names else ""
+
+
+def pack_names(names: list[int | str]) -> str:
+    """Entry and name of each body, as the scripts write it down."""
+    return msgspec.json.encode(names).decode()
+
+
 def id_maker(ledgers: str) -> Callable[[int], str]:
     """From an entry's number to its id in the log; ledgers as in the meta hash."""
     starts = [(int(first), ledger) for ledger, _, first in (item.partition(":") for item in ledgers.split())]

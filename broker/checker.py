@@ -292,7 +292,7 @@ def _lane_problems(
 
 def _expected_keys(partition: PartitionSnapshot) -> set[str]:
     keys = PartitionKeys.of(partition.topic, partition.partition)
-    expected = {*keys, keys.delayed, keys.delayed_data}
+    expected = {*keys, keys.delayed, keys.delayed_data, keys.bodies}
     for subscription in partition.subscriptions:
         prefix = keys.subscription_prefix + subscription.name
         expected |= {prefix + suffix for suffix in SUBSCRIPTION_SUFFIXES}

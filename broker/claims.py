@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.administration import checked, subscription_keys
-from broker.arguments import MAX_MS, MAX_PARTITIONS, check_int, id_maker, rows
+from broker.arguments import MAX_MS, MAX_PARTITIONS, body_names, check_int, id_maker
 from broker.keys import check_name
-from broker.reading import TEXTS, Reading, entry_of
+from broker.reading import Reading, entry_of
 from broker.results import Claimed, Committed
 from broker.store import Argument, Call, as_fields
 from client.errors import BrokerError, InvalidArgument, SubscriptionBusy
@@ -55,7 +55,7 @@ class Claims(Reading):
     async def commit(
         self, topic: str, subscription: str, reader: str, partition: int, position: int, *, steps: int = 0
     ) -> Committed:
-        """All before a position is done with: what nobody else owes leaves the log, and its bodies are named.
+        """All before a position is done with: what nobody else owes leaves the log.
 
         A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes.
         After an error what was done before it is answered; the error comes again with the next call.
@@ -81,17 +81,29 @@ class Claims(Reading):
                 if step and cursor < target:
                     bounds = (id_of(cursor + 1), id_of(target), "COUNT", str(step))
                     [lines] = await self.store.read_all([("XRANGE", keys.log, *bounds)])
+                seen = entry_of(lines[-1]) if len(lines) == step and lines else target if step else cursor
                 answer = await self.store.run(
-                    "subscription/commit", keys, "", subscription, reader, target, step
+                    "subscription/commit",
+                    keys,
+                    "",
+                    subscription,
+                    reader,
+                    target,
+                    step,
+                    body_names((entry_of(line), line[1][1::2]) for line in lines),
+                    cursor + 1,
+                    seen,
                 )
                 _, cursor, dropped = self._committed(answer, topic, subscription, reader, partition, position)
             except BrokerError:
                 if not result.steps:
                     raise
                 break
-            names, step = result.names + _names_of(lines, dropped), min(max(cursor - passed, _FEW), MAX_BATCH)
-            result = Committed(names, result.steps + 1, cursor >= target)
-            if result.steps == steps or sum(map(len, names)) > TEXTS:
+            if dropped:
+                self.on_doomed(topic, partition)
+            step = min(max(cursor - passed, _FEW), MAX_BATCH)
+            result = Committed(result.steps + 1, cursor >= target)
+            if result.steps == steps:
                 break
         return result
 
@@ -115,19 +127,3 @@ def _claim(
 ) -> Call:
     check_name("reader", reader)
     return "subscription/claim", keys, ["", subscription, reader, session_ms, claim]
-
-
-def _names_of(lines: list[Any], dropped: list[int]) -> list[str]:
-    """The names of the bodies of those entries that were dropped."""
-    gone: list[Any] = []
-    for first, last in rows(dropped, 2):
-        if lines and first <= entry_of(lines[0]) and entry_of(lines[-1]) <= last:
-            gone = lines
-            break
-        gone += [line for line in lines if first <= entry_of(line) <= last]
-    return [
-        place.partition(":")[2] or fields[3]
-        for _, fields in gone
-        for place in fields[5].split(" ", 4)[3:4]  # none, where a client of another kind says other things
-        if place
-    ]

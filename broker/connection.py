@@ -41,6 +41,7 @@ class Connection(asyncio.Protocol):
         self.opening: set[int] = set()  # streams whose SUBSCRIBE is under way
         self.refused: dict[tuple[str, int, str], BrokerError] = {}  # where publishes must come again
         self.topics: set[str] = set()  # whose maps it has, and so hears of moves
+        self.store = ""  # the payload store that it can delete from: see broker.disposal
         self.writable = True
         self.greeted = False  # INFO has been exchanged
         self.heard = 0.0  # when the last frame came, by the loop's clock
@@ -66,6 +67,10 @@ class Connection(asyncio.Protocol):
     def waiting(self) -> int:
         """Bytes of a frame whose end has not come yet."""
         return self._reader.waiting
+
+    def uses(self, topic: str) -> bool:
+        """Whether the client has to do with a topic."""
+        return topic in self.topics or any(consumer.topic == topic for consumer in self.streams.values())
 
     def silent_since(self, instant: float) -> bool:
         """Whether nothing has come since then, though the worker listened or the client did not read."""
@@ -177,7 +182,8 @@ class Connection(asyncio.Protocol):
     # Requests
 
     def _receive(self, frame: Frame) -> None:
-        if frame.type == Type.OK:  # the answer to a heartbeat
+        if frame.type == Type.OK:  # the answer to a heartbeat, or bodies have been deleted
+            self.worker.disposal.answered(self, frame.sequence)
             return
         if not self.greeted and frame.type != Type.INFO:
             raise ProtocolError("the first frame of a connection must be INFO")

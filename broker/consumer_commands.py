@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from broker.administration import by_position
-from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts
+from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts, pack_names
 from broker.consumer import Consumer
 from broker.handover import count_messages
 from broker.instants import instant
 from broker.keys import check_name
 from broker.member import NotOwner
+from broker.remains import names_within
 from broker.results import Delivery, SettleResult, SubscriptionSettings
 from broker.topic_commands import DONE, Reply, create_at
 from client import wire
@@ -233,7 +234,12 @@ async def settle(
     name = consumer.subscription
     dispatcher = partition.dispatchers.get(name)
     if isinstance(request, wire.Ack):
-        result = await partition.call(lambda engine, lease: engine.ack(lease, name, packed))
+        names = _names(request.bodies)
+        result = await partition.call(lambda engine, lease: engine.ack(lease, name, packed, names))
+        if result.record:
+            gone = names_within(request.bodies or [], result.forgotten)
+            place = (consumer.topic, request.partition)
+            worker.disposal.recorded(connection, place, result.record, gone)
     elif isinstance(request, wire.Nack):
         result = await partition.call(
             lambda engine, lease: engine.nack(
@@ -270,9 +276,18 @@ async def settle(
     return _settled(result), b""
 
 
+def _names(bodies: list[int | str] | None) -> str | None:
+    """Entry and name of each body, checked and as the scripts want them; None where nothing is said."""
+    if not bodies:
+        return None if bodies is None else ""
+    entries, names = set(map(type, bodies[::2])), set(map(type, bodies[1::2]))
+    if len(bodies) % 2 or entries != {int} or names != {str} or max(map(len, bodies[1::2])) > wire.MAX_UID:  # type: ignore[arg-type]
+        raise InvalidArgument(f"bodies are entry, name, …, names of up to {wire.MAX_UID} bytes")
+    return pack_names(bodies)
+
+
 def _settled(result: SettleResult) -> wire.SettleReply:
     return wire.SettleReply(
         [number for stale in result.stale for number in stale],
-        [number for bounds in result.forgotten for number in bounds],
         result.deadline_ms,
     )

@@ -371,7 +371,9 @@ class Dispatcher:
             for start in range(0, len(receipts), wire.MAX_BATCH * 4):
                 packed = pack_flat_receipts(receipts[start : start + wire.MAX_BATCH * 4])
                 try:
-                    result = await engine.ack(lease, self.subscription, packed)
+                    result = await engine.ack(
+                        lease, self.subscription, packed, ""
+                    )  # who reads bodies deletes
                 except Fenced as error:
                     # Not to be fetched once more at once: what is leased now comes first.
                     self.partition.lose(lease)

@@ -25,6 +25,7 @@ from broker.arguments import (
     MAX_MS,
     MAX_PARTITIONS,
     MAX_TIME_MS,
+    body_names,
     check_int,
     check_optional_ms,
     check_room,
@@ -369,12 +370,24 @@ class Engine(Claims, Registry, Publishing):
         ]
         return msgspec.structs.replace(result, deliveries=kept)
 
-    async def ack(self, lease: Lease, subscription: str, receipts: Sequence[Receipt] | bytes) -> SettleResult:
-        """Settle leased messages for good; as the next two, takes what pack_flat_receipts makes too."""
+    async def ack(
+        self,
+        lease: Lease,
+        subscription: str,
+        receipts: Sequence[Receipt] | bytes,
+        names: str | None = None,
+    ) -> SettleResult:
+        """Settle leased messages for good; as the next two, takes what pack_flat_receipts makes too.
+
+        `names` are those of the bodies, as body_names makes them; None: they are looked for here.
+        """
         packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
-        answer = await self._run("ack", lease, subscription, packed)
+        if names is None:
+            flat = msgspec.msgpack.decode(packed)
+            names = await self._names_of_bodies(lease, list(zip(flat[2::4], flat[3::4], strict=True)))
+        answer = await self._run("ack", lease, subscription, packed, names)
         forgotten = list(rows(answer[2], 2))
-        return SettleResult(stale_parts(answer[1]), forgotten)
+        return SettleResult(stale_parts(answer[1]), forgotten, record=answer[3])
 
     async def nack(
         self,
@@ -460,6 +473,18 @@ class Engine(Claims, Registry, Publishing):
             *arguments,
         )
         return checked(answer, lease.topic, subscription, lease=lease)
+
+    async def _names_of_bodies(self, lease: Lease, ranges: list[tuple[int, int]]) -> str:
+        """The names of the bodies of entries, as the scripts write them down."""
+        tail, ledgers = self._tails.of(lease), ""
+        if not all(first in tail and last in tail for first, last in ranges):
+            meta = partition_keys(lease.topic, lease.partition).meta
+            [ledgers] = await self.store.read_all([("HGET", meta, "ledgers")])
+            if not ledgers:
+                return ""  # there is no such topic, as the script will say
+        parts, _ = await self._read(lease, ledgers, ranges)
+        entries = chain.from_iterable(range(first, last + 1) for first, last in ranges)
+        return body_names(zip(entries, rows(list(chain.from_iterable(parts)), 3), strict=True))
 
     async def _settle_lost(self, lease: Lease, subscription: str, missing: list[int]) -> None:
         """Settle entries that were leased and that the log has not, unless they were settled meanwhile."""

@@ -62,6 +62,7 @@ class SubscriptionKeys(NamedTuple):
     consumers: str
     charged: str
     journal: str
+    bodies: str
 
     def leases(self, consumer: str) -> str:
         """What one consumer holds; lua/lib/holders.lua names these keys."""
@@ -97,6 +98,11 @@ class PartitionKeys(NamedTuple):
         return self.delayed + ":data"
 
     @property
+    def bodies(self) -> str:
+        """Which bodies are to be deleted from the payload store."""
+        return self.lease.removesuffix("lease") + "bodies"
+
+    @property
     def subscription_prefix(self) -> str:
         """What the name of every subscription's key starts with."""
         return self.lease.removesuffix("lease") + "sub:"
@@ -104,7 +110,9 @@ class PartitionKeys(NamedTuple):
     def subscription(self, name: str) -> SubscriptionKeys:
         """Name the keys of one subscription."""
         own = (self.subscription_prefix + name + suffix for suffix in SUBSCRIPTION_SUFFIXES)
-        return SubscriptionKeys._make((self.lease, self.meta, self.log, self.subs, *own, self.journal))
+        return SubscriptionKeys._make(
+            (self.lease, self.meta, self.log, self.subs, *own, self.journal, self.bodies)
+        )
 
 
 def partition_of(key: str) -> tuple[str, int]:

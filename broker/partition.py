@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from broker.delays import Delays
 from broker.dispatcher import Dispatcher
+from broker.disposal import OWN
 from broker.engine import Engine
 from broker.instants import instant
 from broker.links import Attempts
@@ -60,6 +61,7 @@ class Partition:
         self._doubts = False  # the lease was lost, so perhaps the partition too
         self._calls = 0  # under way
         self._quiet: asyncio.Future[None] | None = None  # somebody waits until none is
+        self._owned = 0  # epoch in which it was noted that clients have payload stores of their own
         self._spared: dict[str, int] = {}  # subscription -> epoch in which its sessions were prolonged
         self._pending: dict[str, deque[Pending]] = {}  # by durability: what is to be safer takes longer
 
@@ -127,6 +129,7 @@ class Partition:
         if lease is not None:
             self.delays.expect(instant(lease.due_ms, lease.now_ms))
             self.delays.expect(instant(lease.marks_due_ms, lease.now_ms))
+            worker.disposal.wake(self.topic, self.number)  # what the owner before has not done
             if lease.sweep:
                 worker.start(worker.engine.reclaim, self.topic, self.number)
         return lease
@@ -265,6 +268,8 @@ class Partition:
         first = batch[0]
         flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else first.flat
         try:
+            if any(pending.connection.store == OWN for pending in batch):
+                await self.call(self._note_own)
             if first.dues is not None:
                 await self._delay_some(batch, flat)
                 return
@@ -285,6 +290,12 @@ class Partition:
             self.delays.expect(instant(result.marks_due_ms, result.published_ms))
         self._answer(batch, result)
         self.appended(result.first + result.stored - 1)
+
+    async def _note_own(self, engine: Engine, lease: Lease) -> None:
+        """Know that somebody else than a worker must delete bodies, before there is one."""
+        if self._owned != lease.epoch:
+            await engine.own(lease)
+            self._owned = lease.epoch
 
     async def _delay_some(self, batch: list[Pending], flat: list[str]) -> None:
         """Keep messages until they are due."""

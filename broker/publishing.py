@@ -1,6 +1,6 @@
 """Taking messages in: at once into the log, or for later."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from broker.administration import STEP, checked, partition_keys
 from broker.arguments import check_dues, check_flat, check_int, flat_messages, pack, rows
@@ -13,6 +13,7 @@ class Publishing:
     """What a partition's owner does for producers."""
 
     store: Store
+    on_doomed: Callable[[str, int], None]
     _tails: TailCache
     _messages: dict[str, int]  # published and delivered, by the lease's key
 
@@ -100,12 +101,20 @@ class Publishing:
         _, now_ms, kept, pairs, next_due_ms = checked(answer, lease.topic, lease=lease)
         return DelayResult(now_ms, kept, dict(rows(pairs, 2)), next_due_ms, durability)
 
+    async def own(self, lease: Lease) -> None:
+        """Know that bodies of the partition may be in stores that clients have brought along."""
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run("partition/own", [keys.lease, keys.meta], lease.text)
+        checked(answer, lease.topic, lease=lease)
+
     async def promote(self, lease: Lease, limit: int = STEP) -> PromoteResult:
         """Append delayed messages that are due to the log; bounded, so that the next may be due already."""
         keys = partition_keys(lease.topic, lease.partition)
         answer = await self.store.run(
-            "partition/promote", [*keys, keys.delayed, keys.delayed_data], lease.text, limit
+            "partition/promote", [*keys, keys.delayed, keys.delayed_data, keys.bodies], lease.text, limit
         )
         result = PromoteResult(*checked(answer, lease.topic, lease=lease)[1:])
         self._messages[keys.lease] += result.appended
+        if result.dropped:
+            self.on_doomed(lease.topic, lease.partition)
         return result

@@ -3,7 +3,6 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from broker.reading import TEXTS
 from broker.results import Committed
 from broker.topic_commands import Reply
 from client import wire
@@ -50,7 +49,7 @@ async def commit(worker: "Worker", _: "Connection", request: wire.Commit, __: me
     await engine.describe_subscription(topic, subscription)  # or a near name
     positions = list(request.positions.items())
     steps = max(1, _STEPS // max(len(positions), 1))
-    names: list[str] = []
+    steps_done = 0
     done: list[int] = []
     for at in range(0, len(positions), _STEPS):
         some = positions[at : at + _STEPS]
@@ -63,11 +62,11 @@ async def commit(worker: "Worker", _: "Connection", request: wire.Commit, __: me
         )
         for (partition, ___), answer in zip(some, found, strict=True):
             if isinstance(answer, Committed):
-                names += answer.names
+                steps_done += answer.steps
                 done += [partition] if answer.done else []
         errors = [answer for answer in found if isinstance(answer, BaseException)]
-        if errors and not (names or done):
+        if errors and not steps_done:
             raise errors[0]
-        if errors or sum(map(len, names)) > TEXTS:
-            break  # what has left the log must be told now; an error comes again
-    return wire.CommitReply(done), wire.pack(names)
+        if errors:
+            break  # it comes again
+    return wire.CommitReply(done), b""

@@ -198,6 +198,7 @@ class SettleResult(msgspec.Struct, frozen=True):
     forgotten: list[tuple[int, int]] = []
     deadline_ms: int = 0  # of extend, as the next
     now_ms: int = 0
+    record: str = ""  # of the bodies that are to be deleted, if there are any
 
     def outcomes(self, count: int) -> list[str]:
         """Settled or stale for each of `count` receipts; stale if any part of it was."""
@@ -293,8 +294,7 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """What a commit has done: names of bodies that nobody needs any more, and whether that was all."""
+    """How many steps a commit has taken, and whether that was all."""
 
-    names: list[str] = []
     steps: int = 0
     done: bool = False

@@ -36,6 +36,7 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
             f"{wire.OLDEST_VERSION} to {wire.VERSION}: update the older one"
         )
     connection.greeted = True
+    connection.store = request.store or connection.store
     settings, member = worker.settings, worker.member
     owners: list[str] = []
     if request.topic:
@@ -50,7 +51,7 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
             release=worker.release,
             workers=[wire.WorkerAddress(broker.id, broker.address) for broker in workers],
             time_ms=worker.now_ms(),
-            payloads=settings.payloads or worker.redis_url,
+            payloads=worker.payloads,
             payload_lifetime_ms=round(settings.payload_lifetime * 1_000),
             heartbeat_ms=round(settings.heartbeat * 1_000),
             session_ms=worker.session_ms,

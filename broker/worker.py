@@ -27,6 +27,7 @@ from broker.connection import Connection
 from broker.consumer import Consumer
 from broker.crowd import Crowd
 from broker.dispatcher import Dispatcher
+from broker.disposal import LOOK, Disposal
 from broker.durability import replicas
 from broker.engine import Engine
 from broker.keys import check_name
@@ -63,6 +64,9 @@ class Worker:
         self.release = version("keylane")
         self.engine = Engine.connect(redis_url)
         self.engine.store.on_lost = self._doubt
+        self.payloads = (
+            settings.payloads or redis_url
+        )  # where clients have their bodies, unless they say otherwise
         self.lease_ms = round(settings.partition_lease * 1_000)
         self.session_ms = round(settings.session * 1_000)
         self.partitions: dict[tuple[str, int], Partition] = {}  # that are its own, as far as it knows
@@ -75,6 +79,9 @@ class Worker:
         self.held_back: set[Connection] = set()  # not listened to for now
         self.member = Member(self)
         self._ahead_ms = 0.0  # the clock of Redis minus our monotonic one
+        self.disposal = Disposal(self)
+        self.engine.on_doomed = self.disposal.wake
+        self.engine.dispose = self.disposal.finish
         self._stop = asyncio.Event()
         self._hands_over = True
         # serve() awaits them; a task group's own way to start one takes several times as long.
@@ -98,10 +105,12 @@ class Worker:
             await self.member.join()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.member.watch)
+                tasks.start_soon(self.disposal.run)
                 for period, step in (
                     (self.settings.partition_lease / 3, self.member.beat),
                     (self.settings.session / 3, self._renew_sessions),
                     (self.settings.heartbeat, self._check_heartbeats),
+                    (LOOK, self.disposal.look),
                 ):
                     tasks.start_soon(self._repeat, period, step)
                 if ready is not None:
@@ -118,6 +127,8 @@ class Worker:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
             for connection in list(self.connections):
                 connection.abort()
+            with anyio.CancelScope(shield=True):
+                await self.disposal.close()
             await self.engine.close()
 
     def stop(self, *, hand_over: bool = True) -> None:
@@ -262,6 +273,7 @@ class Worker:
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
+        self.disposal.gone(connection)
         self.held_back.discard(connection)
 
     @property

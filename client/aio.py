@@ -65,7 +65,7 @@ class AsyncClient(Administration, Reading):
             token=token_or_default(token),
             timeout=limit,
             on_time_drift=on_time_drift,
-            greeted=self._bodies.greeted,
+            bodies=self._bodies,
         )
         self._producer = Producer(self._cluster, self._bodies, producer_group)
         self._streams = count(1)

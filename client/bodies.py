@@ -32,6 +32,11 @@ class Bodies:
         self._tasks = Tasks()
 
     @property
+    def kind(self) -> str:
+        """Which store it is, as workers are told."""
+        return "own" if self._named else "advertised"
+
+    @property
     def where(self) -> str:
         """What to call the store in messages."""
         return public(self._url) if self._url else type(self._store).__name__
@@ -88,6 +93,17 @@ class Bodies:
             self._doomed.setdefault(topic, []).extend(names)
             if self._deleting is None:
                 self._deleting = self._tasks.start(self._delete())
+
+    def delete(self, topic: str, names: Sequence[str], done: Callable[[], None]) -> None:
+        """Delete bodies because a worker says so, who is told; else it asks another client."""
+        self._tasks.start(self._delete_for(topic, names, done))
+
+    async def _delete_for(self, topic: str, names: Sequence[str], done: Callable[[], None]) -> None:
+        try:
+            await (self._store or await self._open()).delete(topic, names)
+            done()
+        except Exception as error:
+            _log.warning("%d bodies of %r are left for others to delete: %s", len(names), topic, error)
 
     @property
     def doomed(self) -> int:

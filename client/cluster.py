@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from client import wire
+from client.bodies import Bodies
 from client.connection import Connection, Events, give_up
 from client.errors import (
     BrokerError,
@@ -40,14 +41,15 @@ class Cluster(Events):
         token: str | None,
         timeout: float,
         on_time_drift: Callable[[float], None] | None,
-        greeted: Callable[[wire.InfoReply], None] | None = None,
+        bodies: Bodies,
     ) -> None:
         self.timeout = timeout
         self.drift = 0.0  # seconds that the cluster's clock is ahead of ours
         self.maps: dict[str, TopicMap] = {}
         self._token = token
         self._on_time_drift = on_time_drift
-        self._greeted = greeted  # hears what each new connection begins with
+        self._bodies = bodies
+        self.store = bodies.kind
         self._reported = 0.0
         self._pool = Pool(parse_seeds(seeds), token, self, self)
         self._asked: dict[asyncio.Future[Frame], Connection] = {}  # what another worker can answer as well
@@ -190,8 +192,8 @@ class Cluster(Events):
 
     def attached(self, peer: Peer) -> None:
         """There is a connection: it is to tell, too, when the maps change in which it is."""
-        if self._greeted is not None and peer.current is not None:
-            self._greeted(peer.current.info)
+        if peer.current is not None:
+            self._bodies.greeted(peer.current.info)
         for known in self.maps.values():
             if known.names(peer):
                 self._watch(peer, known.topic)
@@ -210,6 +212,10 @@ class Cluster(Events):
         for known in self.maps.values():
             if known.watchers and home.current is not None and known.topic not in home.current.maps:
                 known.renew()
+
+    def doomed(self, connection: Connection, topic: str, names: list[str], sequence: int) -> None:
+        """A worker wants bodies to be deleted, and to hear when they are."""
+        self._bodies.delete(topic, names, lambda: connection.answer(sequence))
 
     def moved(self, topic: str) -> None:
         """A map has changed."""

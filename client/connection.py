@@ -54,6 +54,11 @@ class Events:
     def told_time(self, drift: float, trip: float) -> None:
         """So many seconds is the cluster's clock ahead of ours, give or take half of `trip`."""
 
+    store = ""  # the payload store that it can delete from: "advertised" or its "own"
+
+    def doomed(self, connection: "Connection", topic: str, names: list[str], sequence: int) -> None:
+        """A worker wants bodies to be deleted, and to hear when they are."""
+
     def moved(self, topic: str) -> None:
         """The partition map of a topic has changed."""
 
@@ -138,6 +143,11 @@ class Connection(asyncio.Protocol):
         """Send a frame that is not answered."""
         self._write(wire.frame(properties))
 
+    def answer(self, sequence: int) -> None:
+        """Say that what the worker has asked is done."""
+        if self._reason is None:
+            self._write(wire.frame(Properties(), sequence))
+
     async def close(self) -> None:
         """Send what is queued, and end."""
         if not self.closed.done():
@@ -156,7 +166,9 @@ class Connection(asyncio.Protocol):
         versions = (wire.OLDEST_VERSION, wire.VERSION)
         if topic:
             self.maps.add(topic)
-        answer = await self.request(wire.Info(versions=versions, token=token or "", client=who, topic=topic))
+        answer = await self.request(
+            wire.Info(versions=versions, token=token or "", client=who, topic=topic, store=self._events.store)
+        )
         info = wire.properties_of(answer, wire.InfoReply)
         if not wire.OLDEST_VERSION <= info.version <= wire.VERSION:
             raise errors.IncompatibleVersion(
@@ -227,7 +239,11 @@ class Connection(asyncio.Protocol):
         if frame.type == Type.DATA:
             stream = wire.properties_of(frame, _Stream).stream
         elif frame.type == Type.HEARTBEAT:
-            self._write(wire.frame(Properties(), frame.sequence))
+            self.answer(frame.sequence)
+            return
+        elif frame.type == Type.DELETE_BODIES:
+            topic = wire.properties_of(frame, wire.DeleteBodies).topic
+            self._events.doomed(self, topic, wire.unpack(frame.body, list[str]), frame.sequence)
             return
         elif frame.sequence:
             self._answered(frame)

@@ -288,7 +288,7 @@ class Consumer:
         self._wake()
 
     def forget(self, names: list[str]) -> None:
-        """Nobody needs these bodies any more."""
+        """At most once: nobody needs these bodies any more."""
         self._bodies.forget(self.topic, names)
 
     # Waiting

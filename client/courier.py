@@ -10,7 +10,7 @@ from client import wire
 from client.block import HANDED, SETTLING, STALE, Block
 from client.errors import BrokerError, ConnectionClosed, Fenced, Unavailable
 from client.held import Part
-from client.receipts import Sheet, Terms, forgotten_bodies, merge, sheets, stale_messages
+from client.receipts import Sheet, Terms, merge, sheets, stale_messages
 from client.seeds import backoff
 from client.wire import Frame, Type
 
@@ -90,12 +90,13 @@ class Courier:
         """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
         end = monotonic() + self._links.timeout
         body = wire.pack(sheet.flat)
+        question = terms.properties(self._links.stream, partition, sheet)
         attempt = 0
         while True:
             link = await self._links.reach(partition, max(0.0, end - monotonic()))
             connection = link.current
             try:
-                return await link.ask(partition, terms.properties(self._links.stream, partition), body)
+                return await link.ask(partition, question, body)
             except BrokerError as error:
                 wait = backoff(attempt)
                 # A consumer that is being subscribed anew is not known to the worker for a moment.
@@ -122,7 +123,6 @@ class Courier:
             return
         for block, index in stale:
             held.stale(block, index)
-        self._consumer.forget(forgotten_bodies(sheet, reply))
         for block, start, stop in sheet.parts:
             if not stale:
                 held.settle_range(block, start, stop)

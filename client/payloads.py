@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from client.errors import InvalidArgument
 
-_REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 
 
 class PayloadStore(ABC):
@@ -48,13 +48,18 @@ def open_store(url: str, *, lifetime: float) -> PayloadStore:
             "s3://bucket/folder"
         )
     # Imported here: each brings a library along that users of the other have no need to load.
-    if scheme in _REDIS:
+    if scheme in REDIS:
         from client.payloads_redis import RedisStore
 
         return RedisStore(url, lifetime=lifetime)
     from client.payloads_files import open_files
 
     return open_files(url, lifetime=lifetime)
+
+
+def is_redis(url: str) -> bool:
+    """Whether a URL is that of a store in Redis."""
+    return url.partition("://")[0] in REDIS
 
 
 def public(url: str) -> str:

@@ -15,7 +15,6 @@ from client.types import Claim, Page, PartitionOffsets
 from client.wire import properties_of, unpack
 
 _LINES = tuple[list[int], list[str]]
-_DOOMED = 20_000  # bodies to be deleted that a commit does not wait for
 
 
 class Reading:
@@ -73,9 +72,6 @@ class Reading:
         left = dict(positions)
         while left:
             answer = await self._cluster.request(wire.Commit(topic, subscription, reader, left))
-            self._bodies.forget(topic, unpack(answer.body, list[str]))
-            if self._bodies.doomed > _DOOMED:
-                await self._bodies.finish()
             for partition in properties_of(answer, wire.CommitReply).done:
                 left.pop(partition, None)
 

@@ -20,10 +20,10 @@ class Terms(NamedTuple):
     until_ms: int | None = None
     charged: bool = True
 
-    def properties(self, stream: int, partition: int) -> Properties:
+    def properties(self, stream: int, partition: int, sheet: "Sheet") -> Properties:
         """The properties of the frame that says so."""
         if self.kind == Type.ACK:
-            return wire.Ack(stream, partition)
+            return wire.Ack(stream, partition, _names(sheet))
         if self.kind == Type.NACK:
             return wire.Nack(stream, partition, self.delay_ms, self.until_ms, self.charged)
         return wire.Extend(stream, partition, self.delay_ms, self.until_ms)
@@ -89,13 +89,15 @@ def stale_messages(sheet: Sheet, reply: wire.SettleReply) -> Iterator[tuple[Bloc
                 yield block, index
 
 
-def forgotten_bodies(sheet: Sheet, reply: wire.SettleReply) -> list[str]:
-    """The names of the bodies whose messages no subscription owes any more."""
-    found: list[str] = []
-    if reply.forgotten:
-        for block in dict.fromkeys(block for block, _, _ in sheet.parts):
-            found += bodies_in(block, reply.forgotten)
-    return found
+def _names(sheet: "Sheet") -> list[int | str]:
+    """Entry and name of each body of the messages of a frame."""
+    names: list[int | str] = []
+    for block, start, stop in sheet.parts:
+        if found := block.body_names():
+            for entry, name in zip(block.entries[start:stop], found[start:stop], strict=True):
+                if name:
+                    names += (entry, name)
+    return names
 
 
 def bodies_in(block: Block, ranges: Sequence[int]) -> list[str]:

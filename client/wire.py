@@ -69,6 +69,7 @@ class Type(IntEnum):
     CLAIM = 31
     COMMIT = 32
     CHANGE_TOPIC = 33
+    DELETE_BODIES = 34  # worker: delete these from the payload store; answered with OK by the client
 
 
 class Frame(NamedTuple):
@@ -99,6 +100,7 @@ class Info(Properties, frozen=True):
     token: str = ""
     client: str = ""  # who this is, for logs
     topic: str = ""  # whose partition map is wanted too; MOVED tells from then on when it has changed
+    store: str = ""  # the payload store that it can delete from when it is asked: "advertised" or its "own"
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):
@@ -128,6 +130,17 @@ class Moved(Properties, frozen=True):
     """MOVED: some partitions of a topic have new owners; INFO tells which. Not answered."""
 
     TYPE = Type.MOVED
+
+    topic: str
+
+
+class DeleteBodies(Properties, frozen=True):
+    """DELETE_BODIES: nobody needs the bodies any more whose names are the body of this frame.
+
+    The client deletes them and then answers with OK, under the same sequence, as it does HEARTBEAT.
+    """
+
+    TYPE = Type.DELETE_BODIES
 
     topic: str
 
@@ -455,6 +468,9 @@ class Ack(Properties, frozen=True):
 
     stream: int
     partition: int
+    bodies: list[int | str] | None = (
+        None  # entry, name, … of those that have a body; None: the worker finds out
+    )
 
 
 class Nack(Properties, frozen=True):
@@ -484,7 +500,6 @@ class SettleReply(Properties, frozen=True):
     """What was not stale is done."""
 
     stale: list[int] = []  # place of the receipt, first, last, …
-    forgotten: list[int] = []  # first, last, … of entries that no subscription owes any more
     deadline_ms: int = 0  # of EXTEND
 
 
@@ -557,10 +572,7 @@ class ClaimReply(Properties, frozen=True):
 
 
 class Commit(Properties, frozen=True):
-    """COMMIT: all before these positions is done with; answered by OK with CommitReply.
-
-    The body of the answer is an array with the names of the bodies of messages that left the log.
-    """
+    """COMMIT: all before these positions is done with; answered by OK with CommitReply."""
 
     TYPE = Type.COMMIT
 

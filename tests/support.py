@@ -1,8 +1,10 @@
 """What several test folders share: an engine whose scripts run on a clock that the test moves."""
 
+import asyncio
 import re
 
 from broker.engine import Engine
+from broker.remains import count_remains
 from broker.scripts import Scripts, read_sources
 from broker.store import Store
 
@@ -17,6 +19,18 @@ def with_test_clock(sources: dict[str, str]) -> dict[str, str]:
     )
     assert replaced == 1, "the prelude has one clock"
     return {**sources, "lib/prelude": prelude}
+
+
+async def bodies_are_gone(redis_url: str, topic: str, partitions: int = 1) -> None:
+    """Wait until all bodies are deleted of which it was written down that nobody needs them."""
+    engine = Engine.connect(redis_url)
+    try:
+        async with asyncio.timeout(20.0):
+            places = [(topic, number) for number in range(partitions)]
+            while any(await count_remains(engine.store, places)):  # noqa: ASYNC110 - Redis does not tell
+                await asyncio.sleep(0.02)
+    finally:
+        await engine.close()
 
 
 class ManualTime:

@@ -83,10 +83,23 @@ local function unowed_by(other, other_cursor, ranges)
   return subtract(ranges, normalise(owed))
 end
 
--- Deletes what no subscription but `except` owes and answers its ranges.
-local function forget(ranges, except)
+-- Writes down the bodies of what leaves the log; answers the record's id, "" for none.
+local function doom_bodies(ranges, names)
+  if names == '' then
+    return ''
+  end
+  local texts = {}
+  for index, range in ipairs(ranges) do
+    texts[index] = range[1] == range[2] and range[1] or range[1] .. '-' .. range[2]
+  end
+  return doom(bodies, own, table.concat(texts, ' '), names)
+end
+
+-- Deletes what no subscription but `except` owes; answers its ranges and the record of their bodies, whose
+-- `names` the caller knows, as in lib/bodies.lua.
+local function forget(ranges, except, names)
   if retained or #ranges == 0 then
-    return {}
+    return {}, ''
   end
   ranges = normalise(ranges)
   local all = redis.call('HGETALL', subs)
@@ -94,7 +107,7 @@ local function forget(ranges, except)
     if all[index] ~= except then
       ranges = unowed_by(all[index], tonumber(all[index + 1]), ranges)
       if #ranges == 0 then
-        return ranges
+        return ranges, ''
       end
     end
   end
@@ -117,5 +130,5 @@ local function forget(ranges, except)
     end
   end
   call_with('XDEL', log, ids)
-  return ranges
+  return ranges, doom_bodies(ranges, names)
 end

@@ -1,7 +1,7 @@
 -- subscription: the keys of a subscription's scripts, and whether a call may go on.
 --
 -- KEYS   1 lease       string  "<worker> <epoch>"
---        2 meta        hash    last, ledgers, clock, retain, journal, lead
+--        2 meta        hash    last, ledgers, clock, retain, journal, lead, own
 --        3 log         stream
 --        4 subs        hash    subscription -> cursor: the last entry it has passed
 --        5 sub         hash    mode, token, settings
@@ -17,16 +17,17 @@
 --        13 charged    hash    consumer -> token: runs leased to it up to then are charged no more when they
 --                              time out
 --        14 journal    stream  what has happened, where meta has `journal`
+--        15 bodies     stream  what is to be deleted from the payload store
 -- ARGV   1 lease held   2 subscription   3.. the script's own
 local lease, meta, log, subs, sub = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local lanes, runs, deadlines, ready = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local queue, retries, consumers, charged_at = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
+local queue, retries, consumers, charged_at, bodies = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[15]
 local held, name = ARGV[1], ARGV[2]
 
 local END = 1e14 -- beyond every entry and every time
 
-local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain', 'journal', 'lead')
-local last_entry, ledgers, retained = tonumber(stored[1]), stored[2], stored[4] == '1'
+local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain', 'journal', 'lead', 'own')
+local last_entry, ledgers, retained, own = tonumber(stored[1]), stored[2], stored[4] == '1', stored[7]
 local cursor = tonumber(redis.call('HGET', subs, name) or nil)
 local ledger_of, id_of = id_maker(ledgers or '')
 local now, lead = 0, 0 -- the partition's time, and how far it is ahead of the callers', which is that of Redis

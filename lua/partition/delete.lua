@@ -1,23 +1,68 @@
--- delete: remove a partition with everything in it; whoever holds its lease is fenced.
+-- delete: remove a partition with everything in it, a bounded part per call; whoever holds its lease is fenced.
 --
--- Uses   holders
+-- Uses   holders bodies
 -- KEYS   1 lease   2 meta   3 log   4 subs   5 marks:0   6 marks:1   7 journal
---        8 delayed   9 delayed:data
--- ARGV   1 incarnation of the topic   2 prefix of subscription keys
---        3 suffix of the one that lists who holds leases   4.. suffixes of a subscription's keys
--- Returns  {"OK"}   {"OTHER"}: it is of another topic of this name, and stays
--- Cost     O(subscriptions + consumers); the memory is freed in the background
-local meta, subs = KEYS[2], KEYS[4]
-local incarnation, prefix, holders = ARGV[1], ARGV[2], ARGV[3]
+--        8 delayed   9 delayed:data   10 bodies
+-- ARGV   1 incarnation of the topic   2 limit: messages removed, at most; 0: what was written down of their bodies goes, too
+--        3 prefix of subscription keys   4 suffix of the one that lists who holds leases   5.. suffixes of a
+--        subscription's keys
+-- Returns  {"OK", 1 while there are more messages}   {"OTHER"}: it is of another topic of this name, and stays
+--            the first call takes all but the messages, the names of whose bodies are written down
+-- Cost     O(subscriptions + consumers + limit); the memory is freed in the background
+local lease, meta, log, subs, marks_0, marks_1, journal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local delayed, data, bodies = KEYS[8], KEYS[9], KEYS[10]
+local incarnation, limit, prefix, holders = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 
 if (redis.call('HGET', meta, 'incarnation') or incarnation) ~= incarnation then
   return { 'OTHER' }
 end
+if limit == 0 then
+  redis.call('UNLINK', bodies)
+  return { 'OK', 0 }
+end
+
+-- Without `last` nothing comes in and nothing is settled. What is left of meta until the end is whose it is, and
+-- what records say.
+local own = redis.call('HGET', meta, 'own')
 for _, name in ipairs(redis.call('HKEYS', subs)) do
   drop_leases(prefix .. name .. holders)
-  for index = 4, #ARGV do
+  for index = 5, #ARGV do
     redis.call('UNLINK', prefix .. name .. ARGV[index])
   end
 end
-redis.call('UNLINK', unpack(KEYS))
-return { 'OK' }
+redis.call('UNLINK', lease, meta, subs, marks_0, marks_1, journal)
+
+local names, more = {}, 1
+local found = redis.call('XRANGE', log, '-', '+', 'COUNT', limit)
+for _, item in ipairs(found) do
+  add_body(names, 0, item[2][4], item[2][6], OF_LOG)
+end
+if #found == limit then
+  local ledger, entry = string.match(found[limit][1], '^(%d+%-)(%d+)$')
+  redis.call('XTRIM', log, 'MINID', '=', ledger .. (entry + 1))
+else
+  redis.call('UNLINK', log)
+  local members, uids = redis.call('ZRANGE', delayed, 0, limit - #found - 1), {}
+  for index, member in ipairs(members) do
+    uids[index] = string.sub(member, 17)
+  end
+  for index, text in ipairs(#uids > 0 and map_with('HMGET', data, uids) or {}) do
+    if text then
+      add_body(names, 0, uids[index], string.match(text, '%z(.*)$'), OF_DELAYED)
+    end
+  end
+  if #found + #members == limit then
+    call_with('ZREM', delayed, members)
+    call_with('HDEL', data, uids)
+  else
+    redis.call('UNLINK', delayed, data)
+    more = 0
+  end
+end
+if #names > 0 then
+  doom(bodies, own, '', cjson.encode(names))
+end
+if more == 1 then
+  redis.call('HSET', meta, 'incarnation', incarnation, 'own', own or '')
+end
+return { 'OK', more }

@@ -1,14 +1,14 @@
 -- promote: append what has fallen due to the log, where it takes its id, a bounded part per call; old marks go.
 --
--- Uses   journal partition delayed
--- KEYS   as in lib/partition.lua and lib/delayed.lua
+-- Uses   journal partition delayed bodies
+-- KEYS   as in lib/partition.lua and lib/delayed.lua; 10 bodies  stream  what is to be deleted from the payload store
 -- ARGV   2 limit: messages appended, at most
 -- Returns  {"OK", now_ms, last entry, n appended, n dropped, next_due_ms or 0, marks_due_ms or 0}
 --            dropped are those that no subscription is there for; there are more unless the next is due later;
 --            the marks' is when to call again for them
 --          {"FENCED"}   {"NO_TOPIC"}
 -- Cost     O(limit log d), d = messages delayed
-local limit = tonumber(ARGV[2])
+local limit, bodies = tonumber(ARGV[2]), KEYS[10]
 
 local function answer(last, appended, dropped)
   local marked = redis.call('EXISTS', generations[current], generations[other]) > 0
@@ -28,19 +28,25 @@ local texts = map_with('HMGET', data, uids)
 local owed = stored[3] == '1' or redis.call('EXISTS', subs) == 1
 local published = now .. ' '
 local first = tonumber(stored[1]) + 1
-local entry, marks = first - 1, {}
+local entry, marks, names = first - 1, {}, {}
 for index, uid in ipairs(uids) do
-  if owed and texts[index] then
-    local at = string.find(texts[index], '\0', 1, true)
-    local key, about = string.sub(texts[index], 1, at - 1), string.sub(texts[index], at + 1)
+  local at = texts[index] and string.find(texts[index], '\0', 1, true)
+  local about = at and string.sub(texts[index], at + 1)
+  if owed and at then
+    local key = string.sub(texts[index], 1, at - 1)
     entry = entry + 1
     local id = redis.call('XADD', log, ledger .. '-' .. entry, 'key', key, 'uid', uid, 'about', published .. about)
     marks[#marks + 1] = uid
     marks[#marks + 1] = id
+  elseif at then
+    add_body(names, 0, uid, about, OF_DELAYED)
   end
 end
 call_with('ZREM', delayed, members)
 call_with('HDEL', data, uids)
+if #names > 0 then
+  doom(bodies, redis.call('HGET', meta, 'own'), '', cjson.encode(names))
+end
 if entry >= first then
   redis.call('HSET', meta, 'last', entry)
   mark(marks)

@@ -1,10 +1,10 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- Uses   subscription served journal ranges notes holders lanes runs receipts forget settled
+-- Uses   subscription served journal ranges notes holders lanes runs receipts bodies forget settled
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 receipts, as in lib/receipts.lua
--- Returns  {"OK", {index, first, last, ...}, {first, last, ...}}
---            stale parts of receipts, index from 0; ranges that left the log
+-- ARGV   3 receipts, as in lib/receipts.lua   4 JSON array: entry, name of each body that they have; "" for none
+-- Returns  {"OK", {index, first, last, ...}, {first, last, ...}, id}
+--            stale parts of receipts, index from 0; ranges that left the log; the record of their bodies, "" for none
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = lanes in flight; times the subscriptions that have passed the entries
 local settled = {}
@@ -87,4 +87,5 @@ if journaled then
   write_notes()
 end
 drop_retries(settled)
-return { 'OK', stale, flat(forget(settled, name)) }
+local left, record = forget(settled, name, ARGV[4])
+return { 'OK', stale, flat(left), record }

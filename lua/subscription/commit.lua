@@ -1,10 +1,12 @@
 -- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
 --
--- Uses   subscription journal ranges notes passed holders lanes forget
+-- Uses   subscription journal ranges notes passed holders lanes bodies forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with
 --        5 limit: entries passed that may leave the log, at most (fewer where another one has lanes of keys); 0: go only as far
 --          as none does
+--        6 JSON array: entry, name of each body   7, 8 from where to where the caller has looked for these: nothing else
+--          leaves the log
 -- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
 --            before the target
 --          {"BUSY", reader}: another one has claimed the subscription; "" where nobody has
@@ -13,6 +15,7 @@
 -- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
 --          that have passed the entries. With a journal O(entries passed), a thousand at most
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local names, seen_from, seen_upto = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local LANES = 100 -- entries passed, at most, where the lanes of keys have to be searched for them
 
 local refused = refusal(true) or by_lease()
@@ -50,10 +53,10 @@ local function droppable()
   if first > upto then
     return {}, target
   end
-  if limit == 0 then
+  if limit == 0 or first < seen_from or first > seen_upto then
     return {}, first - 1
   end
-  local last = math.min(upto, first + limit - 1)
+  local last = math.min(upto, seen_upto, first + limit - 1)
   return { { first, last } }, last == upto and target or last
 end
 
@@ -69,4 +72,4 @@ if cursor ~= passed then
     note_passed(there, passed, sparse, reader)
   end
 end
-return { 'OK', cursor, flat(forget(ranges, name)) }
+return { 'OK', cursor, flat((forget(ranges, name, names))) }

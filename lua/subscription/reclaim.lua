@@ -1,6 +1,6 @@
 -- reclaim: drop entries that no subscription owes, a bounded part of the log per call.
 --
--- Uses   subscription ranges holders lanes forget
+-- Uses   subscription ranges holders lanes bodies forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 first entry to look at   4 limit: entries looked at, at most
 --        5 the sweep to finish: "" in the first call, then what the last call answered
@@ -22,14 +22,15 @@ for _, slow in ipairs(redis.call('HVALS', subs)) do
   upto = math.min(upto, tonumber(slow))
 end
 
-local ranges, last = {}, 0
+local ranges, names, last = {}, {}, 0
 if not retained and from <= upto then
   for _, item in ipairs(redis.call('XRANGE', log, id_of(from), id_of(upto), 'COUNT', limit)) do
     last = entry_of(item[1])
     ranges[#ranges + 1] = { last, last }
+    add_body(names, last, item[2][4], item[2][6], OF_LOG)
   end
 end
-local gone = flat(forget(ranges))
+local gone = flat((forget(ranges, nil, #names > 0 and cjson.encode(names) or '')))
 if #ranges == limit then
   return { 'OK', last + 1, sweep, gone }
 end

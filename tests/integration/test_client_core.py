@@ -26,6 +26,7 @@ from client import (
 )
 from client.types import Mode
 from tests.running import RunningBroker
+from tests.support import bodies_are_gone
 
 PATIENCE = 15.0
 MODES: tuple[Mode, ...] = ("shared", "key_shared", "exclusive", "failover")
@@ -88,8 +89,8 @@ async def test_every_message_arrives_once_and_in_the_order_of_its_key(
     assert (info.messages, info.published, info.subscriptions) == (0, 3_000, ["s"])
 
 
-async def test_two_subscriptions_get_everything_and_the_last_deletes_the_bodies(
-    client: AsyncClient, topic: str
+async def test_two_subscriptions_get_everything_and_with_the_last_the_bodies_go(
+    broker: RunningBroker, client: AsyncClient, topic: str
 ) -> None:
     await client.create_topic(topic, partitions=1)
     for name in ("a", "b"):
@@ -102,7 +103,7 @@ async def test_two_subscriptions_get_everything_and_the_last_deletes_the_bodies(
             assert [await message.data() for message in taken] == [b"%d" % n for n in range(20)]
             assert await consumer.ack(taken) == ["settled"] * 20
             kept = taken
-    await client._bodies.finish()
+    await bodies_are_gone(broker.redis_url, topic)
     with pytest.raises(PayloadMissing):
         await kept[0].data()
 

@@ -87,11 +87,13 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
     await engine.create_subscription("orders", "billing", SubscriptionSettings(mode="key_shared"))
     lease = await engine.acquire("orders", 3, "w1", ttl_ms=60_000)
     assert lease is not None
-    for number in range(3):
+    for number in range(4):
         uid = "order-4711" if number == 0 else f"uid-{number}"
-        await engine.publish(lease, [Outgoing("customer-7", uid, pack_about(1))])
+        await engine.publish(lease, [Outgoing("customer-7", uid, pack_about(1, size=1))])
     await engine.join(lease, "billing", "c1")
-    fetched = await engine.fetch(lease, "billing", [Room("c1", 3)])
+    fetched = await engine.fetch(lease, "billing", [Room("c1", 4)])
+    first = fetched.deliveries[0].receipt
+    await engine.ack(lease, "billing", [first._replace(last=first.first)])
     last = [delivery.receipt for delivery in fetched.deliveries][-1]
     await engine.nack(lease, "billing", [last._replace(first=last.last)], delay_ms=60_000)
     await engine.delay(lease, [Outgoing("customer-7", "later", pack_about(1))], [2**41])

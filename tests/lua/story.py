@@ -6,6 +6,7 @@ from itertools import count
 
 from broker.engine import Engine
 from broker.keys import PartitionKeys, SubscriptionKeys, records_key
+from broker.remains import read_remains, remove_remains
 from broker.results import (
     Backoff,
     Delivery,
@@ -100,6 +101,14 @@ class Story:
         """Give back, by default at once; answers an outcome for each receipt."""
         result = await self.engine.nack(self.lease, name, given, delay_ms=delay_ms)
         return result.outcomes(len(given))
+
+    async def take_names(self) -> list[str]:
+        """The names of the bodies that were written down to be deleted since the last call."""
+        place = (self.topic, self.lease.partition)
+        [found] = await read_remains(self.engine.store, [place], 1_000)
+        if found:
+            await remove_remains(self.engine.store, place, [record.id for record in found])
+        return [name for record in found for name in record.names]
 
     async def log(self) -> list[int]:
         """The entries that are in the partition's log."""

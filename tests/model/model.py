@@ -346,6 +346,7 @@ class Partition:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     marks: dict[str, tuple[int, str]] = field(default_factory=dict)
     waiting: list[tuple[int, Outgoing]] = field(default_factory=list)  # for later: when each is due
+    doomed: list[str] = field(default_factory=list)  # names of bodies of messages that have gone
 
     def publish(
         self, now: int, epoch: int, messages: Sequence[tuple[str, str, str]], told: list[Published]
@@ -386,9 +387,14 @@ class Partition:
         """Drop the entries that nobody owes any more; answers their numbers."""
         owed = {number for one in self.subscriptions.values() for number in one.owed}
         gone = self.log.keys() - owed
-        for number in gone:
-            del self.log[number]
+        for number in sorted(gone):
+            self.doom(self.log.pop(number))
         return gone
+
+    def doom(self, entry: Entry) -> None:
+        """A message goes: if it has a body, that is to be deleted."""
+        where = entry.about.split(" ")[3:4]
+        self.doomed += [entry.uid] if where and where[0] else []
 
 
 def _missing(index: int, receipt: Receipt, held: list[Owed]) -> set[Part]:

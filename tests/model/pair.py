@@ -10,6 +10,7 @@ from hypothesis import note
 from broker.checker import check_topic
 from broker.engine import Engine
 from broker.keys import PartitionKeys
+from broker.remains import read_remains
 from broker.results import (
     Backoff,
     FetchResult,
@@ -322,6 +323,9 @@ class Pair:
         self.partition.forget()
         found = self.world.run(self.engine.store.entries(self.keys.log, [("-", "+")]))[0]
         assert [id for id, _ in found] == [entry.id for entry in self.partition.log.values()]
+        [remains] = self.world.run(read_remains(self.engine.store, [(self.topic, 0)], 10_000))
+        names = {name for record in remains for name in record.names}  # twice where two receipts named it
+        assert names == set(self.partition.doomed), "the bodies of what left the log"
 
     def check_leases(self, name: str) -> None:
         """Who holds what, until when, by which receipt, charged how often."""

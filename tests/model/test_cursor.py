@@ -75,9 +75,7 @@ class CursorMachine(BrokerMachine):
             reached = self.position()
             assert reached == max(before, position) or (steps and not told.done and reached > before)
             model.owed = {number: owed for number, owed in model.owed.items() if number >= reached}
-            log = dict(self.both.partition.log)
-            left = sorted(self.both.partition.forget())
-            assert told.names == [log[number].uid for number in left], "the bodies of what left the log"
+            self.both.partition.forget()
 
     @rule(
         how=st.sampled_from(("seek", "delete", "expire")),

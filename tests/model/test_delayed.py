@@ -67,6 +67,8 @@ class Later:
             partition.marks[uid] = (now, entry.id)
             for subscription in partition.subscriptions.values():
                 subscription.owe(entry)
+        for _, (_, uid, about) in due if not kept else []:
+            partition.doom(Entry(0, "", "", uid, f"{now} {about}"))
         assert (told.appended, told.dropped) == (len(kept), len(due) - len(kept))
         assert told.last == partition.last
         assert told.next_due_ms == self.next_due
@@ -98,7 +100,7 @@ class DelayMachine(BrokerMachine):
         for what, delay in items:
             if isinstance(what, str):
                 self.uids.append(f"u{9_999 - len(self.uids)}")  # they sort the other way round
-                batch.append(Outgoing(what, self.uids[-1], "x"))
+                batch.append(Outgoing(what, self.uids[-1], "1  7 "))  # it has a body
             elif what < len(self.uids):
                 batch.append(Outgoing("a", self.uids[-1 - what], "again"))
             else:

@@ -674,14 +674,27 @@ async def test_a_body_that_is_gone_is_named_and_its_message_stays_leased(
         await acking
 
 
-async def test_bodies_that_nobody_is_owed_any_more_are_deleted(worker: ScriptedWorker, shelf: Shelf) -> None:
-    shelf.bodies = {("orders", f"uid-{entry}"): b"x" for entry in range(1, 5)}
+async def test_an_ack_names_the_bodies_of_its_messages(worker: ScriptedWorker, shelf: Shelf) -> None:
+    """The worker need not look for them, should they be the last ones who are owed them."""
     async with Open(worker, shelf) as consumer:
-        worker.link.data(4, about="1 1  1 ")
+        worker.link.data(2, about="1 1  1 ")
+        worker.link.data([(3, "")], token=2)
+        worker.link.data([(4, "")], token=3, about="1 1  1:elsewhere ")
         acking = asyncio.ensure_future(consumer.ack(await take(consumer, 4)))
-        (await worker.expect(wire.Ack)).ok(wire.SettleReply(forgotten=[1, 2, 4, 4]))
+        request = await worker.expect(wire.Ack)
+        assert request.properties.bodies == [1, "uid-1", 2, "uid-2", 4, "elsewhere"]
+        request.ok()
         await acking
-    assert shelf.bodies == {("orders", "uid-3"): b"x"}
+
+
+async def test_bodies_are_deleted_when_a_worker_says_so_and_then_it_is_told(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    shelf.bodies = {("orders", f"uid-{entry}"): b"x" for entry in range(1, 5)}
+    async with Open(worker, shelf):
+        worker.link.send(wire.DeleteBodies("orders"), sequence=77, body=wire.pack(["uid-1", "uid-4", "gone"]))
+        assert (await worker.expect(wire.Properties)).frame.sequence == 77
+        assert shelf.bodies.keys() == {("orders", "uid-2"), ("orders", "uid-3")}
 
 
 # What is easily lost or stuck

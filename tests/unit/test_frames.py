@@ -42,7 +42,7 @@ SAMPLES: list[wire.Properties] = [
     wire.Data(1, 3, 7, 5, "1:1 2:400", settled=[1, 2]),
     wire.Ack(1, 3),
     wire.Nack(1, 3, delay_ms=5),
-    wire.SettleReply(stale=[0, 1, 2], forgotten=[1, 9]),
+    wire.SettleReply(stale=[0, 1, 2], deadline_ms=9),
 ]
 
 SEQUENCES = st.integers(0, 2**64 - 1)

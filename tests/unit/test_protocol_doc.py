@@ -52,7 +52,8 @@ def type_text(annotation: Any) -> str:
     arguments = typing.get_args(annotation)
     match typing.get_origin(annotation):
         case types.UnionType:
-            return type_text(arguments[0]) + "?"
+            kinds = [type_text(kind) for kind in arguments if kind is not type(None)]
+            return " or ".join(kinds) + ("?" if len(kinds) < len(arguments) else "")
         case origin if origin is list or origin is tuple:
             return f"[{', '.join(map(type_text, arguments))}]"
         case origin if origin is dict:

@@ -1,0 +1,67 @@
+"""Bodies that are to be deleted, as the scripts have written them down when their messages left the log.
+
+[found] = await read_remains(store, [("orders", 3)], 100)
+await remove_remains(store, ("orders", 3), [record.id for record in found])      # once they are deleted
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from broker.administration import partition_keys
+from broker.store import Store
+
+log = logging.getLogger(__name__)
+
+Place = tuple[str, int]  # topic and partition
+
+
+class Remains(NamedTuple):
+    """One record: names of bodies, and whether they may be in a payload store that clients brought along."""
+
+    id: str
+    names: list[str]
+    own: bool
+
+
+async def read_remains(store: Store, places: Sequence[Place], limit: int) -> list[list[Remains]]:
+    """The oldest records of each partition."""
+    keys = [partition_keys(*place).bodies for place in places]
+    found = await store.read_all([("XRANGE", key, "-", "+", "COUNT", str(limit)) for key in keys])
+    return [[_remains_of(id, fields) for id, fields in records] for records in found]
+
+
+async def count_remains(store: Store, places: Sequence[Place]) -> list[int]:
+    """How many records each partition has."""
+    return list(await store.read_all([("XLEN", partition_keys(*place).bodies) for place in places]))
+
+
+async def remove_remains(store: Store, place: Place, records: Sequence[str]) -> None:
+    """Forget records whose bodies are gone."""
+    await store.read_all([("XDEL", partition_keys(*place).bodies, *records)])
+
+
+def names_within(flat: Any, ranges: Sequence[tuple[int, int]]) -> list[str]:
+    """Those names, out of entry, name, …, whose entries are in ranges."""
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    if len(ranges) == 1:
+        [(first, last)] = ranges
+        return [name for entry, name in pairs if first <= entry <= last]
+    within = {entry for first, last in ranges for entry in range(first, last + 1)}
+    return [name for entry, name in pairs if entry in within]
+
+
+def _remains_of(id: str, fields: list[str]) -> Remains:
+    record = dict(zip(fields[::2], fields[1::2], strict=True))
+    try:
+        flat: Any = msgspec.json.decode(record["names"], type=list[int | str])
+        names = flat[1::2]
+        if record["left"]:
+            texts = [text.partition("-") for text in record["left"].split(" ")]
+            names = names_within(flat, [(int(first), int(last or first)) for first, _, last in texts])
+        return Remains(id, list(map(str, names)), record["own"] == "1")
+    except (KeyError, TypeError, ValueError):  # no script has written that
+        log.warning("a record of bodies to be deleted that cannot be read: %r", record)
+        return Remains(id, [], False)

@@ -1,0 +1,20 @@
+-- bodies: the names of bodies whose messages go are written down in the step in which they do. A record is removed
+-- when its bodies have been deleted from the payload store, whoever crashes in between.
+
+local OF_LOG = '^[^ ]* [^ ]* [^ ]* ([^ ]+)' -- where `about` says that there is a body: with the time of publishing
+local OF_DELAYED = '^[^ ]* [^ ]* ([^ ]+)' -- and without
+
+-- Adds a message's entry and the name of its body to `names`, if it has a body.
+local function add_body(names, entry, uid, about, pattern)
+  local where = about and string.match(about, pattern) -- no about: no script has written that entry
+  if where then
+    names[#names + 1] = entry
+    names[#names + 1] = string.match(where, ':(.+)$') or uid
+  end
+end
+
+-- Writes down what is to be deleted: of `names`, a JSON array of entry, name, ..., those whose entries are in
+-- `left` ("5-9 12", "" for all). `own` is "1" where clients have brought a payload store of their own.
+local function doom(bodies, own, left, names)
+  return redis.call('XADD', bodies, '*', 'left', left, 'names', names, 'own', own or '')
+end
