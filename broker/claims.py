@@ -13,7 +13,7 @@ from broker.keys import check_name
 from broker.reading import Reading, entry_of
 from broker.results import Claimed, Committed
 from broker.store import Argument, Call, as_fields
-from client.errors import BrokerError, InvalidArgument, SubscriptionBusy
+from client.errors import BrokerError, InvalidArgument, SubscriptionBusy, SubscriptionMoved
 from client.wire import MAX_BATCH
 
 _BEYOND = 10**14  # every entry
@@ -53,15 +53,25 @@ class Claims(Reading):
         return [checked(answer, topic, subscription) for answer in answers]
 
     async def commit(
-        self, topic: str, subscription: str, reader: str, partition: int, position: int, *, steps: int = 0
+        self,
+        topic: str,
+        subscription: str,
+        reader: str,
+        partition: int,
+        position: int,
+        *,
+        sought: int = 0,
+        steps: int = 0,
     ) -> Committed:
         """All before a position is done with: what nobody else owes leaves the log.
 
+        `sought` is what offsets() said when reading began: a seek since then wins, with SubscriptionMoved.
         A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes.
         After an error what was done before it is answered; the error comes again with the next call.
         """
         check_name("reader", reader)
         check_int("position", position, 1, _BEYOND)
+        check_int("sought", sought, 0, _BEYOND)
         check_int("partition", partition, 0, MAX_PARTITIONS)
         keys = subscription_keys(check_name("topic", topic), partition, subscription)
         (ledgers, last), found = await self.store.read_all(
@@ -93,6 +103,7 @@ class Claims(Reading):
                     body_names((entry_of(line), line[1][1::2]) for line in lines),
                     cursor + 1,
                     seen,
+                    sought,
                 )
                 _, cursor, dropped = self._committed(answer, topic, subscription, reader, partition, position)
             except BrokerError:
@@ -115,6 +126,11 @@ class Claims(Reading):
             if not answer[1]:
                 whose = f"has no reader: {reader!r} must claim it before a commit"
             raise SubscriptionBusy(f"subscription {subscription!r} of {topic!r} {whose}")
+        if answer[0] == "SOUGHT":
+            raise SubscriptionMoved(
+                f"subscription {subscription!r} of {topic!r} was moved by a seek to position {answer[1] + 1} "
+                f"of partition {partition} since it was read: ask for its offsets and read on from there"
+            )
         if answer[0] == "BEYOND":
             raise InvalidArgument(
                 f"position {position} in partition {partition} of {topic!r}: it ends at {answer[1] + 1}"

@@ -55,7 +55,15 @@ async def commit(worker: "Worker", _: "Connection", request: wire.Commit, __: me
         some = positions[at : at + _STEPS]
         found = await asyncio.gather(
             *(
-                engine.commit(topic, subscription, request.reader, partition, position, steps=steps)
+                engine.commit(
+                    topic,
+                    subscription,
+                    request.reader,
+                    partition,
+                    position,
+                    sought=request.sought.get(partition, 0),
+                    steps=steps,
+                )
                 for partition, position in some
             ),
             return_exceptions=True,

@@ -13,6 +13,7 @@ BrokerError
 ├── SubscriptionNotFound
 ├── SubscriptionExists
 ├── SubscriptionBusy         retriable
+├── SubscriptionMoved                    a seek has moved it since it was read
 ├── ConsumerReplaced                     a newer connection has the consumer's name
 ├── InvalidName
 ├── InvalidArgument
@@ -100,6 +101,10 @@ class SubscriptionBusy(BrokerError):
     """An exclusive subscription has a consumer already."""
 
     retriable = True
+
+
+class SubscriptionMoved(BrokerError):
+    """A seek has moved the subscription since its reader asked where it is, and wins."""
 
 
 class ConsumerReplaced(BrokerError):

@@ -36,6 +36,7 @@ class Reading:
                 said.sparse,
                 said.journal_earliest,
                 said.journal_latest,
+                said.sought,
             )
             for partition, said in enumerate(found)
         ]
@@ -64,14 +65,23 @@ class Reading:
         """End the session of a reader, if it is still its own."""
         await self._cluster.request(wire.Claim(topic, subscription, reader, release=True))
 
-    async def commit(self, topic: str, subscription: str, reader: str, positions: Mapping[int, int]) -> None:
+    async def commit(
+        self,
+        topic: str,
+        subscription: str,
+        reader: str,
+        positions: Mapping[int, int],
+        *,
+        sought: Mapping[int, int] | None = None,
+    ) -> None:
         """All before these positions, by partition, is done with: what nobody else is owed is deleted.
 
-        Positions only ever go forward. SubscriptionBusy if another reader has claimed the subscription since.
+        Positions only ever go forward. SubscriptionBusy if another reader has claimed the subscription since,
+        SubscriptionMoved if a seek has moved it: `sought` is what offsets() said when reading began.
         """
-        left = dict(positions)
+        left, moves = dict(positions), dict(sought or {})
         while left:
-            answer = await self._cluster.request(wire.Commit(topic, subscription, reader, left))
+            answer = await self._cluster.request(wire.Commit(topic, subscription, reader, left, moves))
             for partition in properties_of(answer, wire.CommitReply).done:
                 left.pop(partition, None)
 

@@ -271,9 +271,17 @@ class Client:
         """End the session of a reader, if it is still its own."""
         self._call(self._client.release, topic, subscription, reader)
 
-    def commit(self, topic: str, subscription: str, reader: str, positions: Mapping[int, int]) -> None:
+    def commit(
+        self,
+        topic: str,
+        subscription: str,
+        reader: str,
+        positions: Mapping[int, int],
+        *,
+        sought: Mapping[int, int] | None = None,
+    ) -> None:
         """All before these positions, by partition, is done with: what nobody else is owed is deleted."""
-        self._call(self._client.commit, topic, subscription, reader, positions)
+        self._call(self._client.commit, topic, subscription, reader, positions, sought=sought)
 
     def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""

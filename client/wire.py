@@ -548,6 +548,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     sparse: int  # from here on all that is owed to the subscription is in the log; before there may be holes
     journal_earliest: int
     journal_latest: int
+    sought: int = 0  # how often a seek has moved the subscription; a commit repeats it
 
 
 class Claim(Properties, frozen=True):
@@ -580,6 +581,7 @@ class Commit(Properties, frozen=True):
     subscription: str
     reader: str
     positions: dict[int, int]  # by partition
+    sought: dict[int, int] = {}  # by partition, as PartitionOffsets had it when reading began; else 0
 
 
 class CommitReply(Properties, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 from client.errors import InvalidArgument
 
 EARLIEST, LATEST = -2, -1
+_SOUGHT = "#sought"  # behind the name of a topic, in which there is no such character
 
 Positions = dict[str, dict[int, int]]  # topic -> partition -> position
 Start = Literal["earliest", "latest"] | Positions
@@ -61,13 +62,33 @@ def wanted(start: Start, topic: str, partition: int, default: int) -> int:
     return start.get(topic, {}).get(partition, default)
 
 
-def dump(positions: Positions) -> dict[str, dict[str, int]]:
-    """As Spark keeps it in the checkpoint: JSON has no numbers for keys."""
-    return {topic: {str(p): at for p, at in sorted(of.items())} for topic, of in sorted(positions.items())}
+def dump(positions: Positions, sought: Positions | None = None) -> dict[str, dict[str, int]]:
+    """As Spark keeps it in the checkpoint: JSON has no numbers for keys.
+
+    With it how often each partition of the subscription had been moved by a seek, where it was at all.
+    """
+    moved = {
+        topic + _SOUGHT: {p: times for p, times in of.items() if times}
+        for topic, of in (sought or {}).items()
+        if any(of.values())
+    }
+    return {
+        topic: {str(p): at for p, at in sorted(of.items())}
+        for topic, of in sorted({**positions, **moved}.items())
+    }
 
 
 def load(offset: Mapping[str, Any]) -> Positions:
-    """What dump made."""
+    """The positions of what dump made."""
+    return {topic: of for topic, of in _load(offset).items() if not topic.endswith(_SOUGHT)}
+
+
+def load_sought(offset: Mapping[str, Any]) -> Positions:
+    """How often what dump made had been moved by a seek."""
+    return {topic.removesuffix(_SOUGHT): of for topic, of in _load(offset).items() if topic.endswith(_SOUGHT)}
+
+
+def _load(offset: Mapping[str, Any]) -> Positions:
     try:
         return msgspec.convert(offset, type=dict[str, dict[int, int]], strict=False)
     except msgspec.ValidationError as error:

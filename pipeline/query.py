@@ -6,7 +6,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from client import AsyncClient
-from client.errors import BrokerError, InvalidArgument, SubscriptionBusy, SubscriptionNotFound
+from client.errors import (
+    BrokerError,
+    InvalidArgument,
+    SubscriptionBusy,
+    SubscriptionMoved,
+    SubscriptionNotFound,
+)
 from client.types import PartitionOffsets
 from pipeline import seek
 from pipeline.hold import Hold
@@ -32,6 +38,7 @@ class Query:
         self._hold: Hold | None = None
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
+        self.sought: Positions = {}  # how often each partition had been moved by a seek when reading began
         self._committed: Positions = {}
         self._committing: Future[None] | None = None
         self._warned: set[tuple[str, int]] = set()
@@ -41,8 +48,9 @@ class Query:
         try:
             with suppress(BrokerError, TimeoutError):
                 self._finish(_CLOSE)
-            if self._hold is not None:
-                self._hold.release(_CLOSE)
+            hold, self._hold = self._hold, None
+            if hold is not None:
+                hold.release(_CLOSE)
         finally:
             self._remote.__exit__(None, None, None)
 
@@ -77,15 +85,21 @@ class Query:
                 if (at := positions[topic][one.partition]) != one.position:
                     position = f"{one.partition}:0-{at}"  # as an id; the ledger does not matter
                     self._remote.call(self._remote.client.seek, topic, self._subscription, position)
+        self._ask(now=True)
+        self.sought = self._moves()
         return positions
 
-    def resume(self, start: Positions) -> Positions:
+    def resume(self, start: Positions, sought: Positions) -> Positions:
         """Claim the subscription unless that is done, and see whether what follows `start` is still there.
 
-        The same positions, with those of partitions that are new.
+        The same positions, with those of partitions that are new. A seek since then wins: the query ends.
         """
         self._claim(start)
         self._ask()
+        self.sought = self._moves()
+        for topic, of in start.items():
+            for partition in of.keys() & self.sought.get(topic, {}).keys():
+                self._check_moves(topic, partition, sought.get(topic, {}).get(partition, 0))
         return {
             topic: {one.partition: self._resume(topic, one, start) for one in said}
             for topic, said in self._said.items()
@@ -110,6 +124,8 @@ class Query:
         try:
             if future is not None:
                 future.result(timeout)
+        except SubscriptionMoved as error:
+            raise self._moved(str(error).partition(" since ")[0]) from error
         except BrokerError as error:
             if isinstance(error, SubscriptionBusy) or not error.retriable:
                 raise
@@ -157,6 +173,23 @@ class Query:
 
     def _call_offsets(self, topic: str, subscription: str | None) -> list[PartitionOffsets]:
         return self._remote.call(self._remote.client.offsets, topic, subscription)
+
+    def _moves(self) -> Positions:
+        return {topic: {one.partition: one.sought for one in said} for topic, said in self._said.items()}
+
+    def _check_moves(self, topic: str, partition: int, before: int) -> None:
+        """A partition has been moved no more often than it was before."""
+        if self.sought[topic][partition] != before:
+            raise self._moved(
+                f"subscription {self._subscription!r} of topic {topic!r} was moved by a seek, to offset "
+                f"{self._said[topic][partition].position} of partition {partition}"
+            )
+
+    def _moved(self, why: str) -> SubscriptionMoved:
+        return SubscriptionMoved(
+            f"{why}. Spark's checkpoint cannot follow, and nothing of what the query has read since was "
+            "drained: start the query with a new checkpointLocation, and it reads on from there"
+        )
 
     def _gone(self, why: str) -> SubscriptionNotFound:
         return SubscriptionNotFound(
@@ -217,4 +250,5 @@ class Query:
     async def _commit(self, client: AsyncClient, positions: Positions) -> None:
         assert self._hold is not None
         for topic, of in positions.items():
-            await client.commit(topic, self._subscription, self._hold.reader, of)
+            sought = self.sought.get(topic, {})
+            await client.commit(topic, self._subscription, self._hold.reader, of, sought=sought)

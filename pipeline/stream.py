@@ -54,12 +54,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts; its subscription is made here."""
-        return offsets.dump(self._opened().begin())
+        query = self._opened()
+        return offsets.dump(query.begin(), query.sought)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; what lies before its start is done with."""
         query = self._opened()
-        begin = query.resume(offsets.load(start))
+        begin = query.resume(offsets.load(start), offsets.load_sought(start))
         self._latest = query.latest()
         # A partition that is new since the target was noted is left to the next run.
         end = _later(begin, self._latest if self._target is None else self._target)
@@ -67,7 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = offsets.admit(begin, end, limit.max_rows)
         # With nothing to do there is time to wait, and with availableNow there is no later.
         query.commit(begin, wait=end == begin)
-        return offsets.dump(end)
+        return offsets.dump(end, query.sought)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the topics end: what is between this and the end of a batch is the query's lag."""
@@ -76,8 +77,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """A piece for each partition that has something to read, or finer."""
         query = self._opened()
-        begin = query.resume(offsets.load(start))
-        finish = query.resume(offsets.load(end))
+        begin = query.resume(offsets.load(start), offsets.load_sought(start))
+        finish = query.resume(offsets.load(end), offsets.load_sought(end))
         ranges = offsets.split(offsets.ranges(begin, finish), self._options.min_partitions)
         return [Piece(range_, query.dense(range_.topic, range_.partition)) for range_ in ranges]
 

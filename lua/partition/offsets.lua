@@ -3,11 +3,12 @@
 -- KEYS   1 meta     hash    last
 --        2 log      stream
 --        3 subs     hash    subscription -> cursor
---        4 sub      hash    sparse
+--        4 sub      hash    sparse, sought
 --        5 journal  stream
 -- ARGV   1 subscription, or ""
--- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal}
---            positions: each the next entry to read; before `sparse` what the subscription owes may have holes
+-- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal, sought}
+--            positions: each the next entry to read; before `sparse` what the subscription owes may have holes;
+--            sought: how often a seek has moved the subscription
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(1)
 local meta, log, subs, sub, journal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -17,16 +18,17 @@ local last = tonumber(redis.call('HGET', meta, 'last') or nil)
 if not last then
   return { 'NO_TOPIC' }
 end
-local position, sparse = 0, last
+local position, sparse, sought = 0, last, 0
 if name ~= '' then
   local cursor = redis.call('HGET', subs, name)
   if not cursor then
     return { 'NO_SUBSCRIPTION' }
   end
-  position, sparse = cursor + 1, tonumber(redis.call('HGET', sub, 'sparse'))
+  local of_sub = redis.call('HMGET', sub, 'sparse', 'sought')
+  position, sparse, sought = cursor + 1, tonumber(of_sub[1]), tonumber(of_sub[2] or 0)
 end
 local newest = redis.call('XREVRANGE', journal, '+', '-', 'COUNT', 1)[1]
 return {
   'OK', first_entry(log) or last + 1, last + 1, position, sparse + 1, first_entry(journal) or 1,
-  newest and entry_of(newest[1]) + 1 or 1,
+  newest and entry_of(newest[1]) + 1 or 1, sought,
 }

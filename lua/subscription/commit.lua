@@ -6,26 +6,30 @@
 --        5 limit: entries passed that may leave the log, at most (fewer where another one has lanes of keys); 0: go only as far
 --          as none does
 --        6 JSON array: entry, name of each body   7, 8 from where to where the caller has looked for these: nothing else
---          leaves the log
+--          leaves the log   9 sought: how often the subscription had been moved when it was read
 -- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
 --            before the target
 --          {"BUSY", reader}: another one has claimed the subscription; "" where nobody has
+--          {"SOUGHT", cursor}: a seek has moved the subscription since
 --          {"BEYOND", last entry}: the target has not been given yet
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
 -- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
 --          that have passed the entries. With a journal O(entries passed), a thousand at most
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local names, seen_from, seen_upto = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local names, seen_from, seen_upto, sought = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
 local LANES = 100 -- entries passed, at most, where the lanes of keys have to be searched for them
 
 local refused = refusal(true) or by_lease()
 if refused then
   return refused
 end
-local stored_here = redis.call('HMGET', sub, 'reader', 'sparse')
+local stored_here = redis.call('HMGET', sub, 'reader', 'sparse', 'sought')
 local holder, sparse = stored_here[1], tonumber(stored_here[2])
 if holder ~= reader then
   return { 'BUSY', holder or '' }
+end
+if sought ~= (stored_here[3] or '0') then
+  return { 'SOUGHT', cursor }
 end
 if target > last_entry then
   return { 'BEYOND', last_entry }

@@ -15,6 +15,7 @@ end
 cursor = cursor_at(position, value)
 redis.call('HSET', subs, name, cursor)
 redis.call('HSET', sub, 'sparse', last_entry)
+redis.call('HINCRBY', sub, 'sought', 1) -- what a reader has read before counts no more
 drop_leases(deadlines)
 redis.call('UNLINK', lanes, runs, ready, queue, retries)
 redis.call('HINCRBY', meta, 'sweep', 1)

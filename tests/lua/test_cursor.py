@@ -8,7 +8,13 @@ from broker.administration import subscription_keys
 from broker.checker import check_topic
 from broker.engine import Engine
 from broker.results import Claimed, Outgoing, Room, SubscriptionSettings, TopicSettings
-from client.errors import InvalidArgument, SubscriptionBusy, SubscriptionNotFound, TopicNotFound
+from client.errors import (
+    InvalidArgument,
+    SubscriptionBusy,
+    SubscriptionMoved,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from client.wire import pack_about
 from tests.lua.story import HOUR_MS, Story, must_acquire, part, receipts
 from tests.support import ManualTime
@@ -37,7 +43,8 @@ async def publish(story: Story, count: int) -> None:
 
 async def commit(story: Story, position: int, reader: str = "r1", name: str = "spark") -> list[str]:
     """Commit in as many steps as it takes; answers the names of bodies."""
-    committed = await story.engine.commit(story.topic, name, reader, 0, position)
+    [here] = await story.engine.offsets(story.topic, name)
+    committed = await story.engine.commit(story.topic, name, reader, 0, position, sought=here.sought)
     assert committed.done
     return await story.take_names()
 
@@ -446,3 +453,21 @@ async def test_the_journal_is_read_like_a_log(engine: Engine, topic: str) -> Non
         await engine.read(topic, 0, 1, here.journal_latest + 1, journal=True)
     with pytest.raises(TopicNotFound, match="no partition 7"):
         await engine.read(topic, 7, 1, 2, journal=True)
+
+
+async def test_a_seek_is_not_undone_by_a_commit_of_what_was_read_before(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic, TopicSettings(retain=True))
+    await story.subscribe("spark", "cursor", consumers=())
+    await story.publish_many(10)
+    assert (await engine.claim(topic, "spark", "r1", HOUR_MS)).granted
+    [before] = await engine.offsets(topic, "spark")
+    await engine.commit(topic, "spark", "r1", 0, 5, sought=before.sought)
+    await engine.seek(topic, "spark", "earliest")
+    with pytest.raises(SubscriptionMoved, match="moved by a seek to position 1 of partition 0"):
+        await engine.commit(topic, "spark", "r1", 0, 8, sought=before.sought)
+    [after] = await engine.offsets(topic, "spark")
+    assert (after.position, after.sought) == (1, before.sought + 1)
+    await engine.commit(topic, "spark", "r1", 0, 3, sought=after.sought)
+    [here] = await engine.offsets(topic, "spark")
+    assert here.position == 3
+    assert (await engine.offsets(topic))[0].sought == 0

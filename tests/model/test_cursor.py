@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from client.errors import InvalidArgument, SubscriptionBusy
+from client.errors import InvalidArgument, SubscriptionBusy, SubscriptionMoved
 from tests.model.machine import FEW, MANY, SECONDS, SESSIONS_MS, BrokerMachine, explore
 from tests.model.model import Subscription
 
@@ -19,13 +19,14 @@ class CursorMachine(BrokerMachine):
 
     mode = "key_shared"
     reader = ""  # who has claimed last
+    sought = 0  # how often it was moved
 
     def model(self) -> Subscription:
         """The model of the subscription; it is made if it is not there."""
         if SPARK not in self.both.partition.subscriptions:
             self.both.modes[SPARK] = "cursor"
             self.both.create_subscription(SPARK, "earliest")
-            self.reader = ""
+            self.reader, self.sought = "", 0
         return self.both.partition.subscriptions[SPARK]
 
     @rule(reader=readers, session_ms=st.sampled_from(SESSIONS_MS))
@@ -54,19 +55,25 @@ class CursorMachine(BrokerMachine):
         share=st.sampled_from((0.2, 0.5, 0.5, 0.8, 1.0)),
         more=st.sampled_from((0, 0, 0, 0, -3, 1)),
         steps=st.sampled_from((0, 0, 1)),
+        late=st.sampled_from((0, 0, 0, 1)),
     )
-    def commit(self, reader: str, claimed: bool, share: float, more: int, steps: int) -> None:
-        """Commit some way into what is there, at times backwards, too far, or as another reader."""
+    def commit(self, reader: str, claimed: bool, share: float, more: int, steps: int, late: int) -> None:
+        """Commit some way into what is there, at times backwards, too far, late, or as another reader."""
         model, last = self.model(), self.both.partition.last
         if claimed:
             reader = self.reader or reader
             self.claim(reader, SESSIONS_MS[0])
         first = min(model.owed, default=last + 1)
         position = max(1, round(first + (last + 1 - first) * share) + more)
-        step = self.both.operator.commit(self.both.topic, SPARK, reader, 0, position, steps=steps)
+        sought = max(0, self.sought - late)  # as it was before the last seek
+        step = self.both.operator.commit(
+            self.both.topic, SPARK, reader, 0, position, sought=sought, steps=steps
+        )
         what = f"{reader} commits {position}"
         if reader != self.reader:
             self.both.refuse(SubscriptionBusy, what, step)
+        elif sought != self.sought:
+            self.both.refuse(SubscriptionMoved, what, step)
         elif position > last + 1:
             self.both.refuse(InvalidArgument, what, step)
         else:
@@ -86,6 +93,7 @@ class CursorMachine(BrokerMachine):
         self.model()
         if how == "seek":
             self.both.seek(SPARK, position)
+            self.sought += 1
         elif how == "delete":
             self.both.delete_subscription(SPARK)
         else:

@@ -13,6 +13,11 @@ def test_what_spark_keeps_is_what_comes_back() -> None:
     positions = {"orders": {0: 17, 10: 1, 2: 3}, "audits": {0: 5}}
     assert offsets.dump(positions) == {"audits": {"0": 5}, "orders": {"0": 17, "2": 3, "10": 1}}
     assert offsets.load(offsets.dump(positions)) == positions
+    dumped = offsets.dump(positions, {"orders": {0: 0, 2: 7}, "audits": {0: 0}})
+    assert dumped["orders#sought"] == {"2": 7}
+    assert offsets.load(dumped) == positions
+    assert offsets.load_sought(dumped) == {"orders": {2: 7}}
+    assert offsets.load_sought(offsets.dump(positions)) == {}
 
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:

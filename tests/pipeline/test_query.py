@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from client import Client, OutgoingMessage
-from client.errors import SubscriptionBusy, SubscriptionNotFound
+from client.errors import SubscriptionBusy, SubscriptionMoved, SubscriptionNotFound
 from pipeline.options import ReadOptions
 from pipeline.query import Query
 from tests.running import RunningBroker
@@ -109,6 +109,31 @@ def test_a_subscription_made_anew_under_a_running_query_is_noticed(
     client.delete_subscription(topic, "spark")
     client.create_subscription(topic, "spark", mode="cursor")
     assert "was deleted and made anew while this query read it" in wait_for(SubscriptionNotFound, query)
+
+
+def test_a_seek_wins_over_the_query_that_runs_and_over_its_checkpoint(
+    client: Client, topic: str, start: Callable[..., Query]
+) -> None:
+    query = start()
+    begin = query.begin()
+    middle = {topic: {0: begin[topic][0] + 5, 1: begin[topic][1] + 5}}
+    query.commit(middle, wait=True)
+    client.seek(topic, "spark", f"1:0-{begin[topic][1] + 2}")
+    further = {topic: {0: middle[topic][0], 1: begin[topic][1] + 9}}
+    checkpoint = query.sought
+    with pytest.raises(SubscriptionMoved, match="moved by a seek to position 6 of partition 1"):
+        query.commit(further, wait=True)
+    query.close()
+    assert [at.position for at in client.offsets(topic, "spark")] == [6, 6]
+
+    with pytest.raises(SubscriptionMoved, match=r"to offset 6 of partition 1.*new checkpointLocation"):
+        (late := start()).resume(middle, checkpoint)
+    late.close()
+    anew = start()
+    assert anew.begin() == {topic: {0: 6, 1: 6}}
+    anew.resume({topic: {0: 6, 1: 6}}, anew.sought)
+    anew.commit({topic: {0: 7, 1: 8}}, wait=True)
+    assert [at.position for at in client.offsets(topic, "spark")] == [7, 8]
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ PUBLIC = {
     "SubscriptionExists",
     "SubscriptionBusy",
     "ConsumerReplaced",
+    "SubscriptionMoved",
     "MessageLeased",
     "MessageNotFound",
     "InvalidArgument",
