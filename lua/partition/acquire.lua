@@ -2,7 +2,7 @@
 --
 -- Uses   journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
---        2 meta     hash    epoch, ledgers, last, clock, lead, journal, dedupe_ms, marks_at
+--        2 meta     hash    epoch, lease_ms, ledgers, last, clock, lead, journal, dedupe_ms, marks_at
 --        3 log      stream
 --        4 journal  stream
 --        5 delayed  zset    "<number> <uid>" -> due, ms
@@ -17,15 +17,16 @@
 local lease, meta, log, journal, delayed, marks_0, marks_1 = unpack(KEYS)
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at')
+local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at', 'lease_ms')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
 local held = redis.call('GET', lease)
 if held and string.match(held, '^(%S+) ') ~= worker then
-  local left_ms = redis.call('PTTL', lease)
-  if left_ms > tonumber(ttl_ms) then -- the clock has gone back: else a dead worker's lease would last until it is there again
-    redis.call('PEXPIRE', lease, ttl_ms)
+  local left_ms, whole_ms = redis.call('PTTL', lease), tonumber(stored[11])
+  if left_ms > whole_ms then -- the clock has gone back: a dead worker's lease must not last until it is there again
+    left_ms = whole_ms
+    redis.call('PEXPIRE', lease, whole_ms)
   end
   return { 'HELD', held, left_ms }
 end
@@ -51,7 +52,7 @@ for index, start in ipairs(starts) do
 end
 
 redis.call('SET', lease, worker .. ' ' .. epoch, 'PX', ttl_ms)
-redis.call('HSET', meta, 'epoch', epoch, 'ledgers', table.concat(kept, ' '))
+redis.call('HSET', meta, 'epoch', epoch, 'lease_ms', ttl_ms, 'ledgers', table.concat(kept, ' '))
 if stored[7] and stored[7] ~= '0' then
   write_record(journal, stored[7], now, 'moved', '', worker .. ' ' .. epoch, last + 1)
 end

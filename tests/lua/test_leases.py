@@ -37,6 +37,17 @@ async def test_a_held_partition_is_refused_to_others_and_nothing_changes(engine:
     assert await meta(story, "epoch") == str(story.lease.epoch)
 
 
+async def test_a_lease_does_not_outlast_its_length_when_the_clock_goes_back(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await engine.store.command(
+        "PEXPIRE", story.keys.lease, 9 * HOUR_MS
+    )  # as it looks when the clock went back
+    assert await engine.acquire(topic, 0, "w2", 5_000) is None
+    assert await engine.store.command("PTTL", story.keys.lease) <= HOUR_MS
+
+
 async def test_a_worker_that_restarts_takes_its_own_partition_again_under_a_new_epoch(
     engine: Engine, topic: str
 ) -> None:

@@ -124,8 +124,12 @@ class DelayMachine(BrokerMachine):
         due = self.waiting.next_due
         if awaited and due > self.both.now:
             self.both.advance(due - self.both.now)
+        before = list(self.waiting.waiting)
         told = self.both.do("promote", self.both.engine.promote(self.both.lease, limit))
         self.waiting.promote(self.both.now, self.both.lease.epoch, limit, told)
+        gone = [one for one in before if one not in self.waiting.waiting]
+        if told.dropped and gone:
+            self.both.publish([Outgoing("a", gone[0][1].uid, "again")])  # nothing is left of it
 
     @invariant()
     def what_waits_is_there(self) -> None:
