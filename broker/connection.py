@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 from broker.arguments import MAX_PERMITS, check_int
 from broker.commands import HEAVY
+from broker.confirmations import Pending
 from broker.consumer import Consumer
 from broker.member import NotOwner
-from broker.partition import Partition, Pending
+from broker.partition import Partition
 from client import wire
 from client.errors import (
     BrokerError,
@@ -39,7 +40,7 @@ class Connection(asyncio.Protocol):
         self.worker = worker
         self.streams: dict[int, Consumer] = {}
         self.opening: set[int] = set()  # streams whose SUBSCRIBE is under way
-        self.refused: dict[tuple[str, int, str], BrokerError] = {}  # where publishes must come again
+        self.refused: dict[tuple[str, int], BrokerError] = {}  # where publishes must come again
         self.topics: set[str] = set()  # whose maps it has, and so hears of moves
         self.store = ""  # the payload store that it can delete from: see broker.disposal
         self.writable = True
@@ -255,7 +256,7 @@ class Connection(asyncio.Protocol):
 
     def _publish(self, frame: Frame) -> None:
         request = wire.properties_of(frame, wire.Publish)
-        place = (request.topic, request.partition, request.durability)
+        place = (request.topic, request.partition)
         if request.again:
             self.refused.pop(place, None)
         elif refusal := self.refused.get(place):
@@ -289,12 +290,15 @@ class Connection(asyncio.Protocol):
         self._done(pending)
         self.send(reply, pending.sequence)
 
-    def publish_failed(self, pending: Pending, partition: Partition, error: Exception) -> None:
-        """Answer a PUBLISH; if it can be tried again, what comes behind it must not overtake it."""
+    def publish_failed(self, pending: Pending, error: Exception) -> None:
+        """Answer a PUBLISH."""
         self._done(pending)
-        if isinstance(error, BrokerError) and error.retriable:
-            self.refused[partition.topic, partition.number, pending.durability] = error
         self.refuse(error, pending.sequence)
+
+    def hold_back(self, partition: Partition, error: Exception) -> None:
+        """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
+        if isinstance(error, BrokerError):
+            self.refused[partition.topic, partition.number] = error
 
     def _done(self, pending: Pending) -> None:
         self._inflight -= pending.size

@@ -21,6 +21,11 @@ def facts_of(info: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+):([^\r\n]*)", info, re.MULTILINE))
 
 
+def replicas_online(info: str) -> int:
+    """How many replicas follow a server, by what it says of replication."""
+    return len(re.findall(r"^slave\d+:.*\bstate=online\b", info, re.MULTILINE))
+
+
 def fsync_confirmation(info: str, appendfsync: str | None) -> str | None:
     """How a server confirms fsync: "wait" by WAITAOF, "always" with every answer, None not at all."""
     facts = facts_of(info)

@@ -101,6 +101,7 @@ class Link(asyncio.Protocol):
         self.patience = patience
         self.on_lost: Callable[[], None] | None = None  # hears of its end before those who wait for answers
         self.fsync: str | None = None  # how the server confirms fsync, once somebody has asked
+        self.replicas = (0, 0.0)  # how many follow the server, and until when that is good to know
         self._writer = writer  # kept since it closes the transport when it goes
         self._transport: asyncio.Transport | None = writer.transport  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()

@@ -5,15 +5,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from broker.confirmations import Confirmations, Pending
 from broker.delays import Delays
 from broker.dispatcher import Dispatcher
 from broker.disposal import OWN
 from broker.engine import Engine
 from broker.instants import instant
 from broker.links import Attempts
-from broker.results import Delivery, Lease, PublishResult
+from broker.results import Delivery, Lease
 from client import wire
 from client.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound, Unavailable
 
@@ -30,18 +31,6 @@ _PLACED = 0.5  # seconds to wait for an owner before asking for one again
 _LATE = 1.0  # seconds after the end of a lost worker's lease
 _FINISHED = 1.0  # seconds that calls have to end before the lease is given up
 _TURNS = 3  # of the event loop, from the end of a call to its answer
-
-
-class Pending(NamedTuple):
-    """A PUBLISH that waits for its turn."""
-
-    connection: "Connection"
-    sequence: int
-    flat: list[str]
-    size: int
-    durability: str
-    timeout_ms: int
-    dues: list[int] | None = None  # when each message is due, if not now
 
 
 class Partition:
@@ -63,7 +52,9 @@ class Partition:
         self._quiet: asyncio.Future[None] | None = None  # somebody waits until none is
         self._owned = 0  # epoch in which it was noted that clients have payload stores of their own
         self._spared: dict[str, int] = {}  # subscription -> epoch in which its sessions were prolonged
-        self._pending: dict[str, deque[Pending]] = {}  # by durability: what is to be safer takes longer
+        self._pending: deque[Pending] = deque()  # in the order in which they are stored
+        self._publishing = False  # they are being stored
+        self.confirmations = Confirmations(self)
 
     def __str__(self) -> str:
         return f"partition {self.number} of {self.topic!r}"
@@ -174,8 +165,13 @@ class Partition:
         """Know that a lease is no more; the next call takes another, if the partition is still ours."""
         if self.held is lease:
             log.warning("lost the lease of %s, epoch %d", self, lease.epoch)
-            self.held = None
+            self.doubt()
             self._doubts = True
+
+    def doubt(self) -> None:
+        """Let go of the lease: what was stored under it may be gone."""
+        self.held = None
+        self.confirmations.doubt()
 
     async def part(self) -> Lease | None:
         """Take no more calls, since another worker is to serve it; answers the lease, to be released.
@@ -201,7 +197,7 @@ class Partition:
             return
         for dispatcher in list(self.dispatchers.values()):
             dispatcher.part()
-        if not (self.busy or self._pending or self.held or self.taking):  # else at the next look
+        if not (self.busy or self._publishing or self.held or self.taking):  # else at the next look
             self._forget()
 
     async def call(self, step: Callable[[Engine, Lease], Awaitable[T]]) -> T:
@@ -217,10 +213,21 @@ class Partition:
                 self.lose(lease)
                 await self._check_existence()
             finally:
-                self._calls -= 1
-                if self._quiet is not None and not self._calls and not self._quiet.done():
-                    self._quiet.set_result(None)
+                self._end_call()
         raise Fenced(f"another worker serves {self}")
+
+    async def call_once(self, step: Awaitable[T]) -> T:
+        """Take a step of which the handing over of the partition is to wait for the end."""
+        self._calls += 1
+        try:
+            return await step
+        finally:
+            self._end_call()
+
+    def _end_call(self) -> None:
+        self._calls -= 1
+        if self._quiet is not None and not self._calls and not self._quiet.done():
+            self._quiet.set_result(None)
 
     async def spare(self, subscription: str) -> None:
         """Let consumers of the owner before come back before their sessions count as ended."""
@@ -242,54 +249,45 @@ class Partition:
 
     def publish(self, pending: Pending) -> None:
         """Add to what waits; while one script call is under way, all that comes gathers for the next."""
-        queue = self._pending.get(pending.durability)
-        if queue is not None:
-            queue.append(pending)
-            return
-        queue = self._pending[pending.durability] = deque([pending])
-        self.worker.start(self._publish_all, pending.durability, queue)
-        self._feed()
+        self._pending.append(pending)
+        if not self._publishing:
+            self._publishing = True
+            self.worker.start(self._publish_all)
+            self._feed()
 
-    async def _publish_all(self, durability: str, queue: deque[Pending]) -> None:
+    async def _publish_all(self) -> None:
         try:
-            await self._publish_some(_gather(queue), queue)
-            while queue:
+            await self._publish_some(_gather(self._pending))
+            while self._pending:
                 asyncio.get_running_loop().call_soon(self._feed)
-                await self._publish_some(_gather(queue), queue)
+                await self._publish_some(_gather(self._pending))
         finally:
-            del self._pending[durability]
+            self._publishing = False
 
     def _feed(self) -> None:
         """Let the dispatchers fetch; behind a publish just sent they need not wait for its answer."""
         for dispatcher in list(self.dispatchers.values()):
             dispatcher.feed()
 
-    async def _publish_some(self, batch: list[Pending], queue: deque[Pending]) -> None:
-        first = batch[0]
-        flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else first.flat
+    async def _publish_some(self, batch: list[Pending]) -> None:
+        """Store messages, all for now or all for later, and have them confirmed at their level."""
+        level = batch[0].durability
+        flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else batch[0].flat
         try:
             if any(pending.connection.store == OWN for pending in batch):
                 await self.call(self._note_own)
-            if first.dues is not None:
-                await self._delay_some(batch, flat)
-                return
-            result = await self.call(
-                lambda engine, lease: engine.publish_flat(
-                    lease, flat, durability=first.durability, timeout_ms=first.timeout_ms
-                )
-            )
+            if level != "memory":
+                await self.call(lambda engine, lease: engine.require(lease, level))
+            step = self._append if batch[0].dues is None else self._delay
+            replies = await self.call(lambda engine, lease: step(engine, lease, batch, flat))
         except Exception as error:
             if not isinstance(error, BrokerError):
                 log.exception("a bug while publishing to %s", self)
-            for pending in batch:
-                pending.connection.publish_failed(pending, self, error)
-            self._fail_behind({pending.connection for pending in batch}, queue, error)
+            self.confirmations.refuse(batch, error)
             self._feed()  # it may have been stored all the same
             return
-        if result.stored:
-            self.delays.expect(instant(result.marks_due_ms, result.published_ms))
-        self._answer(batch, result)
-        self.appended(result.first + result.stored - 1)
+        for pending, reply in zip(batch, replies, strict=True):
+            self.confirmations.stored(pending, reply)
 
     async def _note_own(self, engine: Engine, lease: Lease) -> None:
         """Know that somebody else than a worker must delete bodies, before there is one."""
@@ -297,50 +295,53 @@ class Partition:
             await engine.own(lease)
             self._owned = lease.epoch
 
-    async def _delay_some(self, batch: list[Pending], flat: list[str]) -> None:
-        """Keep messages until they are due."""
-        first = batch[0]
-        dues = [due_ms for pending in batch for due_ms in pending.dues or ()]
-        result = await self.call(
-            lambda engine, lease: engine.delay_flat(
-                lease, flat, dues, durability=first.durability, timeout_ms=first.timeout_ms
-            )
-        )
-        self.delays.expect(instant(result.next_due_ms, result.now_ms))
-        start = 0
+    async def _append(
+        self, engine: Engine, lease: Lease, batch: list[Pending], flat: list[str]
+    ) -> list[wire.PublishReply]:
+        """Put messages into the log; answers each its part of the result."""
+        self.confirmations.begin(lease)
+        result = await engine.publish_flat(lease, flat)
+        if result.stored:
+            self.delays.expect(instant(result.marks_due_ms, result.published_ms))
+        self.appended(result.first + result.stored - 1)
+        start, first, replies = 0, result.first, []
         for pending in batch:
             count = len(pending.flat) // 3
             duplicates = _part(result.duplicates, start, count)
-            pending.connection.published(
-                pending, wire.PublishReply(0, 0, result.now_ms, duplicates=duplicates, delayed=True)
+            replies.append(
+                wire.PublishReply(result.ledger, first, result.published_ms, result.unowed > 0, duplicates)
             )
             start += count
+            first += count - len(duplicates)
+        return replies
+
+    async def _delay(
+        self, engine: Engine, lease: Lease, batch: list[Pending], flat: list[str]
+    ) -> list[wire.PublishReply]:
+        """Keep messages until they are due."""
+        self.confirmations.begin(lease)
+        dues = [due_ms for pending in batch for due_ms in pending.dues or ()]
+        result = await engine.delay_flat(lease, flat, dues)
+        self.delays.expect(instant(result.next_due_ms, result.now_ms))
+        start, replies = 0, []
+        for pending in batch:
+            count = len(pending.flat) // 3
+            duplicates = _part(result.duplicates, start, count)
+            replies.append(wire.PublishReply(0, 0, result.now_ms, duplicates=duplicates, delayed=True))
+            start += count
+        return replies
 
     def appended(self, entry: int) -> None:
         """The log goes up to this entry now."""
         for dispatcher in self.dispatchers.values():
             dispatcher.expect(entry)
 
-    def _fail_behind(self, connections: set["Connection"], queue: deque[Pending], error: Exception) -> None:
-        """What was sent behind a publish that is to be tried again must not overtake it."""
-        if isinstance(error, BrokerError) and error.retriable:
-            behind = [pending for pending in queue if pending.connection in connections]
-            for pending in behind:
-                queue.remove(pending)
-                pending.connection.publish_failed(pending, self, error)
-
-    def _answer(self, batch: list[Pending], result: PublishResult) -> None:
-        """Tell each its part of the result."""
-        start, first = 0, result.first
-        for pending in batch:
-            count = len(pending.flat) // 3
-            duplicates = _part(result.duplicates, start, count)
-            reply = wire.PublishReply(
-                result.ledger, first, result.published_ms, result.unowed > 0, duplicates
-            )
-            pending.connection.published(pending, reply)
-            start += count
-            first += count - len(duplicates)
+    def take_behind(self, connections: set["Connection"]) -> list[Pending]:
+        """Take out of the queue what these connections sent."""
+        behind = [pending for pending in self._pending if pending.connection in connections]
+        for pending in behind:
+            self._pending.remove(pending)
+        return behind
 
     # Consuming
 
@@ -356,9 +357,7 @@ def _gather(queue: deque[Pending]) -> list[Pending]:
     """The next that can go together."""
     first = queue.popleft()
     batch, room = [first], wire.MAX_BATCH * 3 - len(first.flat)
-    while queue and len(queue[0].flat) <= room and queue[0].timeout_ms == first.timeout_ms:
-        if (queue[0].dues is None) != (first.dues is None):
-            break
+    while queue and len(queue[0].flat) <= room and queue[0].terms == first.terms:
         room -= len(queue[0].flat)
         batch.append(queue.popleft())
     return batch

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from broker.administration import STEP, checked, partition_keys
 from broker.arguments import check_dues, check_flat, check_int, flat_messages, pack, rows
 from broker.results import DelayResult, Lease, Outgoing, PromoteResult, PublishResult
@@ -28,22 +30,18 @@ class Publishing:
         """Append a batch to the partition, each uid once within the topic's dedupe window."""
         flat = flat_messages(messages)
         check_flat(flat)
-        return await self.publish_flat(lease, flat, durability=durability, timeout_ms=timeout_ms)
+        await self.require(lease, durability)
+        result = await self.publish_flat(lease, flat)
+        if result.stored or result.duplicates:
+            await self.confirm(lease, durability, timeout_ms)
+        return msgspec.structs.replace(result, durability=durability)
 
-    async def publish_flat(
-        self, lease: Lease, flat: list[str], *, durability: str = "memory", timeout_ms: int = 5_000
-    ) -> PublishResult:
-        """The same for key, uid and about of each message, flat, that check_flat has let pass."""
+    async def publish_flat(self, lease: Lease, flat: list[str]) -> PublishResult:
+        """Append key, uid and about of each message, flat, that check_flat has let pass; into memory."""
         packed = pack(flat)
-        check_int("timeout_ms", timeout_ms, 1, 60_000)
         keys = partition_keys(lease.topic, lease.partition)
-        answer = await self.store.run_durably(
-            durability,
-            timeout_ms,
-            "partition/publish",
-            [*keys, keys.delayed, keys.delayed_data],
-            lease.text,
-            packed,
+        answer = await self.store.run(
+            "partition/publish", [*keys, keys.delayed, keys.delayed_data], lease.text, packed
         )
         checked(answer, lease.topic, lease=lease)
         _, now_ms, first, stored, unowed, pairs, marks_due_ms = answer
@@ -55,7 +53,7 @@ class Publishing:
             unowed,
             now_ms,
             dict(rows(pairs, 2)),
-            durability,
+            "memory",
             len(flat) // 3,
             marks_due_ms,
         )
@@ -75,23 +73,15 @@ class Publishing:
         flat = flat_messages(messages)
         check_flat(flat)
         check_dues(flat, dues)
-        return await self.delay_flat(lease, flat, dues, durability=durability, timeout_ms=timeout_ms)
+        await self.require(lease, durability)
+        result = await self.delay_flat(lease, flat, dues)
+        await self.confirm(lease, durability, timeout_ms)
+        return msgspec.structs.replace(result, durability=durability)
 
-    async def delay_flat(
-        self,
-        lease: Lease,
-        flat: list[str],
-        dues: Sequence[int],
-        *,
-        durability: str = "memory",
-        timeout_ms: int = 5_000,
-    ) -> DelayResult:
-        """The same for what check_flat and check_dues have let pass."""
-        check_int("timeout_ms", timeout_ms, 1, 60_000)
+    async def delay_flat(self, lease: Lease, flat: list[str], dues: Sequence[int]) -> DelayResult:
+        """The same for what check_flat and check_dues have let pass; into memory."""
         keys = partition_keys(lease.topic, lease.partition)
-        answer = await self.store.run_durably(
-            durability,
-            timeout_ms,
+        answer = await self.store.run(
             "partition/delay",
             [*keys, keys.delayed, keys.delayed_data],
             lease.text,
@@ -99,7 +89,22 @@ class Publishing:
             pack(dues),
         )
         _, now_ms, kept, pairs, next_due_ms = checked(answer, lease.topic, lease=lease)
-        return DelayResult(now_ms, kept, dict(rows(pairs, 2)), next_due_ms, durability)
+        return DelayResult(now_ms, kept, dict(rows(pairs, 2)), next_due_ms, "memory")
+
+    async def require(self, lease: Lease, durability: str) -> None:
+        """Raise DurabilityNotReached where a level is out of reach right now, before anything is stored."""
+        await self.store.require(durability, partition_keys(lease.topic, lease.partition).lease)
+
+    async def confirm(self, lease: Lease, durability: str, timeout_ms: int = 5_000) -> None:
+        """Wait until all that was stored under a lease so far, duplicates too, is as safe as asked."""
+        check_int("timeout_ms", timeout_ms, 1, 60_000)
+        if durability == "memory":
+            return
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run_durably(
+            durability, timeout_ms, "partition/confirm", [keys.lease, keys.meta], lease.text
+        )
+        checked(answer, lease.topic, lease=lease)
 
     async def own(self, lease: Lease) -> None:
         """Know that bodies of the partition may be in stores that clients have brought along."""

@@ -28,7 +28,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from broker.durability import check_reached, fsync_confirmation, replicas
+from broker.durability import check_reached, fsync_confirmation, replicas, replicas_online
 from broker.link import LOST, Link, named_errors
 from broker.links import Address, Attempts, Links
 from broker.scripts import Scripts
@@ -39,6 +39,7 @@ Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
 _CONNECT = 5.0  # seconds for each step of connecting
+_FOLLOWED = 1.0  # seconds for which it is known how many replicas follow a server
 _ECHO = 3.0  # seconds between two proofs that a channel is heard, and for each of them
 _AT_ONCE = 16  # calls through redis-py, each on a connection of its own: its pool refuses more than it has
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # seconds before a channel is listened to again
@@ -191,6 +192,33 @@ class Store:
         if answer[0] == "OK":
             check_reached(level, int(wait[1]), timeout_ms, reached)
         return list(answer)
+
+    async def require(self, level: str, key: str) -> None:
+        """Raise DurabilityNotReached where a level is out of reach of the server that holds a key."""
+        with named_errors():
+            if needed := replicas(level):
+                if (found := await self._replicas(key, needed)) < needed:
+                    raise DurabilityNotReached(
+                        f"{level} needs {needed} of Redis' replicas to be connected, and {found} are; "
+                        "nothing was stored",
+                        stored=False,
+                    )
+            elif level == "fsync":
+                await self._fsync(key)
+
+    async def _replicas(self, key: str, needed: int) -> int:
+        """How many replicas follow the server that holds a key; known for a moment if they are enough."""
+        if not self._linked:
+            return 0
+        server = await self._server_of(key)
+        link = self._links.get(server)
+        now = asyncio.get_running_loop().time()
+        if link is not None and link.replicas[0] >= needed and now < link.replicas[1]:
+            return link.replicas[0]
+        found = replicas_online(await self._send(server, "INFO", "replication"))
+        if (link := self._links.get(server)) is not None:
+            link.replicas = (found, now + _FOLLOWED)
+        return found
 
     def take_spent(self) -> dict[str, int]:
         """The microseconds that scripts took in Redis, by their first key, since the last call."""

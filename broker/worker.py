@@ -352,7 +352,7 @@ class Worker:
         self.member.doubt()
         for partition in self.partitions.values():
             if partition.held and doubtful(partition_keys(partition.topic, partition.number).lease):
-                partition.held = None
+                partition.doubt()
 
     def feed(self, topic: str | None = None, subscription: str | None = None) -> None:
         """Let the dispatchers of a subscription look again, or all."""

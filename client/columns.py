@@ -10,7 +10,7 @@ import msgspec
 
 from client import ksuid
 from client.errors import InvalidArgument
-from client.outgoing import LATER, Slice, Target, check_partition, texts
+from client.outgoing import Slice, check_partition, texts
 from client.times import now_ms
 from client.wire import pack_about
 
@@ -67,7 +67,7 @@ class Tally(msgspec.Struct, frozen=True):
         )
 
 
-def sort_columns(columns: Columns, count: int, group: str, drift: float = 0.0) -> dict[Target, Slice]:
+def sort_columns(columns: Columns, count: int, group: str, drift: float = 0.0) -> list[Slice]:
     """Messages by partition and durability, as client.outgoing.sort has them."""
     try:
         return _sort(columns, count, group, drift)
@@ -77,7 +77,7 @@ def sort_columns(columns: Columns, count: int, group: str, drift: float = 0.0) -
         raise InvalidArgument(f"a column has a value of the wrong type: {error}") from error
 
 
-def _sort(columns: Columns, count: int, group: str, drift: float) -> dict[Target, Slice]:
+def _sort(columns: Columns, count: int, group: str, drift: float) -> list[Slice]:
     size = len(columns)
     names = ksuid.take(size)
     keys: Sequence[str] = [key or "" for key in columns.keys] if columns.keys is not None else [""] * size
@@ -93,22 +93,18 @@ def _sort(columns: Columns, count: int, group: str, drift: float) -> dict[Target
     dues = _dues(columns, now_ms() + drift * 1000)
     if len(rows) == 1 and dues is None:
         (partition,) = rows
-        return {(partition, durability): _slice(keys, uids, abouts, names, bodies)}
-    targets: dict[Target, list[int]] = {}
+        return [_slice(partition, durability, keys, uids, abouts, names, bodies)]
+    slices: list[Slice] = []
     for partition, places in rows.items():
         later = [place for place in places if dues[place] is not None] if dues else []
-        if later:
-            targets[partition, durability, LATER] = later
-            places = sorted(set(places).difference(later))
-        if places:
-            targets[partition, durability] = places
-    slices: dict[Target, Slice] = {}
-    for target, places in targets.items():
-        some = itemgetter(*places) if len(places) > 1 else lambda column, place=places[0]: (column[place],)
-        parts = (some(column) for column in (keys, uids, abouts, names, bodies))
-        item = slices[target] = _slice(*parts)
-        if len(target) == 3 and dues is not None:
-            item.dues = [due or 0 for due in some(dues)]
+        now = sorted(set(places).difference(later)) if later else places
+        for part in filter(None, (later, now)):
+            some = itemgetter(*part) if len(part) > 1 else lambda column, place=part[0]: (column[place],)
+            columns_of = (some(column) for column in (keys, uids, abouts, names, bodies))
+            item = _slice(partition, durability, *columns_of)
+            if part is later and dues is not None:
+                item.dues = [due or 0 for due in some(dues)]
+            slices.append(item)
     return slices
 
 
@@ -133,13 +129,15 @@ def check_delay(delay: float) -> float:
 
 
 def _slice(
+    partition: int,
+    durability: str,
     keys: Sequence[str],
     uids: Sequence[str],
     abouts: Sequence[str],
     names: Sequence[str],
     bodies: Sequence[bytes | None],
 ) -> Slice:
-    item = Slice()  # without places: nobody asks for the answer of each
+    item = Slice(partition, durability)  # without places: nobody asks for the answer of each
     flat: list[Any] = [None] * (3 * len(keys))
     flat[0::3], flat[1::3], flat[2::3] = keys, uids, abouts
     item.flat = flat

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from client.errors import (
     Unavailable,
 )
 from client.map import TopicMap
+from client.outgoing import Slice
 from client.seeds import backoff
 from client.tasks import Tasks
 from client.wire import MAX_BATCH, Frame
@@ -55,6 +55,7 @@ class Parcel:
         "calls",
         "created",
         "dues",
+        "durability",
         "flat",
         "resent",
         "size",
@@ -63,8 +64,9 @@ class Parcel:
         "text",
     )
 
-    def __init__(self, created: float, later: bool) -> None:
+    def __init__(self, created: float, durability: str, later: bool) -> None:
         self.created = created
+        self.durability = durability
         self.dues: list[int] | None = [] if later else None
         self.answer: asyncio.Future[Frame] | None = None  # that is waited for
         self.flat: list[str] = []  # key, uid, about, …
@@ -93,14 +95,11 @@ class Parcel:
 
 
 class Outbox:
-    """The way of one producer into one partition, at one durability: order holds within it."""
+    """The way of one producer into one partition: order holds within it, whatever the durability."""
 
-    def __init__(
-        self, where: TopicMap, partition: int, durability: str, limit: float, bodies: Bodies, tasks: Tasks
-    ) -> None:
+    def __init__(self, where: TopicMap, partition: int, limit: float, bodies: Bodies, tasks: Tasks) -> None:
         self.topic = where.topic
         self.partition = partition
-        self.durability = durability
         self._map = where
         self._peer = where.owner(partition)
         where.watchers[self._look] = None
@@ -120,20 +119,13 @@ class Outbox:
         self._error: BrokerError | None = None  # what went wrong last
         self._broken: BaseException | None = None  # a strict parcel was given up: none goes out any more
 
-    def add(
-        self,
-        flat: list[str],
-        bodies: dict[int, tuple[str, bytes]],
-        text: int,
-        dues: Sequence[int] = (),
-        *,
-        strict: bool = False,
-    ) -> list[asyncio.Future[Answer]]:
-        """Queue messages (key, uid, about, …: `text` characters) and bodies; a future for each frame.
+    def add(self, item: Slice, *, strict: bool = False) -> list[asyncio.Future[Answer]]:
+        """Queue messages and bodies; a future for each frame.
 
         With `dues` they are to be published later, each at its time. What is `strict` has no gaps: once a
         part was given up, nothing behind that is sent, and who publishes all of it again keeps the order.
         """
+        flat, bodies, text, dues = item.flat, item.bodies, item.text, item.dues
         if strict and self._broken is not None:
             refused: asyncio.Future[Answer] = self._loop.create_future()
             refused.set_exception(self._broken)
@@ -142,7 +134,7 @@ class Outbox:
         size = len(flat) // 3
         start = 0
         while start < size:
-            parcel = self._open_parcel(bool(dues))
+            parcel = self._open_parcel(item.durability, bool(dues))
             parcel.strict |= strict
             count = min(size - start, MAX_BATCH - parcel.size)
             if parcel.text + text > _TEXT:
@@ -176,14 +168,14 @@ class Outbox:
         for parcel in (*self._started, *self._waiting):
             parcel.fail(error)
 
-    def _open_parcel(self, later: bool) -> Parcel:
+    def _open_parcel(self, durability: str, later: bool) -> Parcel:
         now = self._loop.time()
         if self._waiting:
             last = self._waiting[-1]
             fits = last.size < MAX_BATCH and last.text < _TEXT and now - last.created < _GATHER
-            if fits and (last.dues is not None) == later:
+            if fits and last.durability == durability and (last.dues is not None) == later:
                 return last
-        parcel = Parcel(now, later)
+        parcel = Parcel(now, durability, later)
         self._waiting.append(parcel)
         if self._expiry is None:
             self._expiry = self._loop.call_at(now + self._limit, self._expire)
@@ -231,7 +223,9 @@ class Outbox:
     def _send(self, parcel: Parcel, connection: Connection) -> None:
         parcel.state = _State.SENT
         answer = connection.request(
-            wire.Publish(self.topic, self.partition, self.durability, again=self._again, due_ms=parcel.dues),
+            wire.Publish(
+                self.topic, self.partition, parcel.durability, again=self._again, due_ms=parcel.dues
+            ),
             wire.pack(parcel.flat),
         )
         self._again = False
@@ -284,8 +278,10 @@ class Outbox:
     def _refused(self, parcel: Parcel, error: BaseException) -> None:
         if not isinstance(error, BrokerError) or not error.retriable:
             self._drop(parcel, error)
+        elif isinstance(error, DurabilityNotReached) and error.stored:
+            self._drop(parcel, error)  # it is in its place, and what was sent behind it is behind it
         elif isinstance(error, DurabilityNotReached) and not self._blocked:
-            # The worker has waited for the level already. It refuses what was sent behind it.
+            # The level is out of reach. The worker refuses what was sent behind it.
             self._drop(parcel, error)
             self._blocked = True
         else:

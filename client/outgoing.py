@@ -9,17 +9,18 @@ from client.times import instant_ms, milliseconds, now_ms
 from client.types import Body, OutgoingMessage
 from client.wire import MAX_ABOUT, MAX_KEY, MAX_UID, pack_about, partition_of
 
-# Partition and durability; what is published for later is kept apart.
-Target = tuple[int, str] | tuple[int, str, str]
-LATER = "later"
-
 
 class Slice:
-    """Messages of one call for one partition and durability, and their places in the call."""
+    """Messages of one call for one partition and durability, and their places in the call.
 
-    __slots__ = ("bodies", "dues", "flat", "places", "text")
+    The slices of a partition are in the order of the call; what is for later is in slices of its own.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("bodies", "dues", "durability", "flat", "partition", "places", "text")
+
+    def __init__(self, partition: int, durability: str) -> None:
+        self.partition = partition
+        self.durability = durability
         self.dues: list[int] = []  # when each is due, by the cluster's clock; empty for now
         self.flat: list[str] = []
         self.bodies: dict[int, tuple[str, bytes]] = {}
@@ -27,9 +28,7 @@ class Slice:
         self.text = 0  # characters, when they have been counted
 
 
-def sort(
-    messages: Sequence[OutgoingMessage], count: int, group: str, drift: float = 0.0
-) -> dict[Target, Slice]:
+def sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float = 0.0) -> list[Slice]:
     """Messages by partition and durability, with uids, and with the text that describes them.
 
     The cluster's clock is `drift` seconds ahead of ours.
@@ -42,11 +41,11 @@ def sort(
         raise _unusable(messages) from None
 
 
-def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.0) -> tuple[int, str, Slice]:
-    """What sort does, for the one message of a call: its partition, its durability, and itself."""
+def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.0) -> Slice:
+    """What sort does, for the one message of a call."""
     if message.partition is not None or message.data is not None or message.attributes or _is_later(message):
-        ((target, item),) = sort([message], count, group, drift).items()
-        return target[0], target[1], item
+        (item,) = sort([message], count, group, drift)
+        return item
     key, uid = message.key or "", message.uid
     if not key and message.key is not None:
         raise _empty_key(message.key)
@@ -59,10 +58,10 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
         raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
     except AttributeError:
         raise _unusable([message]) from None
-    item = Slice()
+    item = Slice(partition, message.durability or "memory")
     item.flat = [key, uid, pack_about(now_ms(), group)]
     item.places.append(0)
-    return partition, message.durability or "memory", item
+    return item
 
 
 def _unusable(messages: Sequence[OutgoingMessage]) -> InvalidArgument:
@@ -94,11 +93,12 @@ def _due(message: OutgoingMessage, now: float) -> int:
     return round(now) + (milliseconds("delay", message.delay) or 0)
 
 
-def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float) -> dict[Target, Slice]:
+def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float) -> list[Slice]:
     now = now_ms()
     sticky = random.randrange(count)
     uids = ksuid.take(len(messages))
-    slices: dict[Target, Slice] = {}
+    slices: list[Slice] = []
+    open_slices: dict[tuple[int, bool], Slice] = {}  # the newest of a partition, for now and for later
     abouts: dict[int, str] = {}  # by size of the body, while the attributes are the same
     same: Mapping[str, str] | None = None
     for place, message in enumerate(messages):
@@ -123,13 +123,12 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
             about = known
         else:
             about = abouts[size] = pack_about(now, group, texts(same), size=size)
-        target: Target = (partition, message.durability or "memory")
+        durability = message.durability or "memory"
         later = message.delay is not None or message.deliver_at is not None
-        if later:
-            target = (*target, LATER)
-        item = slices.get(target)
-        if item is None:
-            item = slices[target] = Slice()
+        item = open_slices.get((partition, later))
+        if item is None or item.durability != durability:
+            item = open_slices[partition, later] = Slice(partition, durability)
+            slices.append(item)
         if later:
             item.dues.append(_due(message, now + drift * 1000))
         if body:

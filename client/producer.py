@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from client.columns import Columns, Tally, sort_columns
 from client.errors import ConnectionClosed, InvalidArgument, TopicNotFound
 from client.map import TopicMap
 from client.outbox import Answer, Outbox
-from client.outgoing import Slice, Target, check_texts, sort, sort_one
+from client.outgoing import Slice, check_texts, sort, sort_one
 from client.room import Room
 from client.tasks import Tasks, shared
 from client.types import OutgoingMessage, Published
@@ -45,7 +45,7 @@ class Producer:
         self._partitions: dict[str, int] = {}
         self._maps: dict[str, TopicMap] = {}
         self._lookups: dict[str, asyncio.Task[int]] = {}
-        self._outboxes: dict[tuple[str, int, str], Outbox] = {}
+        self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._room = Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
         self._tasks = Tasks()
         self._collecting = Tasks()
@@ -83,7 +83,7 @@ class Producer:
         size = len(columns)
         count = self._partitions.get(topic) or await self._partition_count(topic)
         slices = sort_columns(columns, count, self._group, self._cluster.drift)
-        length = sum(self._measure(item) for item in slices.values())
+        length = sum(map(self._measure, slices))
         await self._room.take(size, length)
         return self._collecting.start(self._count(topic, self._add(topic, slices, strict=True), size, length))
 
@@ -91,15 +91,15 @@ class Producer:
         """Publish a message."""
         while True:
             count = self._partitions.get(topic) or await self._partition_count(topic)
-            partition, durability, item = sort_one(message, count, self._group, self._cluster.drift)
+            item = sort_one(message, count, self._group, self._cluster.drift)
             length = self._measure(item)
             await self._room.take(1, length)
-            added = self._add(topic, {(partition, durability): item})
+            added = self._add(topic, [item])
             try:
                 return (await self._collect(topic, added, 1, length))[0]
             except InvalidArgument:
                 # Perhaps the topic was made anew, with fewer partitions: then nothing was stored.
-                if not partition or message.partition is not None:
+                if not item.partition or message.partition is not None:
                     raise
                 if await self._partition_count(topic) == count:
                     raise
@@ -114,14 +114,12 @@ class Producer:
         await self._collecting.finish()  # by now everything has an answer
         await self._tasks.cancel()
 
-    async def _prepare(
-        self, topic: str, messages: Sequence[OutgoingMessage]
-    ) -> tuple[dict[Target, Slice], int]:
+    async def _prepare(self, topic: str, messages: Sequence[OutgoingMessage]) -> tuple[list[Slice], int]:
         """Messages by partition and durability, and the bytes that they take."""
         count = self._partitions.get(topic) or await self._partition_count(topic)
         slices = sort(messages, count, self._group, self._cluster.drift)
         length = 0
-        for item in slices.values():
+        for item in slices:
             length += self._measure(item)
         return slices, length
 
@@ -160,19 +158,19 @@ class Producer:
         else:
             self._partitions.pop(known.topic, None)
 
-    def _add(self, topic: str, slices: Mapping[Target, Slice], strict: bool = False) -> list[_Added]:
+    def _add(self, topic: str, slices: Sequence[Slice], strict: bool = False) -> list[_Added]:
         if self._closed is not None:
             raise self._closed
         added = []
-        for target, item in slices.items():
-            partition, durability = target[:2]
-            outbox = self._outboxes.get((topic, partition, durability))
+        for item in slices:
+            partition = item.partition
+            outbox = self._outboxes.get((topic, partition))
             if outbox is None:
                 limit = self._cluster.timeout
-                outbox = Outbox(self._maps[topic], partition, durability, limit, self._bodies, self._tasks)
-                self._outboxes[topic, partition, durability] = outbox
-            answers = outbox.add(item.flat, item.bodies, item.text, item.dues, strict=strict)
-            added.append(_Added(partition, durability, item.places, answers))
+                outbox = Outbox(self._maps[topic], partition, limit, self._bodies, self._tasks)
+                self._outboxes[topic, partition] = outbox
+            answers = outbox.add(item, strict=strict)
+            added.append(_Added(partition, item.durability, item.places, answers))
         return added
 
     async def _collect(self, topic: str, added: list[_Added], size: int, length: int) -> list[Published]:

@@ -104,6 +104,8 @@ async def _publish_many(
     from rich.console import Console
     from rich.progress import Progress
 
+    from client.errors import DurabilityNotReached
+
     first = last = None
     unowed = 0
     console = Console(stderr=True)
@@ -111,7 +113,15 @@ async def _publish_many(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"publishing to {topic}", total=count)
         for start in range(0, count, BATCH):
-            answers = await client.publish_many(topic, [message] * min(BATCH, count - start))
+            size = min(BATCH, count - start)
+            try:
+                answers = await client.publish_many(topic, [message] * size)
+            except DurabilityNotReached as error:
+                raise DurabilityNotReached(
+                    f"{error} (of {count}, {start} before these {size} were published, and "
+                    f"{count - start - size} behind them were not sent)",
+                    stored=error.stored,
+                ) from error
             first = first or answers[0].id
             last = answers[-1].id
             unowed += sum(answer.no_subscribers for answer in answers)

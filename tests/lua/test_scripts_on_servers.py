@@ -1,19 +1,23 @@
 """Scripts and the servers they are on: forgotten scripts, full memory, durability, a server that is away."""
 
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 from redis.exceptions import ResponseError
 
 from broker.engine import Engine
 from broker.results import Lease, PublishResult, TopicSettings
-from broker.server import Server
+from broker.server import Server, ask
 from broker.store import Store
 from broker.topology import ReplicaPair, replica_pair, single_server
 from client.errors import DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
 from tests.lua.story import Story, message, must_acquire, part, receipts
+from tests.support import ManualTime
 
 
 @asynccontextmanager
@@ -125,29 +129,110 @@ async def test_replicated_is_reached_when_a_replica_has_it(pair: ReplicaPair, to
         assert copied == 1
 
 
-async def test_more_replicas_than_there_are_is_said_to_be_stored_but_not_replicated(
+async def test_more_replicas_than_there_are_is_refused_before_anything_is_stored(
     pair: ReplicaPair, topic: str
 ) -> None:
     async with engine_on(pair.master) as engine:
         story = await Story.begin(engine, topic)
         await story.subscribe()
-        with pytest.raises(DurabilityNotReached, match="1 of 2") as caught:
-            await engine.publish(story.lease, [message()], durability="replicated:2", timeout_ms=20)
-        assert caught.value.stored
-        assert await story.log() == [1]
+        for attempt in (
+            lambda: engine.publish(story.lease, [message()], durability="replicated:2"),
+            lambda: engine.delay(story.lease, [message()], [1], durability="replicated:2"),
+        ):
+            with pytest.raises(DurabilityNotReached, match=r"needs 2 .* 1 are; nothing") as caught:
+                await attempt()
+            assert not caught.value.stored
+        assert await story.log() == []
+        assert not await story.exists(story.keys.delayed, story.keys.delayed_data)
 
 
-async def test_without_a_replica_the_message_is_stored_and_its_repetition_is_a_duplicate(
-    server_url: str, topic: str
-) -> None:
+async def test_a_replica_that_comes_or_goes_is_noticed(pair: ReplicaPair, topic: str) -> None:
+    async with engine_on(pair.master) as engine:
+        story = await Story.begin(engine, topic)
+        await story.subscribe()
+        ask(pair.replica.port, "REPLICAOF", "NO", "ONE")
+        await until(engine, "connected_slaves", 0)
+        with pytest.raises(DurabilityNotReached) as caught:
+            await engine.publish(story.lease, [message()], durability="replicated")
+        assert not caught.value.stored
+        ask(pair.replica.port, "REPLICAOF", "127.0.0.1", str(pair.master.port))
+        await until(engine, "slave0", {"state": "online"})
+        assert (await engine.publish(story.lease, [message()], durability="replicated")).stored == 1
+
+
+async def until(engine: Engine, name: str, expected: object) -> None:
+    """Wait until INFO replication says so."""
+    with anyio.fail_after(30):
+        while True:
+            found = (await engine.store.command("INFO", "replication")).get(name)
+            if found == expected or (isinstance(found, dict) and expected.items() <= found.items()):  # type: ignore[attr-defined]
+                return
+            await anyio.sleep(0.02)
+
+
+@pytest.fixture
+def hung(pair: ReplicaPair) -> Iterator[ReplicaPair]:
+    """A server whose replica hangs: it counts as connected, and confirms nothing."""
+    pid = int(ask(pair.replica.port, "INFO", "server").partition("process_id:")[2].split()[0])
+    os.kill(pid, signal.SIGSTOP)
+    yield pair
+    os.kill(pid, signal.SIGCONT)
+
+
+async def test_no_retry_is_called_replicated_that_is_not(hung: ReplicaPair, topic: str) -> None:
+    """The clock stands still, so that nothing but the retry itself could write."""
+    timed = ManualTime(hung.master.url)
+    await timed.start()
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe()
+    for step in (
+        lambda: timed.engine.publish(
+            story.lease, [message("a", "u1")], durability="replicated", timeout_ms=30
+        ),
+        lambda: timed.engine.delay(
+            story.lease, [message("a", "u2")], [9_000_000], durability="replicated", timeout_ms=30
+        ),
+    ):
+        for _ in range(20):
+            with pytest.raises(DurabilityNotReached, match="0 of 1") as caught:
+                await step()
+            assert caught.value.stored
+    assert await story.log() == [1]
+    await timed.engine.close()
+
+
+async def test_no_retry_is_called_fsync_that_is_not(topic: str) -> None:
+    with Server(appendonly=True, config={"appendfsync": "no"}) as server:
+        timed = ManualTime(server.url)
+        await timed.start()
+        if not await has_waitaof(timed.engine):
+            pytest.skip("this server has no WAITAOF")
+        story = await Story.begin(timed.engine, topic)
+        await story.subscribe()
+        for _ in range(20):
+            with pytest.raises(DurabilityNotReached, match="0 of 1") as caught:
+                await timed.engine.publish(
+                    story.lease, [message("a", "u1")], durability="fsync", timeout_ms=30
+                )
+            assert caught.value.stored
+        await timed.engine.close()
+
+
+async def test_what_nobody_owes_needs_no_replica_to_say_so(hung: ReplicaPair, topic: str) -> None:
+    async with engine_on(hung.master) as engine:
+        story = await Story.begin(engine, topic)
+        result = await engine.publish(story.lease, [message()], durability="replicated", timeout_ms=30)
+        assert (result.stored, result.unowed) == (0, 1)
+
+
+async def test_without_a_replica_nothing_is_stored(server_url: str, topic: str) -> None:
     engine = Engine.connect(server_url)
     story = await Story.begin(engine, topic)
     await story.subscribe()
-    batch = [message("a", "u1")]
-    with pytest.raises(DurabilityNotReached, match="0 of 1") as caught:
-        await engine.publish(story.lease, batch, durability="replicated", timeout_ms=20)
-    assert caught.value.stored
-    assert (await engine.publish(story.lease, batch)).duplicates == {0: story.id(1)}
+    with pytest.raises(DurabilityNotReached, match="nothing was stored") as caught:
+        await engine.publish(story.lease, [message("a", "u1")], durability="replicated")
+    assert not caught.value.stored
+    assert await story.log() == []
     await engine.close()
 
 

@@ -230,18 +230,56 @@ async def test_durability_that_is_not_reached_is_told_at_once(
     more = [OutgoingMessage(partition=0, durability="replicated")] * 1_000
     behind = asyncio.create_task(client.publish_many("orders", more))
     second = await worker.expect(wire.Publish)
-    fast = asyncio.create_task(client.publish("orders", partition=0))
-    accept(await worker.expect(wire.Publish), 2)
-    assert (await fast).entry == 2, "another durability does not wait for it"
-    first.error("durability_not_reached", "no replica", stored=True)
+    first.error("durability_not_reached", "no replica")
     second.error("durability_not_reached", "no replica")
     with pytest.raises(DurabilityNotReached, match="no replica") as caught:
         await safe
-    assert caught.value.stored
+    assert not caught.value.stored
     again = await worker.expect(wire.Publish)
     assert again.properties.again
     accept(again, 3)
     assert len(await behind) == 1_000
+
+
+async def test_what_is_stored_and_less_safe_than_asked_is_told_and_the_rest_goes_on(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    safe = asyncio.create_task(client.publish("orders", uid="safe", partition=0, durability="replicated"))
+    first = await worker.expect(wire.Publish)
+    behind = asyncio.create_task(client.publish_many("orders", [OutgoingMessage(partition=0)] * 1_000))
+    second = await worker.expect(wire.Publish)
+    assert (second.properties.durability, second.properties.again) == ("memory", False)
+    first.error("durability_not_reached", "no replica", stored=True)
+    accept(second, 3)
+    with pytest.raises(DurabilityNotReached) as caught:
+        await safe
+    assert caught.value.stored
+    assert len(await behind) == 1_000
+
+
+async def test_messages_of_several_durabilities_leave_in_the_order_of_the_call(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    levels = ["memory", "fsync", "fsync", "replicated", None, "memory", "fsync"]
+    messages = [OutgoingMessage(key="k", uid=f"u{n}", durability=level) for n, level in enumerate(levels)]
+    published = asyncio.create_task(client.publish_many("orders", messages))
+    sent = []
+    for _ in range(5):
+        request = await worker.expect(wire.Publish)
+        uids = request.body[1::3]
+        sent.append((request.properties.durability, uids))
+        request.ok(wire.PublishReply(7, int(uids[0][1:]) + 1, 1))
+    assert sent == [
+        ("memory", ["u0"]),
+        ("fsync", ["u1", "u2"]),
+        ("replicated", ["u3"]),
+        ("memory", ["u4", "u5"]),
+        ("fsync", ["u6"]),
+    ]
+    answers = await published
+    assert [(answer.entry, answer.durability) for answer in answers] == [
+        (n + 1, level or "memory") for n, level in enumerate(levels)
+    ]
 
 
 async def test_a_redirect_is_tried_again(worker: ScriptedWorker, client: AsyncClient) -> None:

@@ -1,0 +1,22 @@
+-- confirm: write something that a wait for replicas, or for the disk, covers; with it all that was written before.
+--
+-- A duplicate writes nothing, and WAIT and WAITAOF on a connection without newer writes say yes at once.
+--
+-- KEYS   1 lease  string  "<worker> <epoch>"
+--        2 meta   hash    clock, lead
+-- ARGV   1 lease held
+-- Returns  {"OK"}   {"FENCED"}: what was stored under that lease may be gone   {"NO_TOPIC"}
+-- Cost     O(1)
+local lease, meta = KEYS[1], KEYS[2]
+local held = ARGV[1]
+
+local stored = redis.call('HMGET', meta, 'last', 'clock', 'lead')
+if not stored[1] then
+  return { 'NO_TOPIC' }
+end
+if redis.call('GET', lease) ~= held then
+  return { 'FENCED' }
+end
+local now = tick(meta, stored[2], stored[3])
+redis.call('HSET', meta, 'clock', now) -- also where time stands still
+return { 'OK' }
