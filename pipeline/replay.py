@@ -20,8 +20,8 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
-from client import Client, Tally
-from client.errors import InvalidArgument
+from client import Client, Tally, TopicInfo
+from client.errors import InvalidArgument, SubscriptionNotFound
 from pipeline.archive import COLUMNS
 from pipeline.columns import MESSAGES
 from pipeline.files import Files
@@ -129,6 +129,8 @@ class Replay:
             return result
         for number in range(note.done, note.rounds):
             tally = self._round(note, number)
+            if tally.no_subscribers:
+                self._topic()  # a round that went nowhere is not done
             result.stored += tally.stored
             result.duplicates += tally.duplicates
             result.no_subscribers += tally.no_subscribers
@@ -182,7 +184,7 @@ class Replay:
             "until": options.until.isoformat() if options.until else None,
             "keys": options.keys,
         }
-        window = self._window()
+        window = self._topic().dedupe_window
         text = self._files.read(options.note)
         if text is None:
             slices = slices_of(self._rows())
@@ -207,11 +209,17 @@ class Replay:
             )
         return note
 
-    def _window(self) -> float:
-        """For how many seconds the target knows a uid; TopicNotFound comes here, before anything is read."""
+    def _topic(self) -> TopicInfo:
+        """The target, which somebody must read; what is wrong with it comes before anything is done."""
         options = self._options
         with Client(options.server, token=options.token) as client:
-            return client.describe_topic(options.topic).dedupe_window
+            about = client.describe_topic(options.topic)
+        if not about.subscriptions:
+            raise SubscriptionNotFound(
+                f"topic {options.topic!r} has no subscription, so nothing would be stored; make one first: "
+                f"keylane subscription create {options.topic} NAME"
+            )
+        return about
 
     def _rounds(self, rows: int, window: float) -> int:
         """How many rounds: none may last so long that its beginning is forgotten when a task runs again."""

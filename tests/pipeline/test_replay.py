@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from client import Client, InvalidArgument
+from client import Client, InvalidArgument, SubscriptionNotFound
 from pipeline.pace import paced
 from pipeline.replay import REPLAYED_FROM, Options, Replayed, Slice, bounds, run
 from tests.pipeline.inbox import Arrived, arrivals, make_topic, problems_of
@@ -205,6 +205,37 @@ def test_what_cannot_be_replayed_is_said(path: Path, replay: Callable[..., Repla
     with pytest.raises(InvalidArgument, match="has no topic 'nothing'"):
         replay(source="nothing")
     assert replay(source="payments").stored == 3
+
+
+def test_a_topic_without_subscription_is_refused_before_anything_runs(
+    client: Client, topic: str, path: Path, replay: Callable[..., Replayed]
+) -> None:
+    """It would store nothing; with a subscription the same run then does all of it."""
+    client.create_topic(f"{topic}-again", partitions=2)
+    for options in ({}, {"dry_run": True}):
+        with pytest.raises(SubscriptionNotFound, match=f"keylane subscription create {topic}-again NAME"):
+            replay(topic=f"{topic}-again", **options)
+    assert not Path(f"{path}.keylane").exists()
+    client.create_subscription(f"{topic}-again", "s")
+    assert replay(topic=f"{topic}-again").stored == ROWS
+
+
+def test_a_round_that_nobody_was_there_for_is_not_counted_as_done(
+    client: Client, topic: str, path: Path, replay: Callable[..., Replayed]
+) -> None:
+    """The subscription goes away after the first of three rounds, and comes back for the next run."""
+    target = f"{topic}-again"
+    client.create_topic(target, partitions=2)
+    client.create_subscription(target, "s")
+
+    def leave(line: str) -> None:
+        client.delete_subscription(target, "s")
+
+    with pytest.raises(SubscriptionNotFound, match="has no subscription"):
+        replay(leave, topic=target)
+    client.create_subscription(target, "s")
+    result = replay(topic=target)
+    assert (result.resumed, result.rounds, result.stored) == (True, 2, ROWS * 2 // 3)
 
 
 def test_rounds_cover_all_offsets_once() -> None:
