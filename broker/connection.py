@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
         if request.limit is not None:
             check_int("limit", request.limit, 0, MAX_PERMITS)
             consumer.limit(request.limit, sequence, request.gone)
-        if request.permits > 0:
+        if request.permits > 0 and consumer.at_most_once:
             consumer.take_back(request.permits, request.partition)
         else:
             consumer.give(0)

@@ -17,6 +17,7 @@ class Consumer:
     """One stream of deliveries on a connection, from any number of partitions."""
 
     __slots__ = (
+        "at_most_once",
         "connection",
         "credit",
         "crowd",
@@ -24,6 +25,7 @@ class Consumer:
         "gone",
         "lease_ms",
         "left",
+        "listing",
         "lowered",
         "name",
         "out",
@@ -56,11 +58,14 @@ class Consumer:
         self.lowered: list[int] = []  # sequences of FLOW frames that wait until no more than the limit is out
         self.wanted = False  # the client knows that there may be messages, but no permits
         self.paused = False
+        self.at_most_once = False  # nothing is settled: the client says when there is room again
         self.dispatchers: dict[int, Dispatcher] = {}  # by partition
         self.waiting: dict[int, Dispatcher] = {}  # partitions that may have something once there are permits
         self.place: tuple[int, int] | None = None  # in the crowd
         self.crowd = connection.worker.crowds[self.topic, self.subscription]
         self.crowd.add(self)
+        # Partition -> token, first, last of leases that have ended since we asked what the name holds there.
+        self.listing: dict[int, list[tuple[int, int, int]]] = {}
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -119,6 +124,25 @@ class Consumer:
         """Messages of a partition are out, for which no permits were reserved."""
         self.out[partition] += messages
         self.credit -= messages
+
+    def recount(self, partition: int, messages: int) -> int:
+        """So many messages of a partition are out, as Redis says; answers how many more were."""
+        more = self.out[partition] - messages
+        if more > 0:
+            self.take_back(more, partition)
+        elif more < 0:
+            self.count(partition, -more)
+        return more
+
+    def ended(self, partition: int, parts: list[tuple[int, int, int]]) -> None:
+        """Leases have ended that nobody has settled: the client is told, and there is room for others."""
+        if partition in self.listing:
+            self.listing[partition] += parts
+            return
+        permits = min(sum(last - first + 1 for _, first, last in parts), self.out[partition])
+        listed = wire.pack([number for part in parts for number in part])
+        self.connection.send(wire.Ended(self.stream, partition, permits), body=listed)
+        self.take_back(permits, partition)
 
     def take_back(self, messages: int, partition: int | None) -> None:
         """Messages of a partition are settled, or have ended otherwise: there is room for others."""

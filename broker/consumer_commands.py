@@ -10,7 +10,7 @@ from msgspec import Meta
 from broker.administration import by_position
 from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts, pack_names
 from broker.consumer import Consumer
-from broker.handover import count_messages
+from broker.handover import count_messages, settled_parts, without
 from broker.instants import instant
 from broker.keys import check_name
 from broker.member import NotOwner
@@ -71,18 +71,24 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     consumer = connection.streams.get(request.stream)
     if consumer is None:
         consumer = _take_over(worker, Consumer(connection, request, lease_ms))
+        consumer.at_most_once = settings.delivery == "at_most_once"
     for number in numbers:
         consumer.reopen(number)  # if it is open
     consumer.partitions.update(numbers)
     consumer.left.difference_update(numbers)
+    consumer.listing.update({number: [] for number in numbers})
     try:
         held = await _join(worker, consumer, settings, numbers)
+        held = {number: without(found, consumer.listing[number]) for number, found in held.items()}
     except BaseException:
         consumer.partitions.difference_update(numbers)
         consumer.left.update(numbers)
         if not consumer.partitions:
             consumer.forget()
         raise
+    finally:
+        for number in numbers:
+            consumer.listing.pop(number, None)
     counts = {number: count_messages(deliveries) for number, deliveries in held.items()}
     for number, messages in counts.items():
         consumer.count(number, messages)
@@ -231,30 +237,9 @@ async def settle(
         raise Unavailable(f"the consumer is not subscribed to partition {request.partition} here any more")
     receipts: list[str | int] = wire.unpack(body, _RECEIPTS)
     packed = pack_flat_receipts(receipts)
-    name = consumer.subscription
+    name, whose = consumer.subscription, consumer.name
     dispatcher = partition.dispatchers.get(name)
-    if isinstance(request, wire.Ack):
-        names = _names(request.bodies)
-        result = await partition.call(lambda engine, lease: engine.ack(lease, name, packed, names))
-        if result.record:
-            gone = names_within(request.bodies or [], result.forgotten)
-            place = (consumer.topic, request.partition)
-            worker.disposal.recorded(connection, place, result.record, gone)
-    elif isinstance(request, wire.Nack):
-        result = await partition.call(
-            lambda engine, lease: engine.nack(
-                lease,
-                name,
-                packed,
-                delay_ms=request.delay_ms,
-                until_ms=request.until_ms,
-                charged=request.charged,
-            )
-        )
-        if dispatcher is not None:
-            # What was leased before goes out before: behind the answer it would pass for a new lease.
-            await dispatcher.fetched()
-    else:
+    if isinstance(request, wire.Extend):
         result = await partition.call(
             lambda engine, lease: engine.extend(
                 lease,
@@ -263,16 +248,43 @@ async def settle(
                 lease_ms=request.lease_ms,
                 until_ms=request.until_ms,
                 at_ms=worker.now_ms(),
+                consumer=whose,
             )
         )
         if dispatcher is not None:
             dispatcher.due(instant(result.deadline_ms, result.now_ms))
         return _settled(result), b""
-    if dispatcher is not None and (dispatcher.ordered or not isinstance(request, wire.Ack)):
+    if isinstance(request, wire.Ack):
+        names = _names(request.bodies)
+        result = await partition.call(
+            lambda engine, lease: engine.ack(lease, name, packed, names, consumer=whose)
+        )
+        if result.record:
+            gone = names_within(request.bodies or [], result.forgotten)
+            place = (consumer.topic, request.partition)
+            worker.disposal.recorded(connection, place, result.record, gone)
+        parts = None
+    else:
+        result = await partition.call(
+            lambda engine, lease: engine.nack(
+                lease,
+                name,
+                packed,
+                delay_ms=request.delay_ms,
+                until_ms=request.until_ms,
+                charged=request.charged,
+                consumer=whose,
+            )
+        )
+        parts = result.returned
+    # Its connection may have ended meanwhile, and another have the name and what it holds.
+    _make_room(worker.consumers.get(consumer.identity, consumer), request.partition, receipts, result, parts)
+    if dispatcher is not None and (dispatcher.ordered or parts is not None):
+        if parts is not None:
+            # What was leased before goes out before: behind the answer it would pass for a new lease.
+            await dispatcher.fetched()
         dispatcher.ask(consumer)  # what is left of its lanes can be served, now or later
         dispatcher.feed()
-    count: int = sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4  # type: ignore[arg-type]
-    consumer.take_back(count, request.partition)
     return _settled(result), b""
 
 
@@ -286,8 +298,27 @@ def _names(bodies: list[int | str] | None) -> str | None:
     return pack_names(bodies)
 
 
+def _make_room(
+    consumer: Consumer,
+    partition: int,
+    receipts: list[str | int],
+    result: SettleResult,
+    returned: list[tuple[int, int, int]] | None,
+) -> None:
+    """Only what was leased to the consumer, and is no more, has given its permits back."""
+    if partition in consumer.listing:
+        consumer.listing[partition] += settled_parts(receipts, result.stale) if returned is None else returned
+    elif returned is not None:
+        consumer.take_back(sum(last - first + 1 for _, first, last in returned), partition)
+    else:
+        named: int = sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4  # type: ignore[arg-type]
+        stale = sum(part.last - part.first + 1 for part in result.stale)
+        consumer.take_back(named - stale, partition)
+
+
 def _settled(result: SettleResult) -> wire.SettleReply:
     return wire.SettleReply(
         [number for stale in result.stale for number in stale],
         result.deadline_ms,
+        [number for part in result.returned for number in part],
     )

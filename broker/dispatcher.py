@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from broker.arguments import pack_flat_receipts
 from broker.consumer import Consumer
-from broker.handover import count_messages, flat_receipts, held_frames
+from broker.handover import count_messages, flat_receipts, held_frames, without
 from broker.instants import NEVER, instant
 from broker.member import NotOwner
 from broker.results import Delivery, Fetched, Lease, Room, Share
@@ -53,6 +53,7 @@ class Dispatcher:
         self._cursor = 0  # the last entry that a fetch has passed
         self._expected = 0  # the last entry that was published while a fetch was under way
         self._token = 0  # of the last fetch that was answered
+        self._void: int | None = None  # up to which token a seek has ended leases; not known yet
         self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
         self._lost_since = 0  # the token before that fetch
         self._due = 0.0  # when to look for what has timed out, by the event loop's clock
@@ -118,7 +119,8 @@ class Dispatcher:
             self.wake()
 
     def look_again(self) -> None:
-        """Anything may have happened."""
+        """Anything may have happened, and leases have ended with it."""
+        self.due(0.0)
         self._asking.update(self.consumers)
         self.feed()
 
@@ -205,7 +207,47 @@ class Dispatcher:
         self._set_due(instant(result.next_due_ms, result.now_ms))
         self.hungry = True
         self.part_with(result.expired_consumers)
+        self._tell_ended(result.ended)
+        if result.void != self._void:
+            await self._follow_seek(result.void)
         return result.more
+
+    def _tell_ended(self, ended: list[tuple[str, int, int, int]]) -> None:
+        """Tell consumers, also one that is just coming back, which of their leases are over."""
+        parts: dict[str, list[tuple[int, int, int]]] = {}
+        for name, token, first, last in ended:
+            parts.setdefault(name, []).append((token, first, last))
+        known, place = self.partition.worker.consumers, (self.partition.topic, self.subscription)
+        for name, its in parts.items():
+            if (consumer := known.get((*place, name))) is not None:
+                consumer.ended(self.partition.number, its)
+
+    async def _follow_seek(self, void: int) -> None:
+        """The subscription was moved, by whichever worker: find out what is still leased, and tell."""
+        number = self.partition.number
+        if self._void is not None or void >= self._token:  # else all was listed to us after it
+            for consumer in [one for one in self.consumers.values() if one.out[number]]:
+                _, more = await self._recount(consumer)
+                if more > 0:
+                    consumer.connection.send(wire.Ended(consumer.stream, number, more, void))
+        self._void = void
+
+    async def _recount(self, consumer: Consumer) -> tuple[list[Delivery], int]:
+        """What a consumer holds; and how many more messages had seemed to be out."""
+        number, listing = self.partition.number, list[tuple[int, int, int]]()
+        consumer.listing[number] = listing
+        held: list[Delivery] | None = None
+        try:
+            held = await self.partition.held_by(self.subscription, consumer.name)
+        finally:
+            if consumer.listing.get(number) is listing:
+                del consumer.listing[number]
+                if held is None:
+                    consumer.take_back(sum(last - first + 1 for _, first, last in listing), number)
+        held = without(held, listing)
+        if self.consumers.get(consumer.name) is not consumer:
+            return [], 0  # it went meanwhile: what it has is listed where it comes back
+        return held, consumer.recount(number, count_messages(held))
 
     def part_with(self, names: list[str]) -> None:
         """Let go of consumers without a session: what they held is with others, and they must know."""
@@ -216,20 +258,22 @@ class Dispatcher:
     async def _recover(self) -> None:
         """Hand over what was leased by a fetch whose answer was lost, before anything that comes after it."""
         for name, consumer in list(self._lost.items()):
-            held = await self.partition.held_by(self.subscription, name)
-            # Tokens only grow: what is newer was never sent.
-            lost = [delivery for delivery in held if delivery.receipt.token > self._lost_since]
-            if lost and self._settles:
-                receipts = [delivery.receipt for delivery in lost[: wire.MAX_BATCH]]
-                await self.partition.call(
-                    lambda engine, lease, receipts=receipts: engine.nack(  # type: ignore[misc]
-                        lease, self.subscription, receipts, charged=False
-                    )
-                )
-            elif self.consumers.get(name) is consumer:  # one that came back has been given it already
-                consumer.count(self.partition.number, count_messages(lost))
-                self.hand_back(consumer, lost)
+            if self._settles:
+                await self._return_lost(name)
+            else:
+                held, _ = await self._recount(consumer)  # nothing of one that came back: it was given all
+                # Tokens only grow: what is newer was never sent.
+                self.hand_back(consumer, [one for one in held if one.receipt.token > self._lost_since])
             del self._lost[name]
+
+    async def _return_lost(self, name: str) -> None:
+        """At most once: what was leased and not settled was never sent."""
+        held = await self.partition.held_by(self.subscription, name)
+        receipts = [one.receipt for one in held if one.receipt.token > self._lost_since][: wire.MAX_BATCH]
+        if receipts:
+            await self.partition.call(
+                lambda engine, lease: engine.nack(lease, self.subscription, receipts, charged=False)
+            )
 
     def _set_due(self, due: float) -> None:
         """When to look again: by a script's answer, by what came meanwhile, and for those it did not name."""

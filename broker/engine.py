@@ -376,16 +376,20 @@ class Engine(Claims, Registry, Publishing):
         subscription: str,
         receipts: Sequence[Receipt] | bytes,
         names: str | None = None,
+        *,
+        consumer: str = "",
     ) -> SettleResult:
-        """Settle leased messages for good; as the next two, takes what pack_flat_receipts makes too.
+        """Settle leased messages for good.
 
-        `names` are those of the bodies, as body_names makes them; None: they are looked for here.
+        As the next two, it takes what pack_flat_receipts makes too, and settles what `consumer` holds and
+        nobody else, unless that is "". `names` are those of the bodies, as body_names makes them; None: they
+        are looked for here.
         """
         packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
         if names is None:
             flat = msgspec.msgpack.decode(packed)
             names = await self._names_of_bodies(lease, list(zip(flat[2::4], flat[3::4], strict=True)))
-        answer = await self._run("ack", lease, subscription, packed, names)
+        answer = await self._run("ack", lease, subscription, packed, consumer, names)
         forgotten = list(rows(answer[2], 2))
         return SettleResult(stale_parts(answer[1]), forgotten, record=answer[3])
 
@@ -398,6 +402,7 @@ class Engine(Claims, Registry, Publishing):
         delay_ms: int | None = None,
         until_ms: int | None = None,
         charged: bool = True,
+        consumer: str = "",
     ) -> SettleResult:
         """Give messages back, after a delay, at a time, or by default after the backoff.
 
@@ -413,11 +418,13 @@ class Engine(Claims, Registry, Publishing):
             lease,
             subscription,
             packed,
+            consumer,
             check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS),
             check_optional_ms("delay_ms", delay_ms, 0, MAX_MS),
             "all" if charged else "none",
         )
-        return SettleResult(stale_parts(answer[1]))
+        returned = [(token, first, last) for _, token, first, last in rows(answer[2], 4)]
+        return SettleResult(stale_parts(answer[1]), returned=returned)
 
     async def extend(
         self,
@@ -428,6 +435,7 @@ class Engine(Claims, Registry, Publishing):
         lease_ms: int | None = None,
         until_ms: int | None = None,
         at_ms: int | None = None,
+        consumer: str = "",
     ) -> SettleResult:
         """Move deadlines to `lease_ms` from now, or to a time; answered by the clock that shows `at_ms`."""
         if (lease_ms is None) == (until_ms is None):
@@ -438,6 +446,7 @@ class Engine(Claims, Registry, Publishing):
             lease,
             subscription,
             packed,
+            consumer,
             check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS),
             check_optional_ms("lease_ms", lease_ms, 0, MAX_MS),
         )
@@ -447,18 +456,23 @@ class Engine(Claims, Registry, Publishing):
 
     async def expire(self, lease: Lease, subscription: str) -> ExpireResult:
         """Give back what has timed out and what consumers whose sessions ended held."""
-        released, expired = 0, dict[str, None]()
+        released, expired, ended = 0, dict[str, None](), list[tuple[str, int, int, int]]()
         while True:
             step = await self.expire_some(lease, subscription)
             released += step.released
             expired.update(dict.fromkeys(step.expired_consumers))
+            ended += step.ended
             if not step.more:
-                return ExpireResult(released, step.next_due_ms, list(expired), step.now_ms)
+                return ExpireResult(
+                    released, step.next_due_ms, list(expired), step.now_ms, ended=ended, void=step.void
+                )
 
     async def expire_some(self, lease: Lease, subscription: str) -> ExpireResult:
         """The same in one step, for those who have other things to do in between."""
-        _, more, next_due_ms, released, gone, now_ms = await self._run("expire", lease, subscription, STEP)
-        return ExpireResult(released, next_due_ms, gone, now_ms, bool(more))
+        _, more, next_due_ms, released, gone, now_ms, ended, void = await self._run(
+            "expire", lease, subscription, STEP
+        )
+        return ExpireResult(released, next_due_ms, gone, now_ms, bool(more), list(rows(ended, 4)), void)
 
     # Below: how the methods above reach Redis.
 

@@ -199,6 +199,7 @@ class SettleResult(msgspec.Struct, frozen=True):
     deadline_ms: int = 0  # of extend, as the next
     now_ms: int = 0
     record: str = ""  # of the bodies that are to be deleted, if there are any
+    returned: list[tuple[int, int, int]] = []  # token, first, last of all that a nack gave back
 
     def outcomes(self, count: int) -> list[str]:
         """Settled or stale for each of `count` receipts; stale if any part of it was."""
@@ -211,7 +212,8 @@ class SettleResult(msgspec.Struct, frozen=True):
 class ExpireResult(msgspec.Struct, frozen=True):
     """How many lanes were given back and whose sessions ended; `next_due_ms` is 0 for never.
 
-    Where there is `more`, that is only a part of it.
+    Where there is `more`, that is only a part of it. `ended` are the leases whose deadline has passed;
+    the last seek ended all with a token up to `void`.
     """
 
     released: int
@@ -219,6 +221,8 @@ class ExpireResult(msgspec.Struct, frozen=True):
     expired_consumers: list[str]
     now_ms: int
     more: bool = False
+    ended: list[tuple[str, int, int, int]] = []  # consumer, token, first, last
+    void: int = 0
 
 
 class Backoff(msgspec.Struct, frozen=True):

@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
                 self._end(error_from(said))
                 return
             stream = said.stream
-        elif frame.type == Type.REDIRECT or frame.type == Type.FLOW:
+        elif frame.type in (Type.REDIRECT, Type.FLOW, Type.ENDED):
             stream = wire.properties_of(frame, _Stream).stream
         else:
             if frame.type == Type.MOVED:

@@ -55,7 +55,14 @@ class Consumer:
         request = options.request(stream, topic, subscription, self.name)
         patience = options.patience()
         self.links = Links(
-            cluster, request, self._opening, self._opened, self._received, self._void, self._ended
+            cluster,
+            request,
+            self._opening,
+            self._opened,
+            self._received,
+            self._lost,
+            self._void,
+            self._ended,
         )
         self.held = Held(self.links.credit, self._lapsed)
         self.settler = Settler(self, options.on_stale)
@@ -257,6 +264,13 @@ class Consumer:
         self.keeper.wake_at(block.soonest)
         self._wake()
 
+    def _lost(self, frame: Frame, said: wire.Ended) -> None:
+        """The worker says that leases are over."""
+        if said.up_to:
+            self.held.void(said.partition, said.up_to)
+        elif frame.body:
+            self.held.lose(said.partition, wire.unpack(frame.body, list[int]))
+
     def _refuse(self, block: Block) -> None:
         """Give back what cannot be read, charged, later each time; the application never has it."""
         for index, fault in block.faults.items():
@@ -269,6 +283,7 @@ class Consumer:
                 _log.warning("message %s of %r cannot be read, so it is nacked: %s", id, self.topic, fault)
             if block.gone is not None:  # at most once: it is settled already
                 self.held.end(block, index)
+                self.held.credit(block.partition, 1)
                 continue
             delay_ms = _REFUSED_MS << min(block.retries.get(block.entries[index], 0), 8)
             self.settler.submit(Terms(int(wire.Type.NACK), delay_ms), [(block, index, index + 1)])

@@ -24,7 +24,7 @@ class _Listing:
 class Held:
     """The leases of one consumer.
 
-    `credit` gives a partition's permits back where there will be no ACK or NACK, `give_back` nacks.
+    `credit` gives a partition's permits back where nothing is to be settled, at most once; `give_back` nacks.
     """
 
     def __init__(self, credit: Callable[[int, int], None], give_back: Callable[[list[Part]], object]) -> None:
@@ -80,7 +80,7 @@ class Held:
         """A block has come; what follows a nack that is under way is void."""
         if self.mode != "shared":  # a lane that comes again, perhaps before we knew that its leases ended
             earlier = [old for old in self.blocks if old.partition == block.partition]
-            self.credit(block.partition, self._forget_older(block, earlier))
+            self._forget_older(block, earlier)
         if block.open:
             self.blocks[block] = None
         if self._rewinding:
@@ -116,8 +116,7 @@ class Held:
                 continue
             listing.seen.add((old, at))
             if old.states[at] == SETTLED:
-                # Settled after the worker had looked: it has counted the message once more.
-                self.credit(block.partition, 1)
+                pass  # after the worker had looked
             elif self.lane(old, at):
                 self.restart([(old, at, at + 1)], self.deadline(block, index))
             else:
@@ -138,19 +137,16 @@ class Held:
                 if state <= HANDED and (old, index) not in listing.seen:
                     self._close(old, index, STALE)
 
-    def _forget_older(self, block: Block, earlier: list[Block]) -> int:
-        """What comes under a new token, the old one settles no more; answers how many had not ended."""
-        entries, ended = set(block.entries), 0
+    def _forget_older(self, block: Block, earlier: list[Block]) -> None:
+        """What comes under a new token, the old one settles no more."""
+        entries = set(block.entries)
         for old in earlier:
             if old.token < block.token and not entries.isdisjoint(old.entries):
                 for index, entry in enumerate(old.entries):
                     if entry in entries and old.states[index] <= HANDED:
                         self._close(old, index, STALE)
-                        ended += 1
-        return ended
 
     def _void_rewound(self, block: Block) -> None:
-        ended = 0
         for index, entry in enumerate(block.entries):
             lane = self.lane(block, index)
             nacked = self._rewinding.get((block.partition, lane)) if lane else None
@@ -161,8 +157,6 @@ class Held:
                     del self._rewinding[block.partition, lane]  # this is what the nack brought back
             elif block.states[index] == BUFFERED:
                 self._close(block, index, STALE)
-                ended += 1
-        self.credit(block.partition, ended)
 
     # Letting go
 
@@ -179,7 +173,26 @@ class Held:
     def end(self, block: Block, index: int) -> None:
         """The lease of a message has ended without being settled."""
         self._close(block, index, STALE)
-        self.credit(block.partition, 1)
+
+    def lose(self, partition: int, leases: list[int]) -> None:
+        """The worker says that leases have ended: token, first, last, …"""
+        ended = {
+            (token, entry)
+            for token, first, last in zip(leases[::3], leases[1::3], leases[2::3], strict=True)
+            for entry in range(first, last + 1)
+        }
+        tokens = set(leases[::3])
+        for block in [one for one in self.blocks if one.partition == partition and one.token in tokens]:
+            for index, entry in enumerate(block.entries):
+                if block.states[index] <= HANDED and (block.token, entry) in ended:
+                    self._close(block, index, STALE)
+
+    def void(self, partition: int, token: int) -> None:
+        """All leases with a token up to this one have ended."""
+        for block in [one for one in self.blocks if one.partition == partition and one.token <= token]:
+            for index, state in enumerate(block.states):
+                if state <= HANDED:
+                    self._close(block, index, STALE)
 
     def settled(self, block: Block, index: int) -> None:
         """The broker has settled a message."""
@@ -242,7 +255,6 @@ class Held:
             return
         self._rewinding.update(nacked)
         partitions = {partition for partition, _ in nacked}
-        ended: dict[int, int] = {}
         for block in list(self.blocks):
             if block.partition not in partitions:
                 continue
@@ -251,9 +263,6 @@ class Held:
                     first = nacked.get((block.partition, self.lane(block, index)))
                     if first is not None and block.entries[index] > first:
                         self._close(block, index, STALE)
-                        ended[block.partition] = ended.get(block.partition, 0) + 1
-        for partition, count in ended.items():
-            self.credit(partition, count)
 
     def rewound(self, parts: Iterable[Part]) -> None:
         """The nack was answered: what comes now counts."""

@@ -209,6 +209,12 @@ class Link:
             else:
                 self._gone += to.permits
                 self._links.moved(self, to.partition, to.address, to.permits)
+        elif frame.type == Type.ENDED:
+            ended = wire.properties_of(frame, wire.Ended)
+            if ended.partition in self._opening:
+                self._early.append(frame)
+            elif self._links.serving(ended.partition) is self:
+                self._links.on_ended(frame, ended)
         elif frame.type == Type.FLOW:
             if wire.properties_of(frame, wire.Flow).wanted:
                 self._links.permits.wanted(self)

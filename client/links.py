@@ -33,6 +33,7 @@ class Links:
         on_opening: Callable[[Collection[int]], None],
         on_open: Callable[[Collection[int], wire.SubscribeReply], None],
         on_data: Callable[[Frame, wire.Data], None],
+        on_ended: Callable[[Frame, wire.Ended], None],
         on_void: Callable[[Collection[int]], None],
         on_end: Callable[[BrokerError], None],
     ) -> None:
@@ -41,6 +42,7 @@ class Links:
         self.timeout = cluster.timeout
         self.on_opening = on_opening
         self.on_data = on_data
+        self.on_ended = on_ended
         self.opened_all = False
         self.paused = False
         self.error: BrokerError | None = None

@@ -50,7 +50,7 @@ class Type(IntEnum):
     REDIRECT = 12  # worker: ask another one; with sequence 0 a partition of a consumer has moved
     ERROR = 13  # worker: no, in answer to a request; with sequence 0 a consumer or the connection has ended
     OK = 14  # both: yes
-    DELETE_TOPIC = 15  # client, to the end but for MOVED
+    DELETE_TOPIC = 15  # client, to the end but for MOVED, DELETE_BODIES and ENDED
     TOPICS = 16
     DESCRIBE_TOPIC = 17
     CREATE_SUBSCRIPTION = 18
@@ -70,6 +70,7 @@ class Type(IntEnum):
     COMMIT = 32
     CHANGE_TOPIC = 33
     DELETE_BODIES = 34  # worker: delete these from the payload store; answered with OK by the client
+    ENDED = 35  # worker: leases have ended that nobody has settled
 
 
 class Frame(NamedTuple):
@@ -501,6 +502,22 @@ class SettleReply(Properties, frozen=True):
 
     stale: list[int] = []  # place of the receipt, first, last, …
     deadline_ms: int = 0  # of EXTEND
+    returned: list[int] = []  # of NACK: token, first, last, … of all that went back
+
+
+class Ended(Properties, frozen=True):
+    """ENDED: leases of a consumer are over: their deadline has passed, or the subscription was moved.
+
+    The body is flat: token, first, last, …; or empty, and all with a token up to `up_to` have ended. So many
+    `permits` have come back. Not answered.
+    """
+
+    TYPE = Type.ENDED
+
+    stream: int
+    partition: int
+    permits: int
+    up_to: int = 0
 
 
 # Reading by position

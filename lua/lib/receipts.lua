@@ -1,7 +1,9 @@
 -- receipts: what settles a lease. In MessagePack, four values each: lane ("" for a run),
 -- "token:entry" or "token:first-last", first, last.
+--
+-- ARGV   3 receipts   4 the consumer that settles: what others hold is stale to it; "" for whoever holds it
 
-local packed = ARGV[3]
+local packed, settler = ARGV[3], ARGV[4]
 local stale = {} -- {index from 0, first, last, ...}: parts of receipts that hold no more
 
 local function token_of(item)
@@ -10,7 +12,7 @@ end
 
 -- What the receipt still holds of a key's lane: {{first, last}, ...}.
 local function held_of_lane(record, item, first, last)
-  if not record then
+  if not record or settler ~= '' and record.consumer ~= settler then
     return {}
   elseif record.leased == item then
     return { { first, last } }
@@ -19,6 +21,18 @@ local function held_of_lane(record, item, first, last)
   for _, range in ipairs(ranges_of(record)) do
     if range[3] == token and range[1] <= last and range[2] >= first then
       found[#found + 1] = { math.max(first, range[1]), math.min(last, range[2]) }
+    end
+  end
+  return found
+end
+
+-- Leased runs inside first..last that the token still holds, cut to fit: each a record.
+local function held_runs(token, first, last)
+  local found = {}
+  for _, record in ipairs(runs_between(first, last)) do
+    local range, consumer = record.ranges[1], record.consumer
+    if consumer ~= '' and range[3] == token and (settler == '' or consumer == settler) then
+      found[#found + 1] = cut_run(record, math.max(first, range[1]), math.min(last, range[2]))
     end
   end
   return found

@@ -6,6 +6,18 @@
 -- with them is `released`.
 
 local backoff
+local released = {} -- {consumer, token, first, last, ...}: the leases that this call has ended
+
+-- Notes that what is leased of a record ends, from an entry on.
+local function note_released(record, from)
+  for _, range in ipairs(ranges_of(record)) do
+    if range[2] >= from then
+      local at = #released
+      released[at + 1], released[at + 2] = record.consumer, tonumber(range[3])
+      released[at + 3], released[at + 4] = math.max(range[1], from), range[2]
+    end
+  end
+end
 
 -- How long an entry waits after it was charged `count` times, ms.
 local function backoff_ms(entry, count)
@@ -57,6 +69,7 @@ end
 
 -- charged: "all", "first" or "none" of its entries; due nil stands for the backoff.
 local function release_run(record, charged, due, what)
+  note_released(record, 0)
   if charged == 'first' then
     return release_first(record, what)
   end
@@ -83,6 +96,7 @@ end
 
 -- Takes back what is leased of a key's lane from `first` on, and charges no other.
 local function release_lane(record, first, charged, due, what)
+  note_released(record, first)
   local kept, members = {}, {}
   local rest = (charged == 'all' or charged == 'first') and 'released' or what
   for _, range in ipairs(ranges_of(record)) do

@@ -59,15 +59,3 @@ local function cut_run(record, first, last)
   end
   return middle
 end
-
--- Leased runs inside first..last that the token still holds, cut to fit: each a record.
-local function held_runs(token, first, last)
-  local found = {}
-  for _, record in ipairs(runs_between(first, last)) do
-    local range = record.ranges[1]
-    if record.consumer ~= '' and range[3] == token then
-      found[#found + 1] = cut_run(record, math.max(first, range[1]), math.min(last, range[2]))
-    end
-  end
-  return found
-end

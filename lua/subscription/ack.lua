@@ -2,7 +2,8 @@
 --
 -- Uses   subscription served journal ranges notes holders lanes runs receipts bodies forget settled
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 receipts, as in lib/receipts.lua   4 JSON array: entry, name of each body that they have; "" for none
+-- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua   5 JSON array: entry, name of each body that they have;
+--        "" for none
 -- Returns  {"OK", {index, first, last, ...}, {first, last, ...}, id}
 --            stale parts of receipts, index from 0; ranges that left the log; the record of their bodies, "" for none
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
@@ -43,7 +44,7 @@ end
 
 local function settle_lane(lane, item, first, last)
   local text = known[lane]
-  if type(text) == 'string' then
+  if type(text) == 'string' and (settler == '' or holder_in(text) == settler) then
     if string.sub(text, -#item - 5) == '|0|0|' .. item then
       -- The one message in flight, and none behind it: nothing remains of the lane.
       rewrite(lane, false, holder_in(text))
@@ -87,5 +88,5 @@ if journaled then
   write_notes()
 end
 drop_retries(settled)
-local left, record = forget(settled, name, ARGV[4])
+local left, record = forget(settled, name, ARGV[5])
 return { 'OK', stale, flat(left), record }

@@ -8,9 +8,9 @@
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: about as many messages of lanes, runs and consumers dealt with, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...},
---           now_ms}
+--           now_ms, {consumer, token, first, last, ...}, token}
 --            more is 1 when the limit ended the call early; nothing is due before next_due_ms, and perhaps
---            nothing then
+--            nothing then; what was given back; and what the last seek has ended: all leased up to that token
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log p), p = messages in flight
 local limit = tonumber(ARGV[3])
@@ -109,4 +109,7 @@ end
 for _, consumer in ipairs(cleared) do
   forget_consumer(consumer)
 end
-return { 'OK', left <= 0 and 1 or 0, next_end() or 0, lanes_released, gone, now }
+return {
+  'OK', left <= 0 and 1 or 0, next_end() or 0, lanes_released, gone, now, released,
+  tonumber(redis.call('HGET', sub, 'void') or 0),
+}

@@ -2,12 +2,12 @@
 --
 -- Uses   subscription served journal ranges notes holders lanes runs receipts
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 receipts, as in lib/receipts.lua
---        4 deadline_ms, by Redis time, or ""   5 lease_ms from now, instead of deadline_ms, or ""
+-- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua
+--        5 deadline_ms, by Redis time, or ""   6 lease_ms from now, instead of deadline_ms, or ""
 -- Returns  {"OK", {index, first, last, ...}, deadline_ms, now_ms}  stale parts of receipts, index from 0
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = lanes in flight
-local deadline_at, lease_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
+local deadline_at, lease_ms = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local deadline = lease_ms and now + lease_ms or deadline_at + lead
 

@@ -2,13 +2,14 @@
 --
 -- Uses   subscription served journal ranges notes holders lanes runs release receipts
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 receipts, as in lib/receipts.lua
---        4 due_ms: when they may be served again, by Redis time; "" for the backoff   5 delay_ms, instead of due_ms, or ""
---        6 charged: "all" raises retry counts (of a lane only the earliest given), "none" does not
--- Returns  {"OK", {index, first, last, ...}}  stale parts of receipts, index from 0
+-- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua
+--        5 due_ms: when they may be served again, by Redis time; "" for the backoff   6 delay_ms, instead of due_ms, or ""
+--        7 charged: "all" raises retry counts (of a lane only the earliest given), "none" does not
+-- Returns  {"OK", {index, first, last, ...}, {consumer, token, first, last, ...}}
+--            stale parts of receipts, index from 0; all that went back
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = messages in flight
-local due_at, delay_ms, charged = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local due_at, delay_ms, charged = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 
 local due = delay_ms and now + delay_ms or due_at and due_at + lead
 local what = charged == 'all' and 'nacked' or 'released'
@@ -36,4 +37,4 @@ flush('GT')
 if journaled then
   write_notes()
 end
-return { 'OK', stale }
+return { 'OK', stale, released }

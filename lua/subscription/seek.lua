@@ -14,7 +14,9 @@ end
 
 cursor = cursor_at(position, value)
 redis.call('HSET', subs, name, cursor)
-redis.call('HSET', sub, 'sparse', last_entry)
+-- The leases that end are those with tokens up to this one: so the worker that serves it knows, and tells.
+local token = string.format('%.0f', math.max((redis.call('HGET', sub, 'token') or 0) + 1, now))
+redis.call('HSET', sub, 'sparse', last_entry, 'token', token, 'void', token)
 redis.call('HINCRBY', sub, 'sought', 1) -- what a reader has read before counts no more
 drop_leases(deadlines)
 redis.call('UNLINK', lanes, runs, ready, queue, retries)

@@ -244,8 +244,11 @@ class Pair:
         model = self.sub(name)
         told = self.do(f"expire {name}", self.engine.expire(self.lease, name))
         late = [o for o in model.leased() if o.claim and o.claim.deadline <= self.now]
+        held = _leases(model)
         assert set(told.expired_consumers) == model.expire(self.now, self.tokens.get(name, 0))
         assert told.released or not late
+        ended = [(name, token, entry) for name, token, *bounds in told.ended for entry in _between(*bounds)]
+        assert sorted(ended) == sorted(held - _leases(model)), "which leases have ended"
         assert told.next_due_ms == model.next_end()
 
     # Deliveries
@@ -304,9 +307,12 @@ class Pair:
         when = {"delay_ms": delay_ms}
         if due is not None and due < self.now:
             when = {"until_ms": due - self.world.time.back_ms}
-        step = self.engine.nack(self.lease, name, receipts, charged=charged, **when)
-        told = _stale_parts(self.do(f"nack {name}, {when}, charged {charged}: {receipts}", step))
-        assert told == model.nack(self.now, receipts, due, charged)
+        step = self.engine.nack(self.lease, name, receipts, charged=charged, **when)  # type: ignore[arg-type]
+        held = _leases(model)
+        told = self.do(f"nack {name}, {when}, charged {charged}: {receipts}", step)
+        assert _stale_parts(told) == model.nack(self.now, receipts, due, charged)
+        returned = [(token, entry) for token, *bounds in told.returned for entry in _between(*bounds)]
+        assert sorted(returned) == sorted((lease[1:]) for lease in held - _leases(model)), "what went back"
 
     def extend(self, name: str, receipts: Sequence[Receipt], lease_ms: int) -> None:
         """Move deadlines."""
@@ -354,6 +360,15 @@ class Pair:
 def _lease_of(owed: Owed) -> tuple[int, str, int, int, int]:
     assert owed.claim
     return owed.entry.number, owed.lane, owed.token, owed.claim.deadline, owed.retries
+
+
+def _leases(model: Subscription) -> set[tuple[str, int, int]]:
+    """Consumer, token and entry of each lease."""
+    return {(o.claim.consumer, o.token, o.entry.number) for o in model.leased() if o.claim}
+
+
+def _between(first: int, last: int) -> range:
+    return range(first, last + 1)
 
 
 def _stale_parts(result: SettleResult) -> set[Part]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from client import AsyncClient, Consumer, Message, wire
+from client.block import STALE
 from client.errors import (
     ConnectionClosed,
     ConsumerReplaced,
@@ -249,8 +250,7 @@ async def test_a_lease_that_has_ended_here_is_refused_without_asking(
     async with Open(worker, shelf, lease=0.05, auto_extend=False, on_stale=stale.append) as consumer:
         worker.link.data(1, lease=0.05)
         (message,) = await take(consumer, 1)
-        flow = await worker.expect(wire.Flow)
-        assert flow.properties.permits == 1
+        await passed(worker, message)
         with pytest.raises(StaleReceipt, match=r"message 0:7-1: its lease"):
             await message.ack()
         async with message:
@@ -266,7 +266,43 @@ async def test_buffered_messages_whose_lease_has_ended_are_dropped(
         worker.link.data([(1, ""), (2, "")], lease=-1.0)
         worker.link.data([(3, "")])
         assert entries(await take(consumer, 1)) == [3]
-        assert (await worker.expect(wire.Flow)).properties.permits == 2
+        await client_is_quiet(worker)
+        assert worker.seen(wire.Flow) == 0, "the worker knows by itself"
+
+
+async def test_what_the_worker_says_has_ended_is_stale_and_not_handed_out(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data([(1, ""), (2, ""), (3, ""), (4, "")], token=5)
+        worker.link.data([(5, ""), (6, "")], token=6)
+        first, second = await take(consumer, 2)
+        worker.link.send(wire.Ended(1, 0, 3), body=wire.pack([5, 2, 3, 6, 5, 5]))
+        await client_is_quiet(worker)
+        assert entries(await take(consumer, 2)) == [4, 6]
+        with pytest.raises(StaleReceipt):
+            await second.ack()
+        acking = asyncio.ensure_future(first.ack())
+        (await worker.expect(wire.Ack)).ok()
+        await acking
+        assert worker.seen(wire.Flow) == 0
+
+
+async def test_a_seek_ends_all_leases_up_to_its_token_and_none_after_it(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, mode="exclusive") as consumer:
+        worker.link.data([(1, ""), (2, "")], token=5)
+        (held,) = await take(consumer, 1)
+        worker.link.data([(1, ""), (2, "")], token=8)
+        worker.link.send(wire.Ended(1, 0, 2, up_to=7))
+        await client_is_quiet(worker)
+        assert [(message.token, message.id[-1]) for message in await take(consumer, 2)] == [
+            (8, "1"),
+            (8, "2"),
+        ]
+        with pytest.raises(StaleReceipt):
+            await held.ack()
 
 
 async def test_a_settle_is_sent_again_after_the_connection_was_lost(
@@ -309,10 +345,6 @@ async def test_a_nack_voids_what_follows_in_its_lane_only(worker: ScriptedWorker
         worker.link.data([(1, "a"), (2, "a")], token=3)
         again = await take(consumer, 2)
         assert [(message.token, message.key) for message in again] == [(3, "a"), (3, "a")]
-        permits = 0
-        while worker.seen(wire.Flow):
-            permits += (await worker.expect(wire.Flow)).properties.permits
-        assert permits == 3
         with pytest.raises(StaleReceipt, match="earlier message of its lane was nacked"):
             await second.ack()
         acking = asyncio.ensure_future(other.ack())
@@ -329,7 +361,6 @@ async def test_a_lane_that_comes_again_before_its_old_deadline_is_seen_counts(
         old = await take(consumer, 2)
         worker.link.data([(1, "a"), (2, "a")], token=2)
         again = await take(consumer, 2)
-        assert (await worker.expect(wire.Flow)).properties.permits == 2
         while old[0].deadline > datetime.now(UTC):
             await client_is_quiet(worker)
         await client_is_quiet(worker)
@@ -369,11 +400,17 @@ async def test_leases_are_extended_at_half_their_time_with_ranges_merged(
         assert request.body == ["", 1, 1, 5]
         assert request.properties.lease_ms == 400
         request.ok(wire.SettleReply(stale=[0, 2, 3], deadline_ms=wire_time(worker) + 60_000))
-        assert (await worker.expect(wire.Flow)).properties.permits == 2
+        await client_is_quiet(worker)
         assert entries(await take(consumer, 2)) == [4, 5]
         assert taken[0].deadline - datetime.now(UTC) > timedelta(seconds=30)
         with pytest.raises(StaleReceipt):
             await taken[1].ack()
+
+
+async def passed(worker: ScriptedWorker, message: Message) -> None:
+    """Wait until a message's deadline has passed, and the client knows it."""
+    while message._block.states[message._index] != STALE:
+        await client_is_quiet(worker)
 
 
 def wire_time(worker: ScriptedWorker) -> int:
@@ -393,16 +430,17 @@ async def test_an_idle_application_loses_its_leases_after_a_while(
 ) -> None:
     async with Open(worker, shelf, lease=0.2, auto_extend=0.3) as consumer:
         worker.link.data(2, lease=0.2)
-        await take(consumer, 1)
+        (message,) = await take(consumer, 1)
         extended = 0
-        while not worker.seen(wire.Flow):
+        while message._block.states[message._index] != STALE:
             if worker.seen(wire.Extend):
                 request = await worker.expect(wire.Extend)
                 request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 200))
                 extended += 1
             await client_is_quiet(worker)
         assert extended >= 1
-        assert (await worker.expect(wire.Flow)).properties.permits == 2
+        with pytest.raises(StaleReceipt):
+            await message.ack()
 
 
 async def test_clocks_that_differ_do_not_shorten_leases(worker: ScriptedWorker, shelf: Shelf) -> None:
@@ -523,7 +561,6 @@ async def test_what_is_settled_while_the_worker_lists_it_is_not_handed_out_again
         worker.link.data(4, token=5, held=True)
         assert await acking == ["settled", "settled"]
         assert entries(await take(consumer, 1)) == [4]
-        assert (await worker.expect(wire.Flow)).properties.permits == 2
 
 
 async def test_what_is_listed_without_a_reconnect_is_handed_out_once(
@@ -751,7 +788,8 @@ async def test_what_could_not_be_settled_in_the_background_is_let_go(
         async with message:
             pass
         (await worker.expect(wire.Ack)).error("broker_error")
-        assert (await worker.expect(wire.Flow)).properties.permits == 1
+        while not stale:
+            await client_is_quiet(worker)
         assert stale == [message]
 
 

@@ -1,0 +1,259 @@
+"""Never more unsettled than there are permits, whatever a client sends; and none is ever lost."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.engine import Engine
+from client import AsyncClient, wire
+from client.types import Mode
+from tests.cluster.peer import PATIENCE, Item, Peer, Stream, connect, publish, receipts
+from tests.cluster.view import until
+from tests.running import RunningBroker
+
+
+@pytest.fixture
+async def peer(broker: RunningBroker) -> AsyncIterator[Peer]:
+    """A connection."""
+    async with connect(broker.url) as peer:
+        yield peer
+
+
+@pytest.fixture
+async def engine(broker: RunningBroker) -> AsyncIterator[Engine]:
+    """To look at what is stored."""
+    engine = Engine.connect(broker.redis_url)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def client(broker: RunningBroker, topic: str) -> AsyncIterator[AsyncClient]:
+    """A client, and a topic with one partition."""
+    async with AsyncClient(broker.url) as client:
+        await client.create_topic(topic, partitions=1)
+        yield client
+
+
+async def ended(peer: Peer) -> tuple[wire.Ended, list[int]]:
+    """The next ENDED, and what it lists."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            for frame in peer.pushed:
+                if frame.type == wire.Type.ENDED:
+                    peer.pushed.remove(frame)
+                    listed = wire.unpack(frame.body, list[int]) if frame.body else []
+                    return wire.properties_of(frame, wire.Ended), listed
+            await peer.echo()
+
+
+# What only looks like settling
+
+
+@pytest.mark.parametrize("kind", [wire.Ack, wire.Nack])
+async def test_receipts_that_hold_nothing_return_no_permits(
+    peer: Peer, client: AsyncClient, topic: str, kind: type[wire.Ack] | type[wire.Nack]
+) -> None:
+    await client.create_subscription(topic, "s", mode="key_shared")
+    stream = Stream(peer, topic, "s", "c")
+    await stream.open(permits=2)
+    await publish(peer, topic, 0, *"abcdefgh")
+    held = await stream.receive(2)
+    token = held[0].token
+    for wrong in (
+        ["=k", token, 3, 8],  # not delivered
+        ["=other", token, 1, 2],  # the wrong lane
+        ["", token, 1, 2],
+        ["=k", token + 1, 1, 2],
+        ["=k", token, 3, 3] * 10,
+    ):
+        await peer.answer(kind(stream.number, 0), wire.pack(wrong))
+        assert await stream.waiting() == []
+        assert (await client.describe_subscription(topic, "s")).leased == 2
+    assert (await stream.ack(*held, *held, *held)).stale, "the second and third time"
+    assert len(await stream.receive(2)) == 2
+    assert await stream.waiting() == []
+    assert (await client.describe_subscription(topic, "s")).leased == 2
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_the_receipts_of_another_consumer_are_stale_and_return_no_permits(
+    peer: Peer, client: AsyncClient, topic: str, mode: Mode
+) -> None:
+    await client.create_subscription(topic, "s", mode=mode)
+    one, other = Stream(peer, topic, "s", "one"), Stream(peer, topic, "s", "other")
+    await one.open(permits=2)
+    await publish(peer, topic, 0, "a", "b", key="x")
+    held = await one.receive(2)
+    await other.open(permits=2)
+    await publish(peer, topic, 0, "c", "d", "e", "f", key="y")
+    assert len(await other.receive(2)) == 2
+    for settle in (other.ack, other.nack, other.extend):
+        assert (await settle(*held)).stale == [0, 1, 1, 1, 2, 2]
+    assert await other.waiting() == []
+    assert (await one.ack(*held)).stale == []
+
+
+async def test_permits_given_by_flow_count_for_nothing_where_messages_are_settled(
+    peer: Peer, client: AsyncClient, topic: str
+) -> None:
+    await client.create_subscription(topic, "s")
+    stream = Stream(peer, topic, "s", "c")
+    await stream.open(permits=2)
+    await publish(peer, topic, 0, *"abcdefgh")
+    await stream.receive(2)
+    peer.send(wire.Flow(stream.number, permits=1_000))
+    peer.send(wire.Flow(stream.number, permits=1_000, partition=0))
+    assert await stream.waiting() == []
+    assert (await client.describe_subscription(topic, "s")).leased == 2
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive"])
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_hostile_client_never_has_more_than_its_permits_and_none_gets_lost(
+    peer: Peer, engine: Engine, client: AsyncClient, topic: str, mode: Mode, seed: int
+) -> None:
+    """Random receipts, right and wrong, old and doubled, of both kinds; then all that is left is acked."""
+    chance = random.Random(seed)
+    permits = chance.randint(1, 6)
+    await client.create_subscription(topic, "s", mode=mode, lease=0.3)
+    stream = Stream(peer, topic, "s", "c")
+    await stream.open(permits=permits)
+    seen: list[Item] = []
+    published = 0
+
+    async def leased() -> int:
+        return (await client.describe_subscription(topic, "s")).leased
+
+    def some() -> list[Item]:
+        wild = Item(0, chance.randint(1, published + 3), chance.choice("xyz"), "", 1, 0, False)
+        last = seen[-1].token if seen else 1
+        pool = [*seen[-8:], *seen[-3:], wild, wild._replace(token=last), wild._replace(token=last + 1)]
+        found = chance.choices(pool, k=chance.randint(1, 5))
+        return [
+            item._replace(key=chance.choice([item.key, "x"])) if chance.random() < 0.2 else item
+            for item in found
+        ]
+
+    for _ in range(60):
+        what = chance.random()
+        if what < 0.3:
+            count = chance.randint(1, 4)
+            uids = [f"{seed}-{published + number}" for number in range(count)]
+            await publish(peer, topic, 0, *uids, key=chance.choice("xyz"))
+            published += count
+        elif what < 0.6:
+            await stream.ack(*some())
+        elif what < 0.8:
+            await stream.nack(*some())
+        elif what < 0.9:
+            await stream.extend(*some(), lease_ms=chance.randint(1, 500))
+        else:
+            peer.send(wire.Flow(stream.number, permits=chance.randint(0, 10)))
+        assert await leased() <= permits
+        await stream.waiting()
+        seen += stream.items
+        stream.items.clear()
+
+    async def settled_all() -> bool:
+        await stream.waiting()
+        todo, stream.items = [*seen[-permits:], *stream.items], []
+        seen.clear()
+        if todo:
+            await stream.ack(*todo)
+        assert await leased() <= permits
+        return (await client.describe_subscription(topic, "s")).backlog == 0
+
+    await until(settled_all)
+    # With nothing out there is as much room as ever.
+    await publish(peer, topic, 0, *(f"{seed}-last-{number}" for number in range(permits)))
+    assert len(await stream.receive(permits)) == permits
+
+
+# What the worker tells
+
+
+async def test_the_answer_to_a_nack_lists_all_that_went_back(
+    peer: Peer, client: AsyncClient, topic: str
+) -> None:
+    await client.create_subscription(topic, "s", mode="key_shared")
+    stream = Stream(peer, topic, "s", "c")
+    await stream.open()
+    await publish(peer, topic, 0, "a1", "a2", key="a")
+    first = await stream.receive(2)
+    await publish(peer, topic, 0, "b1", key="b")
+    await publish(peer, topic, 0, "a3", key="a")
+    later = await stream.receive(2)
+    reply = await stream.nack(first[1], delay_ms=60_000)
+    assert reply.returned == [first[1].token, 2, 2, later[1].token, 4, 4]
+    assert later[1].token > first[1].token
+    assert reply.stale == []
+    assert (await stream.nack(first[1])).returned == [], "it is stale"
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_leases_whose_deadline_passes_are_told_and_their_permits_come_back(
+    peer: Peer, client: AsyncClient, topic: str, mode: Mode
+) -> None:
+    await client.create_subscription(topic, "s", mode=mode, lease=0.2)
+    stream = Stream(peer, topic, "s", "c")
+    await stream.open(permits=2)
+    await publish(peer, topic, 0, "a", "b", "c")
+    held = await stream.receive(2)
+    said, listed = await ended(peer)
+    assert (said.stream, said.partition, said.permits) == (stream.number, 0, 2)
+    assert (listed[0], listed[1], listed[-1]) == (held[0].token, 1, 2)
+    again = await stream.receive(2)
+    assert again[0].token > held[0].token
+    assert await stream.waiting() == []
+
+
+async def test_a_seek_is_told_and_permits_come_back(peer: Peer, client: AsyncClient, topic: str) -> None:
+    await client.create_subscription(topic, "s")
+    stream = Stream(peer, topic, "s", "c")
+    await stream.open(permits=2)
+    await publish(peer, topic, 0, "a", "b", "c")
+    held = await stream.receive(2)
+    await client.seek(topic, "s", "earliest")
+    said, listed = await ended(peer)
+    assert (said.stream, said.partition, said.permits, listed) == (stream.number, 0, 2, [])
+    assert said.up_to >= held[0].token
+    again = await stream.receive(2)
+    assert [item.uid for item in again] == ["a", "b"]
+    assert again[0].token > said.up_to
+    assert await stream.waiting() == []
+    await stream.ack(*again)
+    assert [item.uid for item in await stream.receive(1)] == ["c"]
+
+
+async def test_what_is_acked_while_the_consumer_comes_back_takes_no_permit_along(
+    broker: RunningBroker, peer: Peer, client: AsyncClient, topic: str
+) -> None:
+    """The ACK is on its way over the old connection while the new one is told what the name holds."""
+    await client.create_subscription(topic, "s")
+    async with connect(broker.url) as old:
+        before = Stream(old, topic, "s", "c")
+        await before.open(permits=20)
+        await publish(peer, topic, 0, *(f"{number}" for number in range(20)))
+        items = await before.receive(20)
+        after = Stream(peer, topic, "s", "c")
+        acked = [old.begin(wire.Ack(before.number, 0), receipts("shared", item)) for item in items[:10]]
+        opening = asyncio.ensure_future(after.open(permits=20))
+        acked += [old.begin(wire.Ack(before.number, 0), receipts("shared", item)) for item in items[10:]]
+        await opening
+        await asyncio.wait(acked, timeout=PATIENCE)
+        await after.waiting()
+        rest = [item for item in after.items if item.held]
+        after.items.clear()
+        if rest:
+            await after.ack(*rest)
+
+    async def empty() -> bool:
+        return (await client.describe_subscription(topic, "s")).backlog == 0
+
+    await until(empty)
+    await publish(peer, topic, 0, *(f"new-{number}" for number in range(30)))
+    assert len(await after.receive(20)) == 20, "as many as there are permits"
+    assert await after.waiting() == []
