@@ -11,30 +11,79 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from broker.engine import Engine
-from broker.keys import SUBSCRIPTION_SUFFIXES, PartitionKeys
-from broker.snapshot import PartitionSnapshot, SubscriptionSnapshot, take_snapshot
+from broker.keys import SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, topic_key
+from broker.snapshot import PartitionSnapshot, Scanned, SubscriptionSnapshot, scan, take_snapshot
 from broker.subscriptions import SubscriptionRecord, read_records
 
 _LOOKS = 3
 
 
-async def check_topic(engine: Engine, topic: str) -> list[str]:
-    """Every broken invariant of a topic as a sentence; empty when there is none."""
+async def check_topic(engine: Engine, topic: str, scanned: Scanned | None = None) -> list[str]:
+    """Every broken invariant of a topic as a sentence; empty when there is none.
+
+    `scanned` are the keys of all topics, where somebody has walked over the keyspace already.
+    """
     partitions = (await engine.describe_topic(topic)).partitions
+    scanned = scanned or await scan(engine.store, topic)
     problems = await _lasting(lambda: _half_made(engine, topic))
     for partition in range(partitions):
-        found = await check_partition(engine, topic, partition)
+        keys = scanned.partitions.get((topic, partition), set())
+        found = await check_partition(engine, topic, partition, keys)
         problems += [f"partition {partition}: {problem}" for problem in found]
     return problems
 
 
-async def check_partition(engine: Engine, topic: str, partition: int) -> list[str]:
+async def check_partition(engine: Engine, topic: str, partition: int, scanned: set[str]) -> list[str]:
     """Every broken invariant of one partition that lasts over several looks."""
 
     async def look() -> list[str]:
         about, records = await engine.describe_topic(topic), await read_records(engine.store, topic)
         snapshot = await take_snapshot(engine.store, topic, partition)
-        return [*problems_of(snapshot), *_record_problems(snapshot, about.incarnation, records)]
+        strays = sorted(scanned - _expected_keys(snapshot))
+        there = await engine.store.read_all([("EXISTS", key) for key in strays])
+        return [
+            *problems_of(snapshot),
+            *_record_problems(snapshot, about.incarnation, records),
+            *(f"key {key} belongs to nothing" for key, exists in zip(strays, there, strict=True) if exists),
+        ]
+
+    return await _lasting(look)
+
+
+async def check_leftovers(engine: Engine, scanned: Scanned) -> list[str]:
+    """Topics that are half-made, and partitions that belong to none."""
+
+    async def look() -> list[str]:
+        listed = set((await engine.store.fields(TOPICS)).values())
+        names = sorted(listed | scanned.topics)
+        states = dict(zip(names, await engine.store.states([topic_key(name) for name in names]), strict=True))
+        counts = await engine.partition_counts()
+        lost = sorted(
+            (name, number)
+            for name, number in scanned.partitions
+            if not states.get(name) or number >= counts.get(name, number + 1)
+        )
+        keys = [min(scanned.partitions[place]) for place in lost]
+        there = await engine.store.read_all([("EXISTS", key) for key in keys])
+        return [
+            *(
+                f"topic {name} is half-made, in state {state}: `keylane topic create {name}` or "
+                f"`keylane topic delete {name}` finishes it"
+                for name, state in states.items()
+                if state in ("creating", "deleting")
+            ),
+            *(
+                f"topic {name} is ready and not listed: delete it and make it anew"
+                for name, state in states.items()
+                if state == "ready" and name not in listed
+            ),
+            *(
+                f"partition {number} of {name} belongs to no topic: `keylane topic create {name} "
+                f"--partitions {number + 1}`, then `keylane topic delete {name}`, removes it"
+                for (name, number), exists in zip(lost, there, strict=True)
+                if exists
+            ),
+        ]
 
     return await _lasting(look)
 
@@ -104,9 +153,6 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
     if partition.meta["retain"] != "1" and swept:
         for entry in sorted(set(partition.log) - owed):
             yield f"entry {entry} is in the log and nobody owes it"
-    expected = _expected_keys(partition)
-    for key in sorted(partition.keys - expected):
-        yield f"key {key} belongs to nothing"
 
 
 def _lease_problems(partition: PartitionSnapshot) -> Iterator[str]:

@@ -1,11 +1,22 @@
 """Reads all that a partition holds, for the checker and for those who look into a topic."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from broker.keys import BROKERS, CONTROLLER, OWNERS, TOPICS, PartitionKeys, broker_key, topic_key
+from broker.keys import (
+    BROKERS,
+    CONTROLLER,
+    OWNERS,
+    TOPICS,
+    PartitionKeys,
+    broker_key,
+    partition_of,
+    topic_key,
+)
 from broker.store import Store, as_fields
 
 _PAGE = 1_000
@@ -38,7 +49,6 @@ class PartitionSnapshot(msgspec.Struct):
     meta: dict[str, str]
     log: dict[int, tuple[int, str]]
     subscriptions: list[SubscriptionSnapshot]
-    keys: set[str]
     journal: list[str]  # the ids of its records
     delayed: list[str]  # "<number> <uid>"
     delayed_data: set[str]  # uids
@@ -80,6 +90,24 @@ async def take_cluster_snapshot(store: Store) -> ClusterSnapshot:
         owners,
         dict(zip(sorted(set(names)), stored, strict=True)),
     )
+
+
+class Scanned(msgspec.Struct):
+    """Which keys there are: of partitions, by topic and number, and of topics."""
+
+    partitions: dict[tuple[str, int], set[str]]
+    topics: set[str]
+
+
+async def scan(store: Store, topic: str = "") -> Scanned:
+    """The keys of a topic, or of all, with one walk over the keyspace."""
+    found = Scanned(defaultdict(set), set())
+    for key in await store.keys_like(f"kl:{{{topic}:*" if topic else "kl:[{t]*"):
+        if key.startswith(topic_key("")):
+            found.topics.add(key.removeprefix(topic_key("")))
+        with suppress(ValueError):  # it is none of a partition
+            found.partitions[partition_of(key)].add(key)
+    return found
 
 
 async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSnapshot:
@@ -140,7 +168,6 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         as_fields(meta),
         await _read_log(store, keys.log),
         subscriptions,
-        await store.keys_like(f"kl:{{{topic}:{partition}}}:*"),
         [id async for id, _ in _walk(store, keys.journal)],
         delayed,
         set(delayed_data),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["add_doctor"]
 
 TRIPS = 5
+REPORT = "do what it says there; else keep a copy of the data and report this: it is a bug in Keylane"
 ANSWER_SECONDS = 10.0  # whoever asks a doctor wants to know now
 TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
 LOOK_SECONDS = 0.2
@@ -185,7 +186,16 @@ async def _check_redis(url: str) -> list[Finding]:
 
 async def _check_state(engine: "Engine") -> list[Finding]:
     """What the broker keeps there."""
-    return [await _check_leads(engine), *await _check_topics(engine)]
+    return [await _check_leads(engine), await _check_workers(engine), *await _check_topics(engine)]
+
+
+async def _check_workers(engine: "Engine") -> Finding:
+    """Whether what workers tell each other fits together."""
+    from broker.cluster_checker import check_cluster
+
+    problems = await check_cluster(engine)
+    detail = "; ".join(problems) or "what they tell each other fits"
+    return Finding("worker records", not problems, detail, REPORT)
 
 
 async def _check_leads(engine: "Engine") -> Finding:
@@ -220,16 +230,23 @@ async def _check_leads(engine: "Engine") -> Finding:
 
 async def _check_topics(engine: "Engine") -> list[Finding]:
     """Every invariant of every topic."""
-    from broker.checker import check_topic
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from broker.checker import check_leftovers, check_topic
+    from broker.snapshot import scan
     from client.errors import TopicNotFound
 
-    findings = []
-    for topic in sorted(await engine.topics()):
-        try:
-            problems = await check_topic(engine, topic)
-        except TopicNotFound:
-            continue  # gone since
-        detail = "; ".join(problems) or "every invariant holds"
-        advice = "keep a copy of the data and report this: it is a bug in Keylane"
-        findings.append(Finding(f"topic {topic}", not problems, detail, advice))
+    scanned = await scan(engine.store)
+    left = await check_leftovers(engine, scanned)
+    findings = [Finding("topics", not left, "; ".join(left) or "none is half-made", "see there")]
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        for topic in progress.track(sorted(await engine.topics()), description="looking into topics"):
+            try:
+                problems = await check_topic(engine, topic, scanned)
+            except TopicNotFound:
+                continue  # gone since
+            detail = "; ".join(problems) or "every invariant holds"
+            findings.append(Finding(f"topic {topic}", not problems, detail, REPORT))
     return findings

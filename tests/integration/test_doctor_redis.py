@@ -68,3 +68,14 @@ def test_credentials_that_are_missing_are_asked_for(broker: RunningBroker, serve
         ask(server.port, "CONFIG", "SET", "requirepass", "secret")
         found = findings(broker, server.url)["redis"]
     assert "redis://user:password@host:port/0" in found["advice"]
+
+
+def test_what_workers_and_crashes_left_is_named(broker: RunningBroker, server_binary: Path) -> None:
+    with single_server(binary=server_binary, appendonly=True) as server:
+        ask(server.port, "SET", "kl:controller", "w1")
+        ask(server.port, "HSET", "kl:topic:bills", "state", "creating", "incarnation", "5", "partitions", "1")
+        found = findings(broker, server.url)
+        assert "kl:controller is 'w1' for ever" in found["worker records"]["detail"]
+        assert "topic bills is half-made, in state creating" in found["topics"]["detail"]
+        assert not found["worker records"]["ok"]
+        assert not found["topics"]["ok"]

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.checker import check_topic
+from broker.checker import check_leftovers, check_topic
 from broker.engine import Engine
-from broker.keys import records_key, topic_key
+from broker.keys import PartitionKeys, records_key, topic_key
 from broker.results import SubscriptionSettings, TopicSettings
 from broker.scripts import Scripts
+from broker.snapshot import scan
 from broker.store import Argument, Store
 from broker.topology import single_server
 from client.errors import (
@@ -329,3 +330,30 @@ async def test_however_they_come_in_each_others_way_nothing_is_left_half_made(
             with suppress(TopicNotFound):
                 await engine.delete_topic(name)
             assert await engine.store.keys_like(f"*{name}*") == set(), (seed, acts)
+
+
+async def test_half_made_topics_and_partitions_of_none_are_named(url: str, topic: str) -> None:
+    async with engine_on(url) as engine, engine_on(url) as crashing:
+
+        async def found() -> list[str]:
+            left = await check_leftovers(engine, await scan(engine.store))
+            return [problem for problem in left if topic in problem]
+
+        await make_topic(engine, topic)
+        assert await found() == []
+        assert isinstance(crashing.store, CutStore)
+        crashing.store.left = 3
+        with pytest.raises(Crash):
+            await delete_topic(crashing, topic)
+        [problem] = await found()
+        assert f"topic {topic} is half-made, in state deleting" in problem
+        assert f"`keylane topic delete {topic}` finishes it" in problem
+        await delete_topic(engine, topic)
+        assert await found() == []
+        keys = PartitionKeys.of(topic, 2)
+        await engine.store.run("partition/create", [keys.meta], "5", "retain", "0")
+        [problem] = await found()
+        assert f"partition 2 of {topic} belongs to no topic" in problem
+        await engine.create_topic(topic, TopicSettings(partitions=3))
+        await engine.delete_topic(topic)
+        assert await found() == []
