@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
 from anyio.abc import Process
@@ -25,6 +26,10 @@ LONGEST_PAUSE_SECONDS = 5.0
 CALM_SECONDS = 30.0  # after so long, an end has nothing to do with the one before
 STOP_GRACE_SECONDS = 1.0
 LONGEST_REPORT = 65_536
+
+T = TypeVar("T")
+# The last two are what Python raises when there can be no thread or no memory.
+_PASSING = (ServerError, OSError, RuntimeError, MemoryError)
 
 
 class SupervisorError(ServerError):
@@ -52,14 +57,7 @@ class WorkerProcess:
     async def start(self) -> None:
         """Start the process and return when the worker serves; SupervisorError says why it does not."""
         await self._discard()
-        self._process = process = await anyio.open_process(
-            [sys.executable, "-P", "-m", "broker.worker_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None,
-            # Ctrl-C in the terminal is for the supervisor to handle.
-            start_new_session=True,
-        )
+        self._process = process = await self._open()
         try:
             with anyio.fail_after(START_SECONDS):
                 report = await self._converse(process)
@@ -71,6 +69,22 @@ class WorkerProcess:
             raise SupervisorError(report["error"])
         self.address = report["address"]
         self._serves = True
+
+    async def _open(self) -> Process:
+        try:
+            return await anyio.open_process(
+                [sys.executable, "-P", "-m", "broker.worker_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None,
+                # Ctrl-C in the terminal is for the supervisor to handle.
+                start_new_session=True,
+            )
+        except OSError as error:
+            # uvloop says no more than that it is error -1.
+            raise SupervisorError(
+                f"{self.id} cannot be started: {error}; the system may be out of files, processes or memory"
+            ) from error
 
     async def _converse(self, process: Process) -> dict[str, str]:
         """Give the order and return the report."""
@@ -149,7 +163,7 @@ class Keeper:
         pause = FIRST_PAUSE_SECONDS
         while True:
             began = anyio.current_time()
-            status = await self._wait()
+            status = await self._insist("cannot be watched", self._wait)
             self._running = False
             if anyio.current_time() - began > CALM_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
@@ -157,20 +171,24 @@ class Keeper:
                 log.warning("%s ended with status %s; starting it again", self._name, status)
                 await anyio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-            while True:
-                try:
-                    await self._start()
-                    break
-                except ServerError as error:
-                    log.error("%s does not start, next try in %.1f s: %s", self._name, pause, error)
-                await anyio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await self._insist("does not start", self._start)
             self._running = True
             if self._back is None:
                 log.info("%s is back", self._name)
             else:
                 self._back.set()
                 self._back = None
+
+    async def _insist(self, trouble: str, step: Callable[[], Awaitable[T]]) -> T:
+        """Try until it works: a system that has no files, processes or memory left may have some again."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await step()
+            except _PASSING as error:
+                log.error("%s %s, next try in %.1f s: %s", self._name, trouble, pause, error)
+            await anyio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     async def replace(self, stop: Callable[[], Awaitable[None]]) -> None:
         """End the child with `stop` and return when the next one runs."""

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import resource
 import select
 import signal
 import socket
@@ -151,6 +152,26 @@ def test_a_killed_worker_is_started_again_and_the_others_are_not(serve: Callable
     assert now[serving.ports[1]] != serving.pids[1]
     assert "worker-1 ended with status -9; starting it again" in serving.log
     assert serving.end(signal.SIGINT) == 0
+
+
+def test_while_the_system_is_short_of_files_children_wait_and_the_broker_goes_on(
+    serve: Callable[..., Serving],
+) -> None:
+    serving = serve("--workers", "2")
+    supervisor = psutil.Process(serving.process.pid)
+    _, most = resource.prlimit(supervisor.pid, resource.RLIMIT_NOFILE)
+    # One file is left, for whatever it may log or look at: no pipe can be made.
+    resource.prlimit(supervisor.pid, resource.RLIMIT_NOFILE, (supervisor.num_fds() + 1, most))
+    os.kill(serving.pids[1], signal.SIGKILL)
+    serving.await_log(f"{serving.ids[1]} does not start", times=2)
+    server = next(child for child in supervisor.children() if "server" in child.name())
+    server.kill()
+    serving.await_log("the embedded server does not start", times=2)
+    assert serving.process.poll() is None
+    resource.prlimit(supervisor.pid, resource.RLIMIT_NOFILE, (most, most))
+    serving.await_log("the embedded server is back")
+    serving.await_log(f"{serving.ids[1]} is back")
+    assert serving.end() == 0
 
 
 def test_sighup_replaces_one_worker_after_the_other(serve: Callable[..., Serving]) -> None:
