@@ -26,10 +26,15 @@ PREFIX = "KEYLANE_"
 MIB = 1024 * 1024
 MOST_WORKERS = 64  # on one machine
 LAST_PORT = 65_535
+LEAST_FRAME = 128 * 1024  # bytes: the largest message has to fit
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# A millisecond is the unit of the wire and of Redis: less would be nothing there.
+Seconds = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
+Patience = Annotated[
+    float, Field(ge=0.1, allow_inf_nan=False)
+]  # less, and a busy machine is taken for a dead one
 
 
 class ConfigError(ValueError):
@@ -59,13 +64,13 @@ class Settings(BaseSettings):
     )
     max_connections: Count = Field(default=10_000, description="Client connections of one worker.")
     max_frame: ByteSize = Field(
-        default=ByteSize(16 * MIB), ge=1024, description="Bytes of the largest frame."
+        default=ByteSize(16 * MIB), ge=LEAST_FRAME, description="Bytes of the largest frame."
     )
-    heartbeat: Seconds = Field(default=10.0, description="Seconds of silence before a heartbeat is sent.")
-    session: Seconds = Field(
+    heartbeat: Patience = Field(default=10.0, description="Seconds of silence before a heartbeat is sent.")
+    session: Patience = Field(
         default=10.0, description="Seconds until the leases of a lost consumer come back."
     )
-    partition_lease: Seconds = Field(
+    partition_lease: Patience = Field(
         default=5.0, description="Seconds until a lost worker's partitions are free."
     )
     rebalance_interval: Seconds = Field(
@@ -106,6 +111,26 @@ class Settings(BaseSettings):
                 check_url(url)
             except InvalidArgument as error:
                 raise ValueError(str(error)) from None
+        return url
+
+    @field_validator("payloads")
+    @classmethod
+    def _is_a_store_that_clients_can_open(cls, url: str) -> str:
+        scheme, separator, place = url.partition("://")
+        if not url or (separator and place.strip("/") and scheme in REDIS_SCHEMES):
+            return url
+        if not separator or not place.strip("/"):
+            raise ValueError(
+                "it should be a URL like redis://host:6379/0, file:///folder or s3://bucket/folder"
+            )
+        if scheme == "memory":
+            raise ValueError("memory:// is of one process alone; clients of others could not read a body")
+        import fsspec  # type: ignore[import-untyped]  # only here: it takes its time
+
+        if scheme.partition("::")[0] not in fsspec.available_protocols():
+            raise ValueError(
+                f"nothing is known of {scheme}://; use redis, file, s3 or another that fsspec has"
+            )
         return url
 
     @field_validator("advertise")

@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(worker.settings.max_frame)
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._greeting: asyncio.TimerHandle
         self._unsent: list[bytes] = []
         self._inflight = 0
         self._requests = 0
@@ -89,9 +90,16 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_BUFFERED)
         self.peer = ":".join(map(str, (transport.get_extra_info("peername") or ("?",))[:2]))
         self.heard = self._loop.time()
+        self._greeting = self._loop.call_later(self.worker.settings.heartbeat * 3, self._expect_greeting)
         if refusal := self.worker.admit(self):
             self.send(wire.Error(refusal.code, str(refusal)))
             self.close()
+
+    def _expect_greeting(self) -> None:
+        """Who has not said INFO by now only holds a place, whatever else may come byte by byte."""
+        if not self.greeted and self.alive:
+            log.info("%s has not greeted", self.peer)
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         """Handle each frame that is complete now."""
@@ -133,6 +141,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client; its consumers' sessions run out unless they come back."""
         self._transport = None
+        self._greeting.cancel()
         self._drained.set()
         self._drop_input()
         for consumer in list(self.streams.values()):

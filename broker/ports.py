@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from broker.config import Settings
 from broker.server import AddressInUse, ServerError, free_port
+from client.wire import address_of
 
 __all__ = ["check_free", "listening_failed", "ports_of"]
 
@@ -40,7 +41,7 @@ def check_free(host: str, ports: Iterable[int]) -> None:
 
 def listening_failed(host: str, port: int, error: OSError) -> str:
     """What happened, and what to do."""
-    where = f"{host}:{port}"
+    where = address_of(host, port)
     if error.errno == errno.EADDRINUSE:
         return f"{where} is in use; stop what listens there or choose another port with --port"
     reason = error.strerror or str(error)

@@ -99,7 +99,7 @@ class Worker:
         host, port = listener.sockets[0].getsockname()[:2]
         if host in ("0.0.0.0", "::"):  # no address that a client could come back to
             host = socket.gethostname()
-        self.address = self.settings.advertise or f"{host}:{port}"
+        self.address = self.settings.advertise or wire.address_of(host, port)
         log.info("worker %s listens on %s", self.id, self.address)
         try:
             await self.member.join()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import cast
 
 from client import errors, wire
+from client.dialling import Resolver, open_any
 from client.errors import BrokerError, ConnectionClosed, DurabilityNotReached, Fenced, ProtocolError
 from client.wire import Frame, Properties, Type
 
@@ -81,6 +82,7 @@ class Connection(asyncio.Protocol):
         self._reader = wire.FrameReader()
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._sequence = 0
+        self._largest: int | None = None  # frame that the worker takes
         self._out: list[bytes] = []
         self._writable = True
         self._wake: dict[Callable[[], None], None] = {}
@@ -122,13 +124,23 @@ class Connection(asyncio.Protocol):
         if self._reason is not None:
             give_up(answer, self._reason)
             return answer
+        data = wire.frame(properties, self._sequence + 1, body=body)
+        if self._largest is not None and len(data) - 4 > self._largest:
+            # The worker would end the connection, and with it all that others have asked.
+            give_up(
+                answer,
+                errors.MessageTooLarge(
+                    f"a frame of {len(data) - 4} bytes: the worker takes up to {self._largest} (max_frame)"
+                ),
+            )
+            return answer
         self.used = self._loop.time()
         if self._watch is None:
             self._owed = self.used
             self._watch = self._loop.call_later(_SILENCE / 2, self._look)
         self._sequence += 1
         self._answers[self._sequence] = answer
-        self._write(wire.frame(properties, self._sequence, body=body))
+        self._write(data)
         return answer
 
     def wait_while_heard(self, answer: asyncio.Future[Frame], error: BrokerError) -> None:
@@ -147,6 +159,10 @@ class Connection(asyncio.Protocol):
         """Say that what the worker has asked is done."""
         if self._reason is None:
             self._write(wire.frame(Properties(), sequence))
+
+    def abort(self) -> None:
+        """End at once."""
+        self._end(ConnectionClosed("the client was closed"))
 
     async def close(self) -> None:
         """Send what is queued, and end."""
@@ -177,6 +193,8 @@ class Connection(asyncio.Protocol):
             )
         self._told_time(info.time_ms, sent, began)
         self.info = info
+        self._largest = info.max_frame
+        self._reader.limit = max(wire.MAX_FRAME, info.max_frame)
         return info
 
     def begin_heartbeats(self) -> None:
@@ -353,12 +371,14 @@ class _Stream(Properties, frozen=True):
     stream: int
 
 
-async def connect(host: str, port: int, *, tls: bool, token: str | None, events: Events) -> Connection:
+async def connect(
+    host: str, port: int, *, tls: bool, token: str | None, events: Events, resolver: Resolver
+) -> Connection:
     """Open a connection and greet the worker; OSError if nobody is there."""
-    loop = asyncio.get_running_loop()
     context = ssl.create_default_context() if tls else None
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    _, connection = await loop.create_connection(lambda: Connection(address, events), host, port, ssl=context)
+    address = wire.address_of(host, port)
+    addresses = await resolver.addresses(host)
+    connection = await open_any(lambda: Connection(address, events), host, addresses, port, context)
     try:
         await connection.greet(token)
     except BaseException:

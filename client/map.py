@@ -20,6 +20,7 @@ class TopicMap:
         self.topic = topic
         self.owners: list[Peer | None] = []  # None: nobody yet
         self.everything: Peer | None = None  # who serves all, where the worker does not say
+        self.max_frame = wire.MAX_FRAME  # bytes that its workers take
         self.watchers: dict[Callable[[], None], None] = {}
         self._pool = pool
         self._ask = ask
@@ -95,6 +96,7 @@ class TopicMap:
 
     def _take(self, peer: Peer, info: wire.InfoReply) -> bool:
         """Take what a worker has answered; whether it was news."""
+        self.max_frame = info.max_frame
         peers = [
             peer if worker.id == info.worker else self._pool.peer(worker.address) for worker in info.workers
         ]

@@ -24,6 +24,7 @@ from client.wire import MAX_BATCH, Frame
 
 _IN_FLIGHT = 8  # frames of a partition that wait for an answer
 _TEXT = 1_000_000  # characters in a frame, of up to four bytes each: far from what is too much for a worker
+_LAST = 96 * 1024  # bytes: the message with which a frame is full, and what goes around all of them
 _RIGHT_PLACE = Overloaded | BacklogFull | DurabilityNotReached  # said by the worker that has the partition
 _GATHER = 1.0  # seconds in which publishes share a frame: they share its time limit as well
 
@@ -137,8 +138,8 @@ class Outbox:
             parcel = self._open_parcel(item.durability, bool(dues))
             parcel.strict |= strict
             count = min(size - start, MAX_BATCH - parcel.size)
-            if parcel.text + text > _TEXT:
-                count = _fitting(flat, start, count, _TEXT - parcel.text)
+            if parcel.text + text > self._most:
+                count = _fitting(flat, start, count, self._most - parcel.text)
             answer: asyncio.Future[Answer] = self._loop.create_future()
             parcel.calls.append((answer, parcel.size, count))
             for place in range(start, start + count) if bodies else ():
@@ -168,11 +169,16 @@ class Outbox:
         for parcel in (*self._started, *self._waiting):
             parcel.fail(error)
 
+    @property
+    def _most(self) -> int:
+        """Characters in a frame: the workers may take less than is ours to send."""
+        return max(1, min(_TEXT, (self._map.max_frame - _LAST) // 4))
+
     def _open_parcel(self, durability: str, later: bool) -> Parcel:
         now = self._loop.time()
         if self._waiting:
             last = self._waiting[-1]
-            fits = last.size < MAX_BATCH and last.text < _TEXT and now - last.created < _GATHER
+            fits = last.size < MAX_BATCH and last.text < self._most and now - last.created < _GATHER
             if fits and last.durability == durability and (last.dues is not None) == later:
                 return last
         parcel = Parcel(now, durability, later)

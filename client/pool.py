@@ -8,6 +8,7 @@ from typing import Protocol
 
 from client import wire
 from client.connection import Connection, Events, connect
+from client.dialling import Resolver
 from client.errors import BrokerError, ConnectionClosed, ConnectionFailed
 from client.seeds import Seed, backoff, parse_address
 from client.tasks import Tasks, shared
@@ -95,6 +96,7 @@ class Pool:
         self.home: Peer | None = None
         self.error: BrokerError | None = None
         self.tasks = Tasks()
+        self._resolver = Resolver(self.tasks)
         self._seeds = seeds
         self._token = token
         self._events = events
@@ -181,7 +183,13 @@ class Pool:
             raise ConnectionFailed(f"{address!r} is not the address of a worker")
         try:
             async with asyncio.timeout(ATTEMPT):
-                connection = await connect(*seed[:2], tls=seed.tls, token=self._token, events=self._events)
+                connection = await connect(
+                    *seed[:2],
+                    tls=seed.tls,
+                    token=self._token,
+                    events=self._events,
+                    resolver=self._resolver,
+                )
         except (OSError, ConnectionClosed) as error:
             raise ConnectionFailed(f"no worker at {address} ({_why(error)})") from error
         self.learn(connection.info)

@@ -32,7 +32,7 @@ class Seed(NamedTuple):
     @property
     def address(self) -> str:
         """`host:port`, as workers write it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return wire.address_of(self.host, self.port)
 
     def __str__(self) -> str:
         return f"keylane{'s' if self.tls else ''}://{self.address}"

@@ -755,6 +755,15 @@ def frame(
     )
 
 
+def address_of(host: str, port: int) -> str:
+    """`host:port`, the host in brackets if it has colons of its own.
+
+    >>> address_of("::1", 9999)
+    '[::1]:9999'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class FrameReader:
     """Cuts a stream of bytes into frames; what is whole is not copied.
 

@@ -134,3 +134,29 @@ def test_every_setting_is_a_flag_of_serve_with_the_same_text() -> None:
     flags = {item.name: get_args(item.annotation)[1].help for item in parameters if item.name != "ctx"}
     del flags["config"], flags["json"]
     assert flags == {name: field.description for name, field in Settings.model_fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("heartbeat", "0.0004", "0.1"),
+        ("session", "0.0004", "0.1"),
+        ("partition_lease", "0.0004", "0.1"),
+        ("payload_lifetime", "0.0004", "0.001"),
+        ("max_frame", "1024", "131072"),
+        ("payloads", "foo", "URL"),
+        ("payloads", "redis://", "URL"),
+        ("payloads", "foo://bar", "nothing is known of foo://"),
+        ("payloads", "memory://bodies", "one process"),
+    ],
+)
+def test_settings_with_which_nobody_could_use_the_broker_are_refused(
+    name: str, value: str, complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is '{value}'.*{complaint}"):
+        load(**{name: value})
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://a:1,b:2", "file:///bodies", "s3://bucket/folder", ""])
+def test_payload_stores_that_clients_may_have_are_taken(url: str) -> None:
+    assert load(payloads=url).payloads == url
