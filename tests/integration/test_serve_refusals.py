@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import re
 import resource
 import signal
 import socket
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.slow  # each command is a process
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
 DEADLINE = 60.0
+COMMAND = re.compile(rb"(?:^|\r\n)\*\d+\r\n")
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 
 
@@ -44,9 +46,9 @@ def listener(answer: bytes | None) -> Iterator[int]:
 
     def talk(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            while connection.recv(65_536) and answer != b"":
-                if answer is not None:
-                    connection.sendall(answer)
+            while (asked := connection.recv(65_536)) and answer != b"":
+                if answer is not None:  # to each of several commands that came together
+                    connection.sendall(answer * max(1, len(COMMAND.findall(asked))))
 
     def accept() -> None:
         with contextlib.suppress(OSError):
