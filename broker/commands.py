@@ -24,6 +24,7 @@ HEAVY = {
     Type.CLUSTER,
     Type.READ,
     Type.OFFSETS,
+    Type.OWED,
 }
 
 HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
@@ -50,6 +51,7 @@ HANDLERS: dict[int, tuple[type[wire.Properties], Handler]] = {
     Type.DRAIN: (wire.Drain, cluster_commands.drain),
     Type.READ: (wire.Read, reader_commands.read),
     Type.OFFSETS: (wire.Offsets, reader_commands.offsets),
+    Type.OWED: (wire.Owed, reader_commands.owed),
     Type.CLAIM: (wire.Claim, reader_commands.claim),
     Type.COMMIT: (wire.Commit, reader_commands.commit),
 }

@@ -87,7 +87,7 @@ class Settings(BaseSettings):
         default="", description="URL of the payload store for clients; by default the same Redis."
     )
     payload_lifetime: Seconds = Field(
-        default=7 * 86_400.0, description="Seconds that a body outlives its upload."
+        default=7 * 86_400.0, description="Seconds that a body stays which no message needs."
     )
     stop_timeout: Seconds = Field(
         default=10.0, description="Seconds that a worker has to stop in good order."

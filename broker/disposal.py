@@ -49,7 +49,7 @@ class Disposal:
         self._worker = worker
         self._keys = worker.engine.store
         url, lifetime = worker.payloads, worker.settings.payload_lifetime
-        self._store: PayloadStore | None = open_store(url, lifetime=lifetime) if is_redis(url) else None
+        self.store: PayloadStore | None = open_store(url, lifetime=lifetime) if is_redis(url) else None
         self._dirty: dict[Place, None] = {}  # where there may be records
         self._wanted = asyncio.Event()
         self._handed: dict[int, _Handed] = {}  # by sequence
@@ -72,7 +72,7 @@ class Disposal:
 
     def recorded(self, connection: "Connection", place: Place, record: str, names: list[str]) -> None:
         """A client has settled messages: their bodies are to be deleted by it, or by us."""
-        mine = ADVERTISED if self._store is None else OWN
+        mine = ADVERTISED if self.store is None else OWN
         if connection.store == mine and names:
             self._hand(connection, place, record, names)
         else:
@@ -137,13 +137,13 @@ class Disposal:
 
     async def close(self) -> None:
         """Do what is left to do now; the rest is for whoever comes next."""
-        if self._store is not None:
+        if self.store is not None:
             try:
                 async with asyncio.timeout(_PAUSE):
                     await self._work_off(list(islice(self._dirty, _PLACES)))
             except (BrokerError, TimeoutError) as error:
                 log.info("bodies are left to be deleted: %s", error)
-            await self._store.close()
+            await self.store.close()
 
     async def _work_off(self, places: list[Place]) -> list[Place]:
         """Delete what records name, the oldest first; answers where there may be more."""
@@ -152,17 +152,17 @@ class Disposal:
         more = []
         for place, records in zip(places, await read_remains(self._keys, places, _RECORDS), strict=True):
             for record in records:
-                if self._store is not None:
+                if self.store is not None:
                     doomed.setdefault(place[0], []).extend(record.names)
-                if record.names and (record.own or self._store is None):
+                if record.names and (record.own or self.store is None):
                     self._offer(place, record)
                 else:
                     done.setdefault(place, []).append(record.id)
             if len(records) == _RECORDS and place in done:
                 more.append(place)
-        if self._store is not None:
+        if self.store is not None:
             for topic, names in doomed.items():
-                await self._store.delete(topic, names)
+                await self.store.delete(topic, names)
         for place, gone in done.items():
             await self._remove(place, gone)
         return more

@@ -3,6 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING
 
+from broker.arguments import check_int
 from broker.results import Committed
 from broker.topic_commands import Reply
 from client import wire
@@ -31,6 +32,16 @@ async def offsets(worker: "Worker", _: "Connection", request: wire.Offsets, __: 
     if request.subscription:
         await worker.engine.describe_subscription(request.topic, request.subscription)  # or a near name
     return wire.Properties(), wire.pack(await worker.engine.offsets(request.topic, request.subscription))
+
+
+async def owed(worker: "Worker", _: "Connection", request: wire.Owed, __: memoryview) -> Reply:
+    if not request.position:  # else it was there a moment ago
+        count = (await worker.engine.describe_topic(request.topic)).partitions
+        check_int("partition", request.partition, 0, count - 1)
+    names, position = await worker.engine.owed(request.topic, request.partition, request.position)
+    if request.before:
+        names = [name for name in names if name < request.before]
+    return wire.OwedReply(position), wire.pack(names)
 
 
 async def claim(worker: "Worker", _: "Connection", request: wire.Claim, __: memoryview) -> Reply:

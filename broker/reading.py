@@ -3,12 +3,13 @@
 lines = await engine.read("orders", 3, start=1, end=5_001)     # go on from lines.next
 """
 
+import re
 from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
-from broker.administration import checked, partition_keys
-from broker.arguments import MAX_PARTITIONS, check_int, id_maker, rows
+from broker.administration import STEP, checked, partition_keys
+from broker.arguments import MAX_PARTITIONS, MAX_TIME_MS, check_int, id_maker, name_of_body, rows
 from broker.keys import PartitionKeys, check_name
 from broker.results import Lines
 from broker.store import Call
@@ -19,6 +20,8 @@ from client.wire import MAX_BATCH, PartitionOffsets
 MAX_LINES = 10_000  # of a log or a journal in one answer
 TEXTS = 500_000  # characters in one answer, about
 _FIRST = 100  # lines to read before it is known how large they are
+
+_POSITION = re.compile(r"-|\d{1,14}-\d{1,14}")  # in a log, of owed()
 
 _fields = itemgetter(1)
 _message = itemgetter(1, 3, 5)  # the values of key, uid, about
@@ -63,6 +66,35 @@ class Reading(Subscriptions):
             lines.next = lines.ranges[-1] + 1 if len(found) == count else end
             count = min(MAX_BATCH, (TEXTS - size) * read // max(size, 1) + 1)  # as many as should fit
         return lines
+
+    async def owed(
+        self, topic: str, partition: int, position: str = "", until_ms: int = MAX_TIME_MS
+    ) -> tuple[list[str], str]:
+        """A part of the names of bodies that are needed still, and where to go on: "" at first, and at last.
+
+        Those of messages for later come first, so that none is missed that falls due meanwhile; of the log
+        those that were published before `until_ms`.
+        """
+        check_int("partition", partition, 0, MAX_PARTITIONS)
+        keys = partition_keys(check_name("topic", topic), partition)
+        kind, _, place = (position or "later 0").partition(" ")
+        if kind == "later" and place.isdecimal():
+            command = ("HSCAN", keys.delayed_data, place, "COUNT", str(STEP))
+            [(cursor, found)] = await self.store.read_all([command])
+            texts = zip(found[::2], (text.partition("\0")[2] for text in found[1::2]), strict=True)
+            names = [name_of_body(uid, f"0 {about}") for uid, about in texts]
+            return list(filter(None, names)), "log -" if cursor == "0" else f"later {cursor}"
+        if kind != "log" or not _POSITION.fullmatch(place):
+            raise InvalidArgument(f"position {position[:60]!r}: use what the answer before has said")
+        after = place if place == "-" else f"({place}"
+        [lines] = await self.store.read_all([("XRANGE", keys.log, after, "+", "COUNT", str(MAX_BATCH))])
+        names = []
+        for _, uid, about in map(_message, map(_fields, lines)):
+            published_ms = about.partition(" ")[0]
+            if published_ms.isdecimal() and int(published_ms) >= until_ms:
+                return list(filter(None, names)), ""
+            names.append(name_of_body(uid, about))
+        return list(filter(None, names)), f"log {lines[-1][0]}" if len(lines) == MAX_BATCH else ""
 
     async def _log_end(self, topic: str, partition: int) -> tuple[str, int]:
         """A log's ledgers and the position behind it, of one instant: so the ids of all before are known."""

@@ -30,6 +30,7 @@ from broker.dispatcher import Dispatcher
 from broker.disposal import LOOK, Disposal
 from broker.durability import replicas
 from broker.engine import Engine
+from broker.keeping import Keeping
 from broker.keys import check_name
 from broker.logs import Trouble
 from broker.member import Member, NotOwner
@@ -80,6 +81,7 @@ class Worker:
         self.member = Member(self)
         self._ahead_ms = 0.0  # the clock of Redis minus our monotonic one
         self.disposal = Disposal(self)
+        self.keeping = Keeping(self, self.disposal.store)
         self.engine.on_doomed = self.disposal.wake
         self.engine.dispose = self.disposal.finish
         self._stop = asyncio.Event()
@@ -111,6 +113,7 @@ class Worker:
                     (self.settings.session / 3, self._renew_sessions),
                     (self.settings.heartbeat, self._check_heartbeats),
                     (LOOK, self.disposal.look),
+                    (self.keeping.period, self.keeping.step),
                 ):
                     tasks.start_soon(self._repeat, period, step)
                 if ready is not None:
@@ -389,20 +392,7 @@ class Worker:
             raise InvalidArgument(f"timeout_ms is {request.timeout_ms}: use 1 to 60000")
         if request.due_ms is not None:
             check_dues(flat, request.due_ms)
-            self._check_bodies_last(flat, request.due_ms)
         return flat
-
-    def _check_bodies_last(self, flat: list[str], dues: list[int]) -> None:
-        """Refuse what falls due when its body is gone."""
-        lifetime = self.settings.payload_lifetime
-        latest = self.now_ms() + lifetime * 1_000
-        for uid, about, due_ms in zip(flat[1::3], flat[2::3], dues, strict=True):
-            if due_ms > latest and any(about.split(" ", 3)[2:3]):  # where it says how large the body is
-                days = (due_ms - self.now_ms()) / 86_400_000
-                raise InvalidArgument(
-                    f"message {uid!r:.60} is due in {days:.1f} days, and bodies are kept for "
-                    f"{lifetime / 86_400:.1f} days: raise payload_lifetime, or leave its body out"
-                )
 
     async def carry_out(self, connection: Connection, frame: wire.Frame) -> tuple[Any, bytes]:
         """Answer any request that is not a PUBLISH."""

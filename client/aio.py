@@ -23,7 +23,7 @@ from client.bodies import Bodies
 from client.cluster import Cluster
 from client.columns import Columns, Tally
 from client.consumer import Consumer
-from client.errors import InvalidArgument
+from client.errors import InvalidArgument, TopicNotFound
 from client.handlers import Handler
 from client.message import Message
 from client.options import Options
@@ -59,7 +59,7 @@ class AsyncClient(Administration, Reading):
         timeout: Seconds = 30.0,
     ) -> None:
         limit = seconds("timeout", timeout)
-        self._bodies = Bodies(payloads, self._greeting)
+        self._bodies = Bodies(payloads, self._greeting, self._owed)
         self._cluster = Cluster(
             server_or_default(seeds),
             token=token_or_default(token),
@@ -229,6 +229,24 @@ class AsyncClient(Administration, Reading):
         consumer = Consumer(self._cluster, self._bodies, next(self._streams), topic, subscription, options)
         self._consumers.add(consumer)
         return consumer
+
+    async def _owed(self, topic: str, before: str) -> set[str]:
+        """The names of bodies that a topic needs still; none, if there is no such topic."""
+        names = set[str]()
+        try:
+            count = (await self.describe_topic(topic)).partitions
+        except TopicNotFound:
+            return names
+        for partition in range(count):
+            position = ""
+            while True:
+                question = wire.Owed(topic, partition, position, before)
+                answer = await self._cluster.request_near(topic, partition, question)
+                names.update(wire.unpack(answer.body, list[str]))
+                position = wire.properties_of(answer, wire.OwedReply).position
+                if not position:
+                    break
+        return names
 
     async def _greeting(self) -> wire.InfoReply:
         return (await self._cluster.connection(self._cluster.timeout)).info

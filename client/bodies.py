@@ -4,13 +4,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from time import monotonic
 
 from client.errors import BrokerError, InvalidArgument
-from client.payloads import PayloadStore, open_store, public
+from client.payloads import PayloadStore, is_redis, open_store, public
 from client.tasks import Tasks
 from client.wire import InfoReply
 
 _AT_ONCE = 1_000  # names in one call of the store
+_TEND = 3_600.0  # seconds between two looks at a topic's bodies
 _LIFETIME = 7 * 24 * 3600.0  # seconds, where the cluster does not say
 _log = logging.getLogger("keylane.client")
 
@@ -19,13 +22,19 @@ class Bodies:
     """The payload store of a client: its own, or the one that the cluster names in each greeting."""
 
     def __init__(
-        self, payloads: PayloadStore | str | None, greeting: Callable[[], Awaitable[InfoReply]]
+        self,
+        payloads: PayloadStore | str | None,
+        greeting: Callable[[], Awaitable[InfoReply]],
+        owed: Callable[[str, str], Awaitable[set[str]]],
     ) -> None:
         self._store = payloads if isinstance(payloads, PayloadStore) else None
         self._own = self._store is None  # to close
         self._url = payloads if isinstance(payloads, str) else None
         self._named = payloads is not None  # by the application: whatever the cluster says
         self._greeting = greeting  # waits for a connection if there is none
+        self._owed = owed  # which names of a topic are needed still, before a name or all
+        self._tended: dict[str, float] = {}  # topic -> when, by the monotonic clock
+        self._period = _TEND
         self._greetings = 0  # how often a worker has said where the store is
         self._doomed: dict[str, list[str]] = {}
         self._deleting: asyncio.Task[None] | None = None
@@ -57,6 +66,7 @@ class Bodies:
             store = self._store or await self._open()
             await store.put(topic, bodies)
             if self._named or store is self._store:
+                self._tend_soon(topic, store)
                 return
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
@@ -72,7 +82,9 @@ class Bodies:
         while True:
             greetings = self._greetings
             try:
-                found = await (self._store or await self._open()).get(topic, names)
+                store = self._store or await self._open()
+                found = await store.get(topic, names)
+                self._tend_soon(topic, store)
                 if None not in found or not await self._greeted_since(greetings):
                     return found
             except BrokerError as error:
@@ -86,6 +98,20 @@ class Bodies:
         with suppress(BrokerError):  # what has gone wrong before says more
             await self._greeting()
         return self._greetings != greetings
+
+    def _tend_soon(self, topic: str, store: PayloadStore) -> None:
+        """Have the store look after a topic's bodies now and then; where it is the workers', they do so."""
+        now = monotonic()
+        theirs = not self._named and is_redis(self._url or "")
+        if not theirs and now - self._tended.get(topic, float("-inf")) >= self._period:
+            self._tended[topic] = now
+            self._tasks.start(self._tend(topic, store))
+
+    async def _tend(self, topic: str, store: PayloadStore) -> None:
+        try:
+            await store.tend(topic, partial(self._owed, topic))
+        except Exception as error:  # a store of the user's own may raise anything
+            _log.warning("old bodies of topic %s stay for now: %s", topic, error)
 
     def forget(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies in the background; a lifetime takes what that misses."""
@@ -130,7 +156,9 @@ class Bodies:
                     "the cluster advertises no payload store: pass payloads='redis://…' (or file:///…, "
                     "s3://…) to the client, or publish without a body"
                 )
-            self._store = open_store(self._url, lifetime=info.payload_lifetime_ms / 1000 or _LIFETIME)
+            lifetime = info.payload_lifetime_ms / 1000 or _LIFETIME
+            self._period = min(_TEND, lifetime / 8)
+            self._store = open_store(self._url, lifetime=lifetime)
         return self._store
 
     async def _delete(self) -> None:

@@ -74,6 +74,11 @@ def time_of(ksuid: str) -> float:
     return float(EPOCH + int.from_bytes(raw(ksuid)[:4]))
 
 
+def first_at(instant: float) -> str:
+    """The KSUID that sorts before all others of that second, in unix time."""
+    return _encode(max(0, int(instant) - EPOCH) << 128, 27)
+
+
 def raw(ksuid: str) -> bytes:
     """The 20 bytes that a KSUID writes; InvalidArgument if it is none."""
     number = 0

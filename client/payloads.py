@@ -1,16 +1,19 @@
 """Payload stores: where bodies are, since none passes through the broker.
 
 A body is stored under a name (a KSUID) before its message is published, read when somebody asks for it,
-and deleted when the broker says that nobody is owed the message any more. The lifetime is a safety net:
-a body whose message never came to be, or whose deletion failed, is gone some time after it has passed.
+and deleted when nobody is owed the message any more. The lifetime is a safety net: a body whose message
+never came to be is gone some time after it has passed. One whose message is there lives on, however long.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from client.errors import InvalidArgument
 
 REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+
+
+Owed = Callable[[str], Awaitable[set[str]]]
 
 
 class PayloadStore(ABC):
@@ -27,6 +30,12 @@ class PayloadStore(ABC):
     @abstractmethod
     async def delete(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies; those that are not there are no error."""
+
+    async def keep(self, topic: str, names: Sequence[str]) -> None:  # noqa: B027 - not every store has to
+        """Let bodies live on for another lifetime, where they have an end."""
+
+    async def tend(self, topic: str, owed: Owed) -> None:  # noqa: B027 - nor this
+        """Look after bodies now and then; `owed` tells which names, before one or all, are needed still."""
 
     @abstractmethod
     async def close(self) -> None:

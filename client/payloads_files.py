@@ -4,13 +4,11 @@ Hexadecimal, since there are file systems that take A for a, where KSUIDs would 
 folder is the first 6 of the name's 40 digits: its time in steps of 256 s.
 """
 
-import asyncio
 import errno
-import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -20,20 +18,19 @@ import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from client.errors import BrokerError, InvalidArgument, InvalidName, Overloaded, Unavailable
-from client.ksuid import EPOCH, raw
-from client.payloads import PayloadStore, public
+from client.ksuid import EPOCH, first_at, raw
+from client.payloads import Owed, PayloadStore, public
 
 _AT_ONCE = 8  # threads
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # this also keeps paths inside the root
 _FOLDER_DIGITS = 6
 _FOLDER_SECONDS = 256
-_SWEEP_SECONDS = 3_600.0
 _SWEPT_FOLDERS = 64  # in one sweep
 _REMOVED_AT_ONCE = 1_000  # files, on behalf of a sweep
 _ATTEMPTS = 100  # to write into a folder that others remove whenever it is empty
 
 T = TypeVar("T")
-_log = logging.getLogger("keylane.payloads")
+_now = time.time  # which a test may replace
 
 
 def open_files(url: str, *, lifetime: float) -> "FileStore":
@@ -107,15 +104,17 @@ class Files:
             return []
         return [os.path.basename(item["name"].rstrip("/")) for item in found if item["type"] == "directory"]
 
-    def remove_folder(self, folder: str, until: Callable[[], bool]) -> None:
-        """Remove a folder and what is in it, unless it takes until then."""
-        paths = self._system.find(folder)
+    def remove_folder(self, folder: str, needed: Set[str], until: Callable[[], bool]) -> None:
+        """Remove what is in a folder but for files that are needed, unless it takes until then."""
+        found = self._system.find(folder)
+        paths = [path for path in found if path not in needed]
         for first in range(0, len(paths), _REMOVED_AT_ONCE):
             if until():
                 return
             self.remove(paths[first : first + _REMOVED_AT_ONCE])
-        with suppress(FileNotFoundError):
-            self._system.rm(folder, recursive=True)
+        if len(paths) == len(found):
+            with suppress(FileNotFoundError):
+                self._system.rm(folder, recursive=True)
 
 
 class LocalFiles(Files):
@@ -168,15 +167,12 @@ class FileStore(PayloadStore):
         self._files = files
         self._lifetime = lifetime
         self._room = anyio.CapacityLimiter(_AT_ONCE)
-        self._swept: dict[str, float] = {}  # topic -> when, by the monotonic clock
-        self._sweeps: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
         """Store bodies, each with its name; all of them are stored when this returns."""
         folder = self._folder(topic)
         await self._work(self._files.write, {_path(folder, name): body for name, body in bodies})
-        self._sweep_soon(topic)
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies in the order asked for; None for one that is not there."""
@@ -189,9 +185,8 @@ class FileStore(PayloadStore):
         await self._work(self._files.remove, list(set(self._paths(topic, names).values())))
 
     async def close(self) -> None:
-        """Wait for the threads."""
+        """Stop sweeping."""
         self._closed = True
-        await asyncio.gather(*self._sweeps, return_exceptions=True)
 
     def _folder(self, topic: str) -> str:
         if not _TOPIC.fullmatch(topic):
@@ -218,28 +213,17 @@ class FileStore(PayloadStore):
             return Overloaded(f"the payload store {self._url} has no room for more: {error}")
         return Unavailable(f"the payload store {self._url} cannot be used: {error or type(error).__name__}")
 
-    def _sweep_soon(self, topic: str) -> None:
-        """Remove in the background what has outlived its lifetime, once in an hour."""
-        now = time.monotonic()
-        if self._closed or now < self._swept.get(topic, float("-inf")) + _SWEEP_SECONDS:
+    async def tend(self, topic: str, owed: Owed) -> None:
+        """Remove what has outlived its lifetime and is not owed: mostly what was never published."""
+        folder = self._folder(topic)
+        newest = _now() - self._lifetime - _FOLDER_SECONDS
+        expired = [name for name in await self._work(self._files.folders, folder) if _start(name) <= newest]
+        if not expired:
             return
-        self._swept[topic] = now
-        task = asyncio.create_task(self._sweep(topic))
-        self._sweeps.add(task)
-        task.add_done_callback(self._sweeps.discard)
-
-    async def _sweep(self, topic: str) -> None:
-        try:
-            await self._work(self._remove_expired, self._folder(topic))
-        except BrokerError as error:
-            _log.warning("old bodies of topic %s stay for now: %s", topic, error)
-
-    def _remove_expired(self, folder: str) -> None:
-        """Remove the folders of a topic whose time range is over for longer than the lifetime."""
-        newest = time.time() - self._lifetime - _FOLDER_SECONDS
-        expired = [name for name in self._files.folders(folder) if _start(name) <= newest]
+        needed = set(self._paths(topic, list(await owed(first_at(newest + 2 * _FOLDER_SECONDS)))).values())
         for name in sorted(expired)[:_SWEPT_FOLDERS]:
-            self._files.remove_folder(f"{folder}/{name}", until=lambda: self._closed)
+            place = f"{folder}/{name}"
+            await self._work(self._files.remove_folder, place, needed, lambda: self._closed)
 
 
 def _path(folder: str, name: str) -> str:

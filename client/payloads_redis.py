@@ -24,7 +24,7 @@ from redis.exceptions import (
 )
 
 from client.errors import BrokerError, InvalidArgument, Overloaded, Unavailable
-from client.payloads import PayloadStore, public
+from client.payloads import Owed, PayloadStore, public
 from client.payloads_line import Command, Line
 
 PREFIX = "kl:bodies"
@@ -33,6 +33,7 @@ _PATIENCE = 5.0  # seconds in which a server may restart or fail over without an
 _CONNECT = 2.0  # seconds for each step of connecting
 _ANSWER = 10.0  # seconds for an answer
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between attempts; the last one repeats
+_KEPT = 10_000  # names in one go
 _AT_ONCE = 16  # calls under way, each with a connection of its own
 _BUCKET = 6  # characters of a name: an eighth of a second
 _PUT_BYTES = 16 * 1024 * 1024  # in one transaction, which the server keeps in memory until it runs
@@ -87,6 +88,16 @@ class RedisStore(PayloadStore):
     async def delete(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies; those that are not there are no error."""
         await self._run([("HDEL", key, *some) for key, some in _by_bucket(topic, names).items()])
+
+    async def keep(self, topic: str, names: Sequence[str]) -> None:
+        """Let bodies live on for another lifetime."""
+        await self._run([("PEXPIRE", key, self._lifetime_ms) for key in _by_bucket(topic, names)])
+
+    async def tend(self, topic: str, owed: Owed) -> None:
+        """Let all bodies live on that are needed still."""
+        names = list(await owed(""))
+        for start in range(0, len(names), _KEPT):
+            await self.keep(topic, names[start : start + _KEPT])
 
     async def close(self) -> None:
         """Close all connections; whoever waits for the server to come back is told."""

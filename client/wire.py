@@ -71,6 +71,7 @@ class Type(IntEnum):
     CHANGE_TOPIC = 33
     DELETE_BODIES = 34  # worker: delete these from the payload store; answered with OK by the client
     ENDED = 35  # worker: leases have ended that nobody has settled
+    OWED = 36
 
 
 class Frame(NamedTuple):
@@ -566,6 +567,23 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     journal_earliest: int
     journal_latest: int
     sought: int = 0  # how often a seek has moved the subscription; a commit repeats it
+
+
+class Owed(Properties, frozen=True):
+    """OWED: which bodies a partition needs still; answered by OK with OwedReply and names in the body."""
+
+    TYPE = Type.OWED
+
+    topic: str
+    partition: int
+    position: str = ""  # "" at first, then as the answer before has said
+    before: str = ""  # only names that sort before this one; "" for all
+
+
+class OwedReply(Properties, frozen=True):
+    """A part of the names; there are more unless the position is ""."""
+
+    position: str
 
 
 class Claim(Properties, frozen=True):

@@ -68,7 +68,9 @@ def serve(
     payloads: Annotated[
         str | None, flag("URL of the payload store for clients; by default the same Redis.", "URL")
     ] = None,
-    payload_lifetime: Annotated[str | None, flag("Seconds that a body outlives its upload.", "S")] = None,
+    payload_lifetime: Annotated[
+        str | None, flag("Seconds that a body stays which no message needs.", "S")
+    ] = None,
     stop_timeout: Annotated[str | None, flag("Seconds that a worker has to stop in good order.", "S")] = None,
     log_level: Annotated[str | None, flag("Least log level.", "LEVEL")] = None,
     config: Annotated[

@@ -1,6 +1,7 @@
 """A body lives exactly as long as its message: nothing is left of it afterwards, whoever crashed."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,3 +178,35 @@ async def test_what_a_worker_has_not_done_its_successor_does(setting: Setting, t
         setting.broker.start_worker()
         async with client.subscribe(topic, "s"):
             await setting.has(topic, 1)
+
+
+# However long a message is owed
+
+
+@pytest.fixture
+def short(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+    """The same with a lifetime that tests can wait for: for files it is the clock that runs ahead."""
+    if setting.folder is not None:
+        monkeypatch.setattr("client.payloads_files._now", lambda: time.time() + 30 * 86_400)
+        yield setting
+        return
+    with RunningBroker(payload_lifetime=1.0) as broker:
+        yield Setting(broker)
+
+
+async def test_a_body_lives_as_long_as_its_message_is_owed_and_an_orphan_does_not(
+    short: Setting, topic: str
+) -> None:
+    """Several lifetimes, in the log and before the message is due; what no log knows goes."""
+    async with short.client() as client:
+        await client.create_topic(topic, partitions=2)
+        await client.create_subscription(topic, "s")
+        await publish(client, topic, 10)
+        await client.publish(topic, b"body for later", key="k", delay=4.0)
+        for count in range(3):
+            async with short.client() as other:  # a client looks after files when it begins to use a topic
+                await other._bodies.put(topic, [(f"0ujtsYcgvSTl8PAuAdqWYSMnL{count:02}", b"never published")])
+                await short.has(topic, 11)
+        async with client.subscribe(topic, "s") as consumer:
+            await take(consumer, 11)
+    await short.has(topic, 0)

@@ -409,7 +409,9 @@ async def test_names_that_differ_in_case_only_have_files_that_differ_in_more(
     await store.close()
 
 
-async def test_a_put_sweeps_away_what_has_outlived_its_lifetime(tmp_path: Path, topic: str) -> None:
+async def test_what_has_outlived_its_lifetime_is_swept_away_unless_it_is_owed(
+    tmp_path: Path, topic: str
+) -> None:
     old, young = "0ujtsYcgvSTl8PAuAdqWYSMnLOv", ksuid.take(1)[0]
     root = tmp_path / "bodies"
     writer = open_store(f"file://{root}", lifetime=CENTURY)
@@ -419,29 +421,18 @@ async def test_a_put_sweeps_away_what_has_outlived_its_lifetime(tmp_path: Path, 
     (root / topic / "notes").mkdir()  # not ours
 
     store = open_store(f"file://{root}", lifetime=LIFETIME)
-    await store.put(topic, bodies_of(b"new"))
-    await until(lambda: not (root / topic / ksuid.raw(old).hex()[:6]).exists())
+    await store.tend(topic, lambda before: names_before(before, old))
+    assert await store.get(topic, [old, young]) == [b"old", b"young"]
+    await store.tend(topic, lambda before: names_before(before))
     await store.close()
     assert await store.get(topic, [old, young]) == [None, b"young"]
     assert len(os.listdir(root / topic)) == 2
 
 
-async def test_a_sweep_that_fails_fails_no_put(
-    tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> list[str]:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("client.payloads_files.Files.folders", broken)
-    store = open_store(f"file://{tmp_path}", lifetime=LIFETIME)
-    bodies = bodies_of(b"1")
-    await store.put(topic, bodies)
-    await store.put(topic, bodies)
-    await store.close()
-    assert [record.message for record in caplog.records if topic in record.message] == [
-        f"old bodies of topic {topic} stay for now: the payload store file://{tmp_path} cannot be used: "
-        "[Errno 13] Permission denied"
-    ]
+async def names_before(before: str, *names: str) -> set[str]:
+    """Which bodies are needed still."""
+    assert all(name < before for name in names)
+    return set(names)
 
 
 async def test_a_folder_that_cannot_be_written_is_a_named_error(tmp_path: Path, topic: str) -> None:
