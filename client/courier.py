@@ -136,7 +136,7 @@ class Courier:
         for block, start, stop in places:
             if not self._held.lane(block, start):
                 self._held.extend_range(block, start, stop, deadline)
-        self._held.restart(places, deadline)
+        self._held.extend_lanes(places, deadline)
         self._consumer.keeper.wake_at(deadline)
 
     def _undo(self, terms: Terms, group: Group, error: Exception) -> None:

@@ -7,6 +7,8 @@ from client.block import BUFFERED, HANDED, SETTLED, SETTLING, STALE, Block
 from client.errors import StaleReceipt
 
 Part = tuple[Block, int, int]  # block, first index, index behind the last
+_LANES = 1_000  # that are remembered without a need
+_SLACK = 1.0  # seconds that clocks may differ by
 ALL = -1  # instead of a partition: all of them, where the worker does not say which it serves
 
 
@@ -37,6 +39,9 @@ class Held:
         self._listings: dict[int, _Listing] = {}  # by partition
         self._foreseen: dict[int, list[Block]] = {}  # what we had there when we asked to be let in
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
+        self._extended: dict[
+            tuple[int, str], float
+        ] = {}  # lanes that were given more than a lease -> until when
         self._rewinding: dict[tuple[int, str], int] = {}  # lanes being nacked -> from which entry on
 
     def lane(self, block: Block, index: int) -> str:
@@ -54,7 +59,8 @@ class Held:
         if not lane:
             return block.deadlines.get(index, block.deadline)
         own = block.lane_deadlines.get(lane, block.deadline)
-        return max(own, self._lanes.get(block.partition, {}).get(lane, 0.0))
+        moved = self._lanes.get(block.partition, {}).get(lane, 0.0)
+        return max(own, moved, self._extended.get((block.partition, lane), 0.0) if self._extended else 0.0)
 
     def check(self, block: Block, index: int) -> None:
         """Raise StaleReceipt unless the application has the message and its lease goes on."""
@@ -81,6 +87,8 @@ class Held:
         if self.mode != "shared":  # a lane that comes again, perhaps before we knew that its leases ended
             earlier = [old for old in self.blocks if old.partition == block.partition]
             self._forget_older(block, earlier)
+            if self._extended:
+                self._begin_lanes(block)
         if block.open:
             self.blocks[block] = None
         if self._rewinding:
@@ -124,6 +132,8 @@ class Held:
             self._close(block, index, SETTLED)
         self._forget_older(block, earlier)
         self.add(block)
+        if self.mode != "shared" and len(block):
+            self.extend_lanes([(block, 0, len(block))], block.deadline)  # as the broker knows it
         if listing.left is not None:
             listing.left -= len(block)
             if listing.left <= 0:
@@ -271,6 +281,25 @@ class Held:
                 for index in range(start, stop):
                     self._rewinding.pop((block.partition, self.lane(block, index)), None)
 
+    def extend_lanes(self, parts: Iterable[Part], deadline: float) -> None:
+        """The lanes of some messages were extended: what is settled in them does not shorten that."""
+        parts, now = list(parts), monotonic()
+        self.restart(parts, deadline)
+        for block, start, stop in parts:
+            for lane in {self.lane(block, index) for index in range(start, stop)} - {""}:
+                self._extended.pop((block.partition, lane), None)
+                if deadline > now + self.lease + _SLACK:
+                    self._extended[block.partition, lane] = deadline
+        if len(self._extended) > _LANES:
+            self._extended = {place: until for place, until in self._extended.items() if until > now}
+
+    def _begin_lanes(self, block: Block) -> None:
+        """A lane whose deadline counts from its delivery had ended: with it went what it was given."""
+        for index in range(len(block)):
+            lane = self.lane(block, index)
+            if lane not in block.lane_deadlines:
+                self._extended.pop((block.partition, lane), None)
+
     def restart(self, parts: Iterable[Part], deadline: float) -> None:
         """The lanes of some messages have a new deadline."""
         if self.mode == "shared":
@@ -285,7 +314,7 @@ class Held:
                 for key in block.texts[start * 3 : stop * 3 : 3]:
                     if key:
                         lanes["=" + key] = deadline
-        if len(self._lanes.get(partition, ())) > 2 * sum(block.open for block in self.blocks) + 1_000:
+        if len(self._lanes.get(partition, ())) > 2 * sum(block.open for block in self.blocks) + _LANES:
             self._forget_lanes(partition)
 
     def _forget_lanes(self, partition: int) -> None:

@@ -387,6 +387,26 @@ async def test_a_lane_has_one_deadline_that_restarts_at_each_settle(
         assert second.deadline - before > timedelta(minutes=50)
 
 
+@pytest.mark.parametrize("mode", ["exclusive", "key_shared"])
+async def test_a_settle_does_not_cut_an_extension_of_its_lane_short_and_the_next_lease_begins_anew(
+    worker: ScriptedWorker, shelf: Shelf, mode: str
+) -> None:
+    async with Open(worker, shelf, mode=mode, lease=10, auto_extend=False) as consumer:
+        worker.link.data([(1, "a"), (2, "a")], lease=10)
+        first, second = await take(consumer, 2)
+        extending = asyncio.ensure_future(second.extend(3600))
+        (await worker.expect(wire.Extend)).ok(wire.SettleReply(deadline_ms=wire_time(worker) + 3_600_000))
+        await extending
+        for message in (first, second):
+            assert second.deadline - datetime.now(UTC) > timedelta(minutes=50)
+            acking = asyncio.ensure_future(message.ack())
+            (await worker.expect(wire.Ack)).ok()
+            await acking
+        worker.link.data([(3, "a")], lease=10)
+        [third] = await take(consumer, 1)
+        assert third.deadline - datetime.now(UTC) < timedelta(seconds=11)
+
+
 # Leases
 
 
