@@ -144,6 +144,7 @@ class Connection(asyncio.Protocol):
         self._greeting.cancel()
         self._drained.set()
         self._drop_input()
+        self.worker.miss(self.streams.values())
         for consumer in list(self.streams.values()):
             consumer.forget()
         self.worker.forget(self)

@@ -35,7 +35,7 @@ _BY_ROOM = attrgetter("rank")
 
 
 class Dispatcher:
-    """One partition and one subscription; lives as long as it has consumers."""
+    """One partition and one subscription; lives as long as it has consumers, or sessions are to be ended."""
 
     def __init__(self, partition: "Partition", subscription: str, mode: str, delivery: str) -> None:
         self.partition = partition
@@ -84,20 +84,27 @@ class Dispatcher:
                 known.pop(consumer.name, None)
         consumer.waiting.pop(self.partition.number, None)
         if not self.consumers:
-            self._set_timer(NEVER)
-            if self.partition.dispatchers.get(self.subscription) is self:
-                del self.partition.dispatchers[self.subscription]
+            self.due(0.0)  # are there sessions left to be ended?
 
     def end_all(self, error: BrokerError) -> None:
         """Tell every consumer that there is nothing more to come, and why."""
         for consumer in list(self.consumers.values()):
             consumer.end(error.code, str(error))
+        self._finish()
+
+    def _finish(self) -> None:
+        """There is nothing more to do, unless somebody comes."""
+        self._due = self._sooner = NEVER
+        self._set_timer(NEVER)
+        if not self.consumers and self.partition.dispatchers.get(self.subscription) is self:
+            del self.partition.dispatchers[self.subscription]
 
     def part(self) -> None:
         """Another worker serves the partition: the consumers go on there, with all that they hold."""
         gone = self.partition.worker.member.not_owner(self.partition.topic, self.partition.number)
         for consumer in list(self.consumers.values()):
             consumer.part(self.partition.number, gone.address)
+        self._finish()
 
     def hand_back(self, consumer: Consumer, held: list[Delivery]) -> None:
         """Send what a consumer holds already."""
@@ -155,7 +162,7 @@ class Dispatcher:
         """Deliver until there is nothing to deliver, or nobody to deliver to."""
         pause = _PATIENCE[0]
         try:
-            while self.consumers and not self.partition.worker.stopping:
+            while not self.partition.worker.stopping:
                 try:
                     if not await self._step():
                         break
@@ -176,7 +183,9 @@ class Dispatcher:
                 pause = min(pause * 2, _PATIENCE[1])
         finally:
             self._pumping = False
-            self._set_timer(self._due if self.consumers else NEVER)
+            self._set_timer(self._due)
+            if not self.consumers and self._due == NEVER:
+                self._finish()
 
     async def _step(self) -> bool:
         """Do what there is to do now; answers whether there may be more."""
@@ -202,6 +211,7 @@ class Dispatcher:
 
     async def _expire(self) -> bool:
         """Give back what is due, but not all at once: others are waiting. Answers whether there is more."""
+        await self.partition.spare(self.subscription)
         self._sooner = NEVER
         result = await self.partition.call(lambda engine, lease: engine.expire_some(lease, self.subscription))
         self._set_due(instant(result.next_due_ms, result.now_ms))

@@ -117,7 +117,16 @@ class Engine(Claims, Registry, Publishing):
         known_epoch = max(known_epoch, self._tails.newest_epoch(topic, partition))
         answer = await self.store.run(
             "partition/acquire",
-            [keys.lease, keys.meta, keys.log, keys.journal, keys.delayed, keys.marks_0, keys.marks_1],
+            [
+                keys.lease,
+                keys.meta,
+                keys.log,
+                keys.journal,
+                keys.delayed,
+                keys.marks_0,
+                keys.marks_1,
+                keys.subs,
+            ],
             worker,
             ttl_ms,
             known_epoch,
@@ -125,7 +134,10 @@ class Engine(Claims, Registry, Publishing):
         if answer[0] == "HELD":
             return None
         checked(answer, topic, partition=partition)
-        lease = Lease(topic, partition, worker, answer[1], bool(answer[2]), *answer[3:])
+        _, epoch, sweep, now_ms, due_ms, marks_due_ms, in_use = answer
+        lease = Lease(
+            topic, partition, worker, epoch, bool(sweep), now_ms, due_ms, marks_due_ms, tuple(in_use)
+        )
         self._tails.begin(lease)
         return lease
 
@@ -187,11 +199,27 @@ class Engine(Claims, Registry, Publishing):
         for consumer in consumers:
             check_name("consumer", consumer)
         check_int("session_ms", session_ms, 1, MAX_MS)
-        answer = await self._run("touch", lease, subscription, session_ms, *consumers)
+        answer = await self._run("touch", lease, subscription, session_ms, "more", *consumers)
         return list(answer[1])
 
+    async def touch_all(
+        self, lease: Lease, subscription: str, consumers: Sequence[str], session_ms: int = 10_000
+    ) -> list[str]:
+        """The same for all consumers that are there: who is not among them is spared by no new owner."""
+        check_int("session_ms", session_ms, 1, MAX_MS)
+        unknown, until = list[str](), ""
+        for start in range(0, len(consumers) or 1, STEP):
+            part = consumers[start : start + STEP]
+            more = start + STEP < len(consumers)
+            answer = await self._run(
+                "touch", lease, subscription, session_ms, "more" if more else until, *part
+            )
+            unknown += answer[1]
+            until = until or str(answer[2])
+        return unknown
+
     async def spare(self, lease: Lease, subscription: str, session_ms: int = 10_000) -> None:
-        """Let no session end within `session_ms`: consumers have to find the partition's new owner first."""
+        """Let no session end within `session_ms` whose consumer may look for the partition's new owner."""
         check_int("session_ms", session_ms, 1, MAX_MS)
         done, until = 0, ""
         while not done:

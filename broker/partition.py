@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from broker.arguments import rows
 from broker.confirmations import Confirmations, Pending
 from broker.delays import Delays
 from broker.dispatcher import Dispatcher
@@ -47,6 +48,7 @@ class Partition:
         self.dispatchers: dict[str, Dispatcher] = {}
         self.delays = Delays(self)
         self._taking = Attempts()
+        self._sparing = Attempts()
         self._doubts = False  # the lease was lost, so perhaps the partition too
         self._calls = 0  # under way
         self._quiet: asyncio.Future[None] | None = None  # somebody waits until none is
@@ -121,6 +123,7 @@ class Partition:
             self.delays.expect(instant(lease.due_ms, lease.now_ms))
             self.delays.expect(instant(lease.marks_due_ms, lease.now_ms))
             worker.disposal.wake(self.topic, self.number)  # what the owner before has not done
+            asyncio.get_running_loop().call_soon(self._watch, lease)  # when it is ours
             if lease.sweep:
                 worker.start(worker.engine.reclaim, self.topic, self.number)
         return lease
@@ -237,7 +240,15 @@ class Partition:
                 await engine.spare(lease, subscription, self.worker.session_ms)
                 self._spared[subscription] = lease.epoch
 
-        await self.call(lift)
+        if self.held is None or self._spared.get(subscription) != self.held.epoch:
+            await self._sparing.join(subscription, lambda: self.call(lift))
+
+    def _watch(self, lease: Lease) -> None:
+        """See to the ends of sessions, also of those whose consumers come back to nobody."""
+        for name, mode, delivery in rows(lease.in_use, 3):
+            dispatcher = self.dispatcher(name, mode, delivery)
+            dispatcher.due(0.0)
+            dispatcher.wake()
 
     async def held_by(self, subscription: str, consumer: str) -> list[Delivery]:
         """What a consumer holds, with deadlines by the worker's clock."""
@@ -346,7 +357,7 @@ class Partition:
     # Consuming
 
     def dispatcher(self, subscription: str, mode: str, delivery: str) -> Dispatcher:
-        """The dispatcher of a subscription, made for its first consumer."""
+        """The dispatcher of a subscription, made for its first consumer, or for sessions to be ended."""
         dispatcher = self.dispatchers.get(subscription)
         if dispatcher is None:
             dispatcher = self.dispatchers[subscription] = Dispatcher(self, subscription, mode, delivery)

@@ -17,7 +17,8 @@ class Lease(msgspec.Struct, frozen=True):
     """A partition lease: who holds which partition in which epoch.
 
     As it was taken: `sweep`: a reclaim is to be finished; `due_ms`: when the next delayed message is due,
-    `marks_due_ms`: when old marks are, both by the clock that showed `now_ms`; 0 for never.
+    `marks_due_ms`: when old marks are, both by the clock that showed `now_ms`; 0 for never; `in_use`: name,
+    mode, delivery, ... of the subscriptions that have consumers.
     """
 
     topic: str
@@ -28,6 +29,7 @@ class Lease(msgspec.Struct, frozen=True):
     now_ms: int = 0
     due_ms: int = 0
     marks_due_ms: int = 0
+    in_use: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

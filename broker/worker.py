@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import version
 from secrets import token_hex
 from typing import Annotated, Any
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 _PROMPT = 0.1  # seconds within which an answer of Redis tells the time
 _AGAIN = 0.2  # seconds until something that is done from time to time is tried again
 _PATIENCE = 1.0  # seconds for the sessions of a partition, at least
-_TOUCHES = 500  # consumers renewed in one call
 _TEXTS = Annotated[list[str], Meta(max_length=wire.MAX_BATCH * 3)]  # bounded before memory is set aside
 
 
@@ -86,6 +85,7 @@ class Worker:
         self.engine.dispose = self.disposal.finish
         self._stop = asyncio.Event()
         self._hands_over = True
+        self._missed: set[Dispatcher] = set()  # whose sessions are about to be renewed
         # serve() awaits them; a task group's own way to start one takes several times as long.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -225,25 +225,39 @@ class Worker:
 
     async def _renew_sessions(self) -> None:
         """Tell Redis which consumers are still here."""
-        dispatchers = [d for partition in self.partitions.values() for d in partition.dispatchers.values()]
+        dispatchers = [
+            dispatcher
+            for partition in self.partitions.values()
+            for dispatcher in partition.dispatchers.values()
+            if dispatcher.consumers
+        ]
         renewed = await asyncio.gather(*(self._renew(dispatcher) for dispatcher in dispatchers))
         if not all(renewed):
             raise Unavailable(f"{renewed.count(False)} of {len(renewed)} subscriptions could not be renewed")
 
+    def miss(self, consumers: Iterable[Consumer]) -> None:
+        """Consumers have gone without a word: renew the others, so that no new owner waits for these."""
+        for dispatcher in {d for consumer in consumers for d in consumer.dispatchers.values()}:
+            if dispatcher not in self._missed:
+                self._missed.add(dispatcher)
+                asyncio.get_running_loop().call_later(_AGAIN, self.start, self._renew_missed, dispatcher)
+
+    async def _renew_missed(self, dispatcher: Dispatcher) -> None:
+        self._missed.discard(dispatcher)
+        if not self.stopping:
+            await self._renew(dispatcher)
+
     async def _renew(self, dispatcher: Dispatcher) -> bool:
         """Renew the sessions of one partition and subscription; its trouble is not that of others."""
-        names = list(dispatcher.consumers)
         try:
-            for start in range(0, len(names), _TOUCHES):
-                part = names[start : start + _TOUCHES]
-                # One node of a Redis Cluster that is silent must not cost the sessions on the others.
-                async with asyncio.timeout(max(self.session_ms / 3_000, _PATIENCE)):
-                    lost = await dispatcher.partition.call(
-                        lambda engine, lease, part=part: engine.touch(  # type: ignore[misc]
-                            lease, dispatcher.subscription, part, self.session_ms
-                        )
+            # One node of a Redis Cluster that is silent must not cost the sessions on the others.
+            async with asyncio.timeout(max(self.session_ms / 3_000, _PATIENCE)):
+                lost = await dispatcher.partition.call(
+                    lambda engine, lease: engine.touch_all(
+                        lease, dispatcher.subscription, list(dispatcher.consumers), self.session_ms
                     )
-                dispatcher.part_with(lost)
+                )
+            dispatcher.part_with(lost)
         except TimeoutError:
             return False
         except BrokerError as error:

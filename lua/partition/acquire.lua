@@ -8,13 +8,14 @@
 --        5 delayed  zset    "<number> <uid>" -> due, ms
 --        6 marks:0  hash    uid -> id
 --        7 marks:1  hash
+--        8 subs     hash    subscription -> cursor
 -- ARGV   1 worker   2 ttl_ms   3 known_epoch: the newest epoch the caller has heard of
--- Returns  {"OK", epoch, sweep, now_ms, next_due_ms or 0, marks_due_ms or 0}
+-- Returns  {"OK", epoch, sweep, now_ms, next_due_ms or 0, marks_due_ms or 0, {subscription, mode, delivery, ...}}
 --            sweep is 1 when an interrupted reclaim has to be finished; a delayed message is due next; promote
---            is to be called for old marks
+--            is to be called for old marks; the subscriptions that have consumers, whose sessions are to be ended
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
--- Cost     O(ledgers)
-local lease, meta, log, journal, delayed, marks_0, marks_1 = unpack(KEYS)
+-- Cost     O(ledgers + subscriptions)
+local lease, meta, log, journal, delayed, marks_0, marks_1, subs = unpack(KEYS)
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at', 'lease_ms')
@@ -59,4 +60,17 @@ end
 local next_due = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2] or 0)
 local marked = redis.call('EXISTS', marks_0, marks_1) > 0
 local marks_due = marked and marks_due_at(tonumber(stored[10] or 0), tonumber(stored[9])) or 0
-return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0, now, next_due, marks_due }
+
+-- The keys of subscriptions share the partition's hash tag, hence its slot.
+local in_use, prefix = {}, string.sub(lease, 1, -6) .. 'sub:'
+for _, name in ipairs(redis.call('HKEYS', subs)) do
+  if redis.call('EXISTS', prefix .. name .. ':consumers') == 1 then
+    local settings = redis.call('HMGET', prefix .. name, 'mode', 'delivery')
+    if settings[1] and settings[1] ~= 'cursor' then -- a reader's session ends by itself
+      in_use[#in_use + 1] = name
+      in_use[#in_use + 1] = settings[1]
+      in_use[#in_use + 1] = settings[2] or ''
+    end
+  end
+end
+return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0, now, next_due, marks_due, in_use }

@@ -2,22 +2,28 @@
 --
 -- Uses   subscription served
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 session_ms   4.. consumers
--- Returns  {"OK", {consumer without a session, ...}}
+-- ARGV   3 session_ms
+--        4 the round of renewals that ends with this call: until when its first call has renewed, "" where this
+--          is the first; "more" where others follow
+--        5.. consumers
+-- Returns  {"OK", {consumer without a session, ...}, until}
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log consumers)
-local session_ms = tonumber(ARGV[3])
+local session_ms, round = tonumber(ARGV[3]), ARGV[4]
 
-local unknown = {}
+local unknown, till = {}, now + session_ms
 local function renew(consumer)
   if tonumber(redis.call('ZSCORE', consumers, consumer) or 0) > now then
-    redis.call('ZADD', consumers, now + session_ms, consumer)
+    redis.call('ZADD', consumers, till, consumer)
   else
     unknown[#unknown + 1] = consumer
   end
 end
 
-for index = 4, #ARGV do
+for index = 5, #ARGV do
   renew(ARGV[index])
 end
-return { 'OK', unknown }
+if round ~= 'more' then -- who has less was not among them: spare goes by this
+  redis.call('HSET', sub, 'renewed', round == '' and till or round)
+end
+return { 'OK', unknown, till }

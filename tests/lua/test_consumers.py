@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from broker.engine import Engine
-from broker.results import Backoff, Room
-from client.errors import Fenced, SubscriptionNotFound
+from broker.results import Backoff, Room, SubscriptionSettings
+from client.errors import Fenced, SubscriptionBusy, SubscriptionNotFound
 from tests.lua.story import HOUR_MS, Story, entries, must_acquire, part, receipts
 from tests.support import ManualTime
 
@@ -148,6 +148,12 @@ async def test_consumers_need_a_subscription(engine: Engine, topic: str) -> None
             await call()
 
 
+async def ends(story: Story, timed: ManualTime) -> dict[str, int]:
+    """How long each session lasts from now, ms."""
+    [scores] = await timed.engine.store.read_all([("ZRANGE", story.sub().consumers, "0", "-1", "WITHSCORES")])
+    return {name: int(end) - timed.now_ms for name, end in zip(scores[::2], scores[1::2], strict=True)}
+
+
 async def test_a_new_owner_spares_sessions_that_would_end_or_have_just_ended(
     timed: ManualTime, topic: str
 ) -> None:
@@ -157,12 +163,85 @@ async def test_a_new_owner_spares_sessions_that_would_end_or_have_just_ended(
         await timed.engine.join(story.lease, "s", consumer, session_ms)
     await timed.advance(50)
     await timed.engine.spare(story.lease, "s", 5_000)
-    key = story.keys.subscription("s").consumers
-    [scores] = await timed.engine.store.read_all([("ZRANGE", key, "0", "-1", "WITHSCORES")])
-    ends = {name: int(end) - timed.now_ms for name, end in zip(scores[::2], scores[1::2], strict=True)}
-    assert ends == {"ended": 5_000, "open": 5_000, "long": 89_950}
+    assert await ends(story, timed) == {"ended": 5_000, "open": 5_000, "long": 89_950}
     assert await timed.engine.join(story.lease, "s", "ended", 5_000)
     assert (await timed.engine.expire(story.lease, "s")).expired_consumers == []
+
+
+async def test_a_new_owner_spares_nobody_who_had_gone_before_the_old_one_did(
+    timed: ManualTime, topic: str
+) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(consumers=())
+    for consumer in ("dead", "live"):
+        await timed.engine.join(story.lease, "s", consumer, 3_000)
+    await timed.advance(1_000)
+    assert await timed.engine.touch_all(story.lease, "s", ["live"], 3_000) == []
+    await timed.advance(500)
+    await timed.engine.join(story.lease, "s", "new", 3_000)
+    await timed.advance(500)  # and then the worker died
+    await timed.engine.spare(story.lease, "s", 3_000)
+    assert await ends(story, timed) == {"dead": 1_000, "live": 3_000, "new": 3_000}
+
+
+async def test_owners_in_a_row_do_not_keep_a_dead_consumer(timed: ManualTime, topic: str) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(consumers=())
+    for consumer in ("dead", "live"):
+        await timed.engine.join(story.lease, "s", consumer, 3_000)
+    await timed.engine.spare(story.lease, "s", 3_000)
+    await timed.advance(1_000)
+    assert await timed.engine.join(story.lease, "s", "live", 3_000)
+    await timed.advance(1_000)
+    await timed.engine.spare(story.lease, "s", 3_000)
+    assert await ends(story, timed) == {"dead": 1_000, "live": 3_000}
+
+
+async def test_more_consumers_than_one_call_renews_are_one_round(timed: ManualTime, topic: str) -> None:
+    story = await Story.begin(timed.engine, topic)
+    consumers = [f"c{number:04}" for number in range(1_100)]
+    await story.subscribe(consumers=())
+    for consumer in ("dead", *consumers):
+        await timed.engine.join(story.lease, "s", consumer, 3_000)
+    await timed.advance(1_000)
+    assert await timed.engine.touch_all(story.lease, "s", [*consumers, "stranger"], 3_000) == ["stranger"]
+    await timed.advance(1_000)
+    await timed.engine.spare(story.lease, "s", 3_000)
+    assert await ends(story, timed) == {"dead": 1_000, **dict.fromkeys(consumers, 3_000)}
+
+
+@pytest.mark.parametrize("name", ["successor", "c"])
+async def test_an_exclusive_subscription_takes_the_next_consumer_when_a_session_has_ended(
+    timed: ManualTime, topic: str, name: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="exclusive", consumers=())
+    await engine.join(story.lease, "s", "c", 1_000)
+    await story.publish("a", "b")
+    await story.take("c")
+    await timed.advance(999)
+    if name != "c":
+        with pytest.raises(SubscriptionBusy, match="'c'"):
+            await engine.join(story.lease, "s", name, 1_000)
+    await timed.advance(1)
+    assert not await engine.join(story.lease, "s", name, 1_000)
+    [delivery] = await story.fetch(name)
+    assert [message.retries for message in delivery.messages] == [1, 0]
+    assert await engine.touch(story.lease, "s", ["c"]) == ([] if name == "c" else ["c"])
+
+
+async def test_a_new_owner_is_told_which_subscriptions_have_consumers(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe("empty", consumers=())
+    await story.subscribe("one", mode="failover")
+    await story.subscribe("two", mode="key_shared", consumers=("c", "d"))
+    await engine.create_subscription(topic, "spark", SubscriptionSettings("cursor"))
+    await engine.claim(topic, "spark", "reader", 60_000)
+    await engine.leave(story.lease, "two", "c")
+    lease = await must_acquire(engine, topic)
+    found = {lease.in_use[at : at + 3] for at in range(0, len(lease.in_use), 3)}
+    assert found == {("one", "failover", "at_least_once"), ("two", "key_shared", "at_least_once")}
 
 
 async def test_many_sessions_are_spared_and_what_consumers_hold_stays_with_them(
