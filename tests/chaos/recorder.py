@@ -241,15 +241,6 @@ class Recorder:
             if holes := set(range(1, max(entries) + 1)) - entries:
                 yield f"partition {partition} has {len(holes)} entries of nobody, such as {min(holes)}"
 
-    def undeletable(self) -> set[str]:
-        """The uids of messages whose bodies nobody may have been told to delete.
-
-        That is said in the answer to the last ack. Only where an answer was lost, so that the repeated ack
-        was answered "stale", a body stays for its lifetime.
-        """
-        names = {name for told in self.told.values() for name in told.stale}
-        return {self.answered[name].uid for name in names if name in self.answered}
-
 
 def _name_of(message: Delivered) -> Name:
     producer, _, number = message.attributes["name"].partition(" ")

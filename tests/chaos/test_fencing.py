@@ -4,6 +4,7 @@ The same run with fencing switched off in a copy of the scripts shows that the r
 """
 
 import asyncio
+import os
 import shutil
 import socket
 from contextlib import AsyncExitStack
@@ -194,7 +195,7 @@ async def test_without_fencing_it_is_found_out(
         script = tmp_path / "lua" / file
         assert script.read_text().count(comparison) == 1
         script.write_text(script.read_text().replace(comparison, "false"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with RunningBroker(workers=2, partition_lease=LEASE) as broker:
         problems = await sleep_past_the_lease(broker, topic)
     print("\n".join(problems))
