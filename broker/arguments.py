@@ -350,6 +350,13 @@ def to_flat(fields: dict[str, str]) -> list[str]:
     return [part for pair in fields.items() for part in pair]
 
 
+def parse_queued(member: str) -> tuple[str, range]:
+    """A lane, and the entries that a member of its queue stands for."""
+    lane, _, entries = member.rpartition("\0")
+    first, _, last = entries.partition("-")
+    return lane, range(int(first), int(last or first) + 1)
+
+
 def stale_parts(flat: Sequence[int]) -> list[Stale]:
     """What a script says is stale."""
     return [Stale(*row) for row in rows(flat, 3)]

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from broker.arguments import parse_queued
 from broker.engine import Engine
 from broker.keys import SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, topic_key
 from broker.snapshot import PartitionSnapshot, Scanned, SubscriptionSnapshot, scan, take_snapshot
@@ -220,14 +221,14 @@ def parse_lane(name: str, record: str) -> Lane:
 def _queued(subscription: SubscriptionSnapshot) -> dict[str, list[int]]:
     lanes: dict[str, list[int]] = {}
     for member in subscription.queue:
-        lane, _, entry = member.rpartition("\0")
-        lanes.setdefault(lane, []).append(int(entry))
+        lane, entries = parse_queued(member)
+        lanes.setdefault(lane, []).extend(entries)
     return lanes
 
 
 def unsettled(subscription: SubscriptionSnapshot) -> set[int]:
     """The entries behind the cursor that a subscription still owes."""
-    entries = {int(member.rpartition("\0")[2]) for member in subscription.queue}
+    entries = {entry for member in subscription.queue for entry in parse_queued(member)[1]}
     for name, record in subscription.lanes.items():
         entries.update(parse_lane(name, record).entries)
     return entries

@@ -259,10 +259,9 @@ async def settle(
         result = await partition.call(
             lambda engine, lease: engine.ack(lease, name, packed, names, consumer=whose)
         )
-        if result.record:
-            gone = names_within(request.bodies or [], result.forgotten)
-            place = (consumer.topic, request.partition)
-            worker.disposal.recorded(connection, place, result.record, gone)
+        for record, entries in result.records:
+            gone = names_within(request.bodies or [], entries)
+            worker.disposal.recorded(connection, (consumer.topic, request.partition), record, gone)
         parts = None
     else:
         result = await partition.call(

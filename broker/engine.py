@@ -63,6 +63,7 @@ from client.wire import MAX_BATCH
 log = logging.getLogger(__name__)
 
 _LEASES = 250  # that one call renews or releases
+_AHEAD = 4_000  # keys that a fetch is told where many messages have to wait, and most are passed
 _HOLES = 100  # entries that one call looks for in every lane
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
@@ -315,7 +316,8 @@ class Engine(Claims, Registry, Publishing):
         check_int("limit", limit, 1, MAX_BATCH)
         permits = check_room(consumers)
         tail = self._tails.of(lease)
-        known = tail.keys_after(subscription, min(limit, permits))
+        ahead = _AHEAD if subscription in tail.blocked else min(limit, permits)
+        known = tail.keys_after(subscription, ahead)
         answer = await self._run(
             "fetch",
             lease,
@@ -341,7 +343,7 @@ class Engine(Claims, Registry, Publishing):
         if lost:
             self._tell_lost(lease, subscription, rows(lost, 2))
         if mode == "key_shared":
-            tail.cursors[subscription] = cursor
+            tail.passed(subscription, cursor, found)
         if found:
             delivered = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
             self._messages[partition_keys(lease.topic, lease.partition).lease] += delivered
@@ -417,9 +419,20 @@ class Engine(Claims, Registry, Publishing):
         if names is None:
             flat = msgspec.msgpack.decode(packed)
             names = await self._names_of_bodies(lease, list(zip(flat[2::4], flat[3::4], strict=True)))
-        answer = await self._run("ack", lease, subscription, packed, consumer, names)
-        forgotten = list(rows(answer[2], 2))
-        return SettleResult(stale_parts(answer[1]), forgotten, record=answer[3])
+        stale: list[int] = []
+        forgotten: list[tuple[int, int]] = []
+        records: list[tuple[str, list[tuple[int, int]]]] = []
+        position: Sequence[str | int] = ("", "")
+        while True:
+            answer = await self._run("ack", lease, subscription, packed, consumer, names, *position)
+            _, found, left, record, *position = answer[:6]
+            stale += found
+            gone: list[Any] = list(rows(left, 2))
+            forgotten += gone
+            if record:
+                records.append((record, gone))
+            if position[0] == "":
+                return SettleResult(stale_parts(stale), forgotten, records=records)
 
     async def nack(
         self,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker.administration import checked, partition_keys, subscription_keys
-from broker.arguments import check_int, id_maker, rows
+from broker.arguments import check_int, id_maker, parse_queued, rows
 from broker.keys import SubscriptionKeys
 from broker.results import Message
 from broker.store import Store
@@ -106,28 +106,24 @@ async def count_subscription(
 
     async def count(partition: int) -> None:
         keys = subscription_keys(topic, partition, subscription)
-        (last, lead), cursor, queued, sessions, paused = await store.read_all(
+        (last, lead), cursor, sessions, paused = await store.read_all(
             [
                 ("HMGET", keys.meta, "last", "lead"),
                 ("HGET", keys.subs, subscription),
-                ("ZCARD", keys.queue),
                 ("ZRANGE", keys.consumers, "0", "-1", "WITHSCORES"),
                 ("HGET", keys.sub, "paused"),
             ]
         )
         counts.fresh += int(last or 0) - int(cursor or 0)
-        counts.waiting += queued
         # Sessions end by the partition's time, which may be ahead of the caller's.
         counts.consumers.update(
             name for name, end in rows(sessions, 2) if float(end) > now_ms + int(lead or 0)
         )
         counts.paused |= paused == "1"
-        async for _, consumer, _, leased in _records(store, keys):
-            held = sum(last - first + 1 for first, last in _ranges(leased))
+        async for _, consumer, waiting, _, leased in _records(store, keys):
+            counts.waiting += waiting
             if consumer:
-                counts.leased += held
-            else:
-                counts.waiting += held  # a run that waits
+                counts.leased += sum(last - first + 1 for first, last in _ranges(leased))
 
     await _each(count, partitions)
     return counts
@@ -232,7 +228,7 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str], lead_
         for scores in (await store.read_all(leases) if leases else [])
         for lane, score in zip(scores[::2], scores[1::2], strict=True)
     }
-    async for lane, consumer, due, leased in _records(store, keys):
+    async for lane, consumer, _, due, leased in _records(store, keys):
         due -= lead_ms
         dues[lane] = due
         for first, last in _ranges(leased):
@@ -242,19 +238,20 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str], lead_
         if len(places) > 10 * _PAGE:
             break
     for member in queued:
-        lane, _, number = member.rpartition("\0")
-        places[int(number)] = _Place("waiting", "", dues.get(lane, 0))
+        lane, entries = parse_queued(member)
+        for entry in entries[:_PAGE]:
+            places[entry] = _Place("waiting", "", dues.get(lane, 0))
     return places
 
 
-async def _records(store: Store, keys: SubscriptionKeys) -> AsyncIterator[tuple[str, str, int, str]]:
-    """Lane, consumer, due and what is leased, of every lane; as docs/keyspace.md describes records."""
+async def _records(store: Store, keys: SubscriptionKeys) -> AsyncIterator[tuple[str, str, int, int, str]]:
+    """Lane, consumer, how many wait, due and what is leased, of every lane; see docs/keyspace.md."""
     cursor = "0"
     while True:
         [(cursor, found)] = await store.read_all([("HSCAN", keys.lanes, cursor, "COUNT", str(_PAGE))])
         for lane, record in zip(found[::2], found[1::2], strict=True):
-            consumer, _, _, due, leased = record.split("|", 4)
-            yield lane, consumer, int(due), leased
+            consumer, _, waiting, due, leased = record.split("|", 4)
+            yield lane, consumer, int(waiting), int(due), leased
         if cursor == "0":
             return
 

@@ -200,7 +200,9 @@ class SettleResult(msgspec.Struct, frozen=True):
     forgotten: list[tuple[int, int]] = []
     deadline_ms: int = 0  # of extend, as the next
     now_ms: int = 0
-    record: str = ""  # of the bodies that are to be deleted, if there are any
+    records: list[
+        tuple[str, list[tuple[int, int]]]
+    ] = []  # of bodies that are to be deleted, and of which entries
     returned: list[tuple[int, int, int]] = []  # token, first, last of all that a nack gave back
 
     def outcomes(self, count: int) -> list[str]:

@@ -9,6 +9,7 @@ import msgspec
 from broker.results import Lease, PublishResult
 
 _SEGMENT = 500  # messages; smaller batches are put together
+_BLOCKED = 100  # messages passed that had to wait, so that more is looked at at once
 
 
 class Segment(msgspec.Struct):
@@ -31,6 +32,7 @@ class Tail:
         self.segments: list[Segment] = []
         self.starts: list[int] = []  # the first entry of each
         self.cursors: dict[str, int] = {}
+        self.blocked: set[str] = set()  # subscriptions whose last fetch passed much that has to wait
 
     def __contains__(self, entry: int) -> bool:
         return bool(self.starts) and self.starts[0] <= entry < self.segments[-1].end
@@ -56,6 +58,16 @@ class Tail:
             return None
         flat = self.read(cursor + 1, min(cursor + most, self.segments[-1].end - 1))
         return (cursor + 1, flat[::3]) if flat else None
+
+    def passed(self, subscription: str, cursor: int, found: list[int]) -> None:
+        """A fetch has gone as far as this, and leased ranges: place of the consumer, first, last, ..."""
+        leased = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
+        waiting = cursor - self.cursors.get(subscription, cursor) - leased
+        if waiting > _BLOCKED:
+            self.blocked.add(subscription)
+        else:
+            self.blocked.discard(subscription)
+        self.cursors[subscription] = cursor
 
 
 class _Added(NamedTuple):

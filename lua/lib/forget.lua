@@ -4,6 +4,7 @@
 -- subscription made a moment ago. All of them share the partition's hash tag, hence its slot.
 
 local prefix = string.sub(sub, 1, -#name - 1)
+local SEARCHES = 4500 -- in the lanes of other subscriptions, in one call; reading an entry's key counts as three
 
 -- Adds to `owed` the runs of `other` that reach into ranges.
 local function add_owed_runs(owed, other, its_lanes, ranges)
@@ -37,32 +38,58 @@ local function add_owed_lane(owed, its_queue, record, entries)
       owed[#owed + 1] = range
     end
   end
-  if record.waiting > 0 then
-    for _, entry in ipairs(entries) do
-      if redis.call('ZSCORE', its_queue, queue_member(record.lane, entry)) then
-        owed[#owed + 1] = { entry, entry }
+  local upto = 0
+  for _, entry in ipairs(record.waiting > 0 and entries or {}) do
+    if entry > upto then
+      local member, from, to = stretch_at(its_queue, record.lane, entry)
+      if member then
+        owed[#owed + 1] = { from, to }
+        upto = to
       end
+    end
+  end
+end
+
+local by_lane, lane_names -- entries of what is to be forgotten by the lanes of their keys, read once
+
+local function read_lanes(ranges)
+  by_lane, lane_names = {}, {}
+  for _, range in ipairs(ranges) do
+    for _, found in ipairs(redis.call('XRANGE', log, id_of(range[1]), id_of(range[2]))) do
+      local lane = '=' .. found[2][2]
+      if not by_lane[lane] then
+        by_lane[lane] = {}
+        lane_names[#lane_names + 1] = lane
+      end
+      table.insert(by_lane[lane], entry_of(found[1]))
     end
   end
 end
 
 -- Adds to `owed` what lanes of keys of `other` hold of ranges.
 local function add_owed_lanes(owed, other, its_lanes, mode, ranges)
-  local entries, names = {}, {} -- entries by lane
-  for _, range in ipairs(ranges) do
-    for _, found in ipairs(redis.call('XRANGE', log, id_of(range[1]), id_of(range[2]))) do
-      local lane = mode == 'key_shared' and '=' .. found[2][2] or '='
-      if not entries[lane] then
-        entries[lane] = {}
-        names[#names + 1] = lane
+  local its_queue = prefix .. other .. ':queue'
+  if mode ~= 'key_shared' then
+    local value = redis.call('HGET', its_lanes, '=')
+    local record = value and parse('=', value)
+    for _, range in ipairs(record and ranges or {}) do
+      local entries = { range[1] }
+      for entry = range[1] + 1, record.waiting > 0 and range[2] or range[1] do
+        entries[#entries + 1] = entry
       end
-      table.insert(entries[lane], entry_of(found[1]))
+      entries[#entries + 1] = range[2]
+      add_owed_lane(owed, its_queue, record, entries)
     end
+    return
   end
-  if #names > 0 then
-    for index, value in ipairs(map_with('HMGET', its_lanes, names)) do
+  if not by_lane then
+    read_lanes(ranges)
+  end
+  if #lane_names > 0 then
+    for index, value in ipairs(map_with('HMGET', its_lanes, lane_names)) do
       if value then
-        add_owed_lane(owed, prefix .. other .. ':queue', parse(names[index], value), entries[names[index]])
+        local lane = lane_names[index]
+        add_owed_lane(owed, its_queue, parse(lane, value), by_lane[lane])
       end
     end
   end
@@ -83,8 +110,45 @@ local function unowed_by(other, other_cursor, ranges)
   return subtract(ranges, normalise(owed))
 end
 
--- Writes down the bodies of what leaves the log; answers the record's id, "" for none.
-local function doom_bodies(ranges, names)
+-- How many entries one call may forget, so that it is over soon: for each of them all other subscriptions with
+-- lanes of keys are searched.
+local function forgettable()
+  local keyed = 0
+  for _, other in ipairs(redis.call('HKEYS', subs)) do
+    local searched = other ~= name and redis.call('HGET', prefix .. other, 'mode') == 'key_shared'
+    if searched and redis.call('EXISTS', prefix .. other .. ':lanes') == 1 then
+      keyed = keyed + 1
+    end
+  end
+  return math.floor(SEARCHES / (3 + keyed))
+end
+
+-- Of `names`, those whose entries are in ranges; "" for none.
+local function names_within(names, ranges)
+  local all, kept, at = cjson.decode(names), {}, 1
+  local order = {}
+  for index = 1, #all, 2 do
+    order[#order + 1] = { all[index], all[index + 1] }
+  end
+  table.sort(order, function(left, right) return left[1] < right[1] end)
+  for _, item in ipairs(order) do
+    while ranges[at] and ranges[at][2] < item[1] do
+      at = at + 1
+    end
+    if ranges[at] and ranges[at][1] <= item[1] then
+      kept[#kept + 1] = item[1]
+      kept[#kept + 1] = item[2]
+    end
+  end
+  return #kept > 0 and cjson.encode(kept) or ''
+end
+
+-- Writes down the bodies of what leaves the log; answers the record's id, "" for none. Where it is a `part` of
+-- what the names are of, only its own are written.
+local function doom_bodies(ranges, names, part)
+  if part and names ~= '' then
+    names = names_within(names, ranges)
+  end
   if names == '' then
     return ''
   end
@@ -96,8 +160,8 @@ local function doom_bodies(ranges, names)
 end
 
 -- Deletes what no subscription but `except` owes; answers its ranges and the record of their bodies, whose
--- `names` the caller knows, as in lib/bodies.lua.
-local function forget(ranges, except, names)
+-- `names` the caller knows, as in lib/bodies.lua; `part`: of more than these ranges.
+local function forget(ranges, except, names, part)
   if retained or #ranges == 0 then
     return {}, ''
   end
@@ -130,5 +194,5 @@ local function forget(ranges, except, names)
     end
   end
   call_with('XDEL', log, ids)
-  return ranges, doom_bodies(ranges, names)
+  return ranges, doom_bodies(ranges, names, part)
 end

@@ -1,14 +1,15 @@
 -- keyed: serving what lies after the cursor, each message into the lane of its key.
 
-local known_from, known_keys = tonumber(ARGV[4]), ARGV[5]
+local known_from = tonumber(ARGV[4])
+local known_keys = known_from and cmsgpack.unpack(ARGV[5]) or {}
 
 -- The lanes of the next `most` entries, and the entries' numbers where there are holes between them.
 local function lanes_ahead(most)
   local names, entries = {}, nil
-  if known_from == cursor + 1 and cursor >= sparse then
-    local keys = cmsgpack.unpack(known_keys)
-    for index = 1, math.min(most, #keys, last_entry - cursor) do
-      names[index] = '=' .. keys[index]
+  local passed = known_from and cursor + 1 - known_from or -1
+  if passed >= 0 and passed < #known_keys and cursor >= sparse then
+    for index = 1, math.min(most, #known_keys - passed, last_entry - cursor) do
+      names[index] = '=' .. known_keys[passed + index]
     end
     return names
   end
@@ -27,7 +28,7 @@ end
 
 local run -- the run that messages without a key go on with
 local last_of = {} -- the entry last added to a lane's text
-local parked = {}
+local parked, stretch = {}, {} -- stretches of lanes that have to wait, and the newest
 local lost = {} -- first, last, ...: entries that the log should have and has not
 
 -- No key: a run, as long as it goes on.
@@ -83,8 +84,8 @@ local function append_or_park(lane, entry)
   elseif record.consumer ~= '' then
     leave_out(record.consumer)
   end
-  parked[#parked + 1] = 0
-  parked[#parked + 1] = queue_member(lane, entry)
+  stretch = { record = record, lane = lane, first = entry, last = entry }
+  parked[#parked + 1] = stretch
   record.due = record.waiting > 0 and record.due or now
   record.waiting = record.waiting + 1
   touch(record)
@@ -102,9 +103,10 @@ local function pass_hole(before, after)
   end
 end
 
--- Goes on past what has to be parked until somebody is served or `budget` entries were looked at.
+-- Goes on past what has to be parked until somebody is served or `budget` entries were looked at: as many
+-- as may be served, or more where the caller knows their keys.
 local function sort_into_lanes()
-  local budget = tonumber(ARGV[3])
+  local budget = math.max(tonumber(ARGV[3]), #known_keys)
   local most = math.min(permits_left(), limit)
   while most > 0 and cursor < last_entry and roomiest() and limit > 0 do
     local names, entries = lanes_ahead(most)
@@ -117,8 +119,11 @@ local function sort_into_lanes()
     local base, share, before = cursor, math.ceil(#names / #heap), limit
     for index, lane in ipairs(names) do
       local entry = entries and entries[index] or base + index
-      local top = roomiest()
-      if not top or limit <= 0 then
+      local waits = lane == stretch.lane and entry == stretch.last + 1 -- behind the one before it
+      local top = waits or roomiest()
+      if waits then
+        stretch.last, stretch.record.waiting = entry, stretch.record.waiting + 1
+      elseif not top or limit <= 0 then
         break
       elseif lane == '=' then
         add_to_run(top, entry, share)
@@ -135,5 +140,10 @@ local function sort_into_lanes()
     budget = budget - #names
     most = limit < before and 0 or math.min(budget, most * 4)
   end
-  call_with('ZADD', queue, parked)
+  local members = {}
+  for _, its in ipairs(parked) do
+    members[#members + 1] = 0
+    members[#members + 1] = queue_member(its.lane, its.first, its.last)
+  end
+  call_with('ZADD', queue, members)
 end

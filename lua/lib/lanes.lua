@@ -22,10 +22,6 @@ local function is_run(lane)
   return string.byte(lane) == 35
 end
 
-local function queue_member(lane, entry)
-  return lane .. '\0' .. string.format('%015.0f', entry)
-end
-
 local function ready_member(consumer, due, lane)
   return consumer .. '\0' .. string.format('%015.0f', due) .. '\0' .. lane
 end

@@ -51,17 +51,46 @@ local function note_stale(index, first, last, found)
   end
 end
 
--- Calls settle(lane, item, first, last) for each receipt; it answers the ranges that the receipt holds.
-local function each_receipt(settle)
-  local receipts, names = cmsgpack.unpack(packed), {}
+local receipts = cmsgpack.unpack(packed)
+
+-- How many messages all receipts stand for.
+local function receipts_size()
+  local count = 0
   for index = 1, #receipts, 4 do
-    if receipts[index] ~= '' then
-      names[#names + 1] = receipts[index]
+    count = count + receipts[index + 3] - receipts[index + 2] + 1
+  end
+  return count
+end
+
+-- Calls settle(lane, item, first, last) for each receipt; it answers the ranges that the receipt holds.
+-- Begins with the receipt `at`, counted from 0, and ends when they stand for `most` messages, in the midst of one
+-- if need be, of which entries from `from` on are left then. Answers both for the next call, nil at the end.
+local function each_receipt(settle, at, from, most)
+  local names, index, left = {}, (at or 0) * 4 + 1, most or END
+  for place = index, #receipts, 4 do
+    if receipts[place] ~= '' then
+      names[#names + 1] = receipts[place]
+      if #names >= left then
+        break
+      end
     end
   end
   load(names)
-  for index = 1, #receipts, 4 do
-    local first, last = receipts[index + 2], receipts[index + 3]
-    note_stale(index, first, last, settle(receipts[index], receipts[index + 1], first, last))
+  while receipts[index] do
+    local item, first, last = receipts[index + 1], receipts[index + 2], receipts[index + 3]
+    if left <= 0 then
+      return (index - 1) / 4, first
+    end
+    if from and from > first or last - first >= left then
+      first = math.max(from or 0, first)
+      last = math.min(last, first + left - 1)
+      item = range_text(first, last, token_of(item))
+    end
+    note_stale(index, first, last, settle(receipts[index], item, first, last))
+    left = left - (last - first + 1)
+    if last < receipts[index + 3] then
+      return (index - 1) / 4, last + 1
+    end
+    index, from = index + 4, nil
   end
 end

@@ -97,18 +97,22 @@ end
 -- Takes back what is leased of a key's lane from `first` on, and charges no other.
 local function release_lane(record, first, charged, due, what)
   note_released(record, first)
-  local kept, members = {}, {}
+  local kept, members, count = {}, {}, 0
   local rest = (charged == 'all' or charged == 'first') and 'released' or what
   for _, range in ipairs(ranges_of(record)) do
     if range[1] < first then
       kept[#kept + 1] = { range[1], math.min(range[2], first - 1), range[3] }
     end
-    for entry = math.max(range[1], first), range[2] do
+    local from = math.max(range[1], first)
+    if from <= range[2] then
       if journaled then
-        note(entry == first and what or rest, record.consumer, entry, entry)
+        for entry = from, range[2] do
+          note(entry == first and what or rest, record.consumer, entry, entry)
+        end
       end
       members[#members + 1] = 0
-      members[#members + 1] = queue_member(record.lane, entry)
+      members[#members + 1] = queue_member(record.lane, from, range[2])
+      count = count + range[2] - from + 1
     end
   end
   call_with('ZADD', queue, members)
@@ -117,7 +121,7 @@ local function release_lane(record, first, charged, due, what)
   end
   due = due or now
   record.due = record.waiting > 0 and math.max(record.due, due) or due
-  record.waiting = record.waiting + #members / 2
+  record.waiting = record.waiting + count
   record.ranges = kept
   if #kept == 0 then
     record.consumer = ''

@@ -11,7 +11,8 @@
 --                              their own, `deadlines:<consumer>`, zset: leased lane -> deadline
 --        9 ready       zset    "<consumer>\0<due>\0<lane>", score 0: lanes with messages to serve from
 --                              `due` on, to that consumer or, when it is empty, to anyone
---        10 queue      zset    "<lane>\0<entry>", score 0: messages waiting in the lanes of keys
+--        10 queue      zset    "<lane>\0<entry>" or "<lane>\0<first>-<last>", score 0: messages waiting in
+--                              the lanes of keys
 --        11 retries    hash    entry -> how often it was charged
 --        12 consumers  zset    consumer -> end of its session, ms
 --        13 charged    hash    consumer -> token: runs leased to it up to then are charged no more when they

@@ -43,13 +43,28 @@ local function serve_lane(consumer, record, most)
     lease_to(consumer, record)
   end
   local members = redis.call('ZRANGEBYLEX', queue, '[' .. record.lane .. '\0', '(' .. record.lane .. '\1', 'LIMIT', 0, most)
-  call_with('ZREM', queue, members)
+  local taken, rest = {}, nil
   for _, member in ipairs(members) do
-    local entry = tonumber(string.sub(member, -15))
-    redelivered[#redelivered + 1] = entry
-    append(consumer, record, entry, entry)
+    if most == 0 then
+      break
+    end
+    taken[#taken + 1] = member
+    local first, last = stretch_of(member)
+    if last - first + 1 > most then
+      rest = queue_member(record.lane, first + most, last)
+      last = first + most - 1
+    end
+    for entry = first, last do
+      redelivered[#redelivered + 1] = entry
+    end
+    append(consumer, record, first, last)
+    record.waiting = record.waiting - (last - first + 1)
+    most = most - (last - first + 1)
   end
-  record.waiting = record.waiting - #members
+  call_with('ZREM', queue, taken)
+  if rest then
+    redis.call('ZADD', queue, 0, rest)
+  end
   record.due = now -- what is left queues up behind the other lanes
 end
 

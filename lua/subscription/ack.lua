@@ -1,13 +1,18 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- Uses   subscription served journal ranges notes holders lanes runs receipts bodies forget settled
+-- Uses   subscription served journal ranges notes holders lanes queue runs receipts bodies forget settled
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua   5 JSON array: entry, name of each body that they have;
---        "" for none
--- Returns  {"OK", {index, first, last, ...}, {first, last, ...}, id}
---            stale parts of receipts, index from 0; ranges that left the log; the record of their bodies, "" for none
+--        "" for none   6, 7 where to begin: "" and "", or what the last call answered
+-- Returns  {"OK", {index, first, last, ...}, {first, last, ...}, id, receipt, entry}
+--            stale parts of receipts, index from 0; ranges that left the log; the record of their bodies, "" for none;
+--            where to go on, "" and "" at the end
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
--- Cost     O(n log p), p = lanes in flight; times the subscriptions that have passed the entries
+-- Cost     O(n log p), p = lanes in flight; times the subscriptions that have passed the entries. Where these have
+--          lanes of keys, each entry is searched for in all of them: a call then settles only as many as lib/forget
+--          says
+local AT_ONCE = 300 -- messages that are settled whoever has to be asked about them
+
 local settled = {}
 
 local function settle_runs(token, first, last)
@@ -71,7 +76,8 @@ local function settle_lane(lane, item, first, last)
   return found
 end
 
-each_receipt(function(lane, item, first, last)
+local most = receipts_size() > AT_ONCE and forgettable() or END
+local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
   local by = journaled and holder_of(lane)
   local found = lane == '' and settle_runs(token_of(item), first, last) or settle_lane(lane, item, first, last)
   for _, range in ipairs(found) do
@@ -81,12 +87,13 @@ each_receipt(function(lane, item, first, last)
     end
   end
   return found
-end)
+end, tonumber(ARGV[6]), tonumber(ARGV[7]), most)
 
 flush('GT')
 if journaled then
   write_notes()
 end
 drop_retries(settled)
-local left, record = forget(settled, name, ARGV[5])
-return { 'OK', stale, flat(left), record }
+local part = ARGV[6] ~= '' or next_receipt ~= nil
+local left, record = forget(settled, name, ARGV[5], part)
+return { 'OK', stale, flat(left), record, next_receipt or '', next_entry or '' }

@@ -1,6 +1,6 @@
 -- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
 --
--- Uses   subscription journal ranges notes passed holders lanes bodies forget
+-- Uses   subscription journal ranges notes passed holders lanes queue bodies forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with
 --        5 limit: entries passed that may leave the log, at most (fewer where another one has lanes of keys); 0: go only as far

@@ -1,6 +1,6 @@
 -- lost: settle messages that are leased or wait and are not in the log: somebody has deleted them there.
 --
--- Uses   subscription served journal ranges notes holders lanes runs settled
+-- Uses   subscription served journal ranges notes holders lanes queue runs settled
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 MessagePack array of entries that the caller has not found
 --        4 limit: lanes of keys looked at, at most
@@ -41,7 +41,9 @@ end
 local function take_from_queue(record)
   for _, hole in ipairs(holes) do
     for entry = hole[1], hole[2] do
-      if redis.call('ZREM', queue, queue_member(record.lane, entry)) == 1 then
+      local member = stretch_at(queue, record.lane, entry)
+      if member then
+        take_from_stretch(record.lane, member, entry, entry)
         settle(record, entry, entry)
         record.waiting = record.waiting - 1
       end

@@ -1,10 +1,14 @@
 """Nothing waits longer than it must, and no script works longer than it may."""
 
+import json
 from typing import Any
 
+import pytest
+
+from broker.arguments import pack_names
 from broker.engine import Engine
 from broker.results import Room
-from tests.lua.story import Story, entries, receipts
+from tests.lua.story import Story, entries, part, receipts
 from tests.support import ManualTime
 
 
@@ -199,3 +203,95 @@ async def test_what_a_consumer_holds_costs_what_it_holds_whatever_the_others_hav
     assert await engine.leave(story.lease, "s", "c", crashed=True) == 1
     assert calls == ["subscription/held", "subscription/leave"]
     engine.store.run = run  # type: ignore[method-assign]
+
+
+async def test_a_large_ack_beside_subscriptions_with_lanes_of_keys_goes_step_by_step(
+    engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe("s", mode="shared")
+    for number in range(3):
+        await story.subscribe(f"keys-{number}", mode="key_shared")
+    for _ in range(2):
+        await story.publish(*[f"k{number % 400}" for number in range(1_000)])
+    held = [delivery for _ in range(2) for delivery in await story.fetch(permits=1_000)]
+    kept = {}
+    for number in range(3):
+        name = f"keys-{number}"
+        passed = [one for _ in range(2) for one in await story.fetch(permits=1_000, name=name)]
+        kept[name] = passed[number::500]
+        for start in range(0, len(passed), 500):
+            gone = [one for one in passed[start : start + 500] if one not in kept[name]]
+            await story.ack(*receipts(gone), name=name)
+    calls = []
+    run = engine.store.run
+
+    async def counted(script: str, *rest: Any) -> list[Any]:
+        calls.append(script)
+        return await run(script, *rest)
+
+    monkeypatch.setattr(engine.store, "run", counted)
+    given = [held[0].receipt, part(held[1].receipt, 1_001, 1_900), held[0].receipt]
+    bodies = pack_names([part for entry in range(1, 1_901) for part in (entry, f"body-{entry}")])
+    result = await engine.ack(story.lease, "s", given, bodies)
+    assert result.outcomes(3) == ["settled", "settled", "stale"]
+    assert calls.count("subscription/ack") >= 3
+    written = await engine.store.entries(story.keys.bodies, [("-", "+")])
+    for (_, ranges), (_, fields) in zip(result.records, written[0], strict=True):
+        names = [f"body-{entry}" for first, last in ranges for entry in range(first, last + 1)]
+        assert json.loads(fields[fields.index("names") + 1])[1::2] == names
+    owed = {entry for one in kept.values() for entry in entries(one)} | set(range(1_901, 2_001))
+    assert await story.log() == sorted(owed)
+
+
+async def test_what_waits_behind_a_full_consumer_is_noted_in_stretches(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared", consumers=("full", "free"))
+    await story.subscribe("other", mode="shared")
+    await story.publish("hot")
+    [first] = await story.fetch("full", 1)
+    for _ in range(6):
+        await story.publish(*["hot"] * 1_000)
+    await story.publish("cold", *["hot"] * 10)
+    calls = 0
+    while not (taken := await story.take("free", 5)):
+        calls += 1
+    assert taken == [6_002]
+    assert calls <= 3  # a thousand at first, then all whose keys are known
+    assert await story.take("free", 5) == []
+    assert await engine.store.command("ZCARD", story.sub().queue) <= 5
+
+    [run] = await story.fetch(permits=1_000, name="other")  # what waits is owed, and stays
+    await story.ack(run.receipt, name="other")
+    assert len(await story.log()) == 6_012
+    await story.ack(first.receipt)
+    expected = [*range(2, 6_002), *range(6_003, 6_013)]
+    seen: list[int] = []
+    while len(seen) < len(expected):
+        part_of_it = await story.fetch("free", 701)
+        if len(seen) < 2_000:  # the head stays and the rest goes back, to be served again
+            head, *rest = entries(part_of_it)
+            [delivery] = [one for one in part_of_it if one.receipt.first == head]
+            await story.nack(part(delivery.receipt, head + 1, delivery.receipt.last))
+            part_of_it = [delivery, *await story.fetch("free", 700)]
+            assert entries(part_of_it[1:]) == rest
+            await story.ack(part(delivery.receipt, head), *receipts(part_of_it[1:]))
+            seen += [head, *rest]
+        else:
+            await story.ack(*receipts(part_of_it))
+            seen += entries(part_of_it)
+    assert seen == expected
+
+
+async def test_a_message_deleted_from_the_midst_of_what_waits_is_passed(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared", consumers=("full", "free"))
+    await story.publish(*["k"] * 10)
+    [first] = await story.fetch("full", 1)
+    await story.take("free")
+    assert await engine.store.command("ZCARD", story.sub().queue) == 1
+    await engine.store.command("XDEL", story.keys.log, f"{story.lease.epoch}-5")
+    await story.ack(first.receipt)
+    engine.forget(topic, 0)
+    assert await story.take("free", 6) == [2, 3, 4, 6, 7]
+    assert await story.take("free", 6) == [8, 9, 10]
