@@ -152,10 +152,18 @@ class Cluster(Events):
         known = self.maps.get(topic)
         if known is None:
             await self.connection(self.timeout)
-            known = self.maps.setdefault(topic, TopicMap(topic, self._pool, self._ask_map, self._watch))
+            known = self.maps.setdefault(
+                topic, TopicMap(topic, self._pool, self._ask_map, self._watch, self.forget)
+            )
         if not known.known:
             await self._learn(known)
         return known
+
+    def forget(self, known: TopicMap) -> None:
+        """Keep no map of a topic that is not there, unless somebody waits for it to be there again."""
+        if not known.known and not known.watchers and self.maps.get(known.topic) is known:
+            del self.maps[known.topic]
+            self._pool.forget(known.topic)
 
     async def _learn(self, known: TopicMap) -> None:
         """Ask who serves a topic, again while workers come and go; after a failure refresh itself waits."""

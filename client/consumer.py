@@ -151,7 +151,7 @@ class Consumer:
         while not self._closed and self.links.error is None:
             await self._more()
         if self.links.error is not None:
-            raise self.links.error
+            raise self.links.error.again()
 
     # Taking messages
 
@@ -311,7 +311,7 @@ class Consumer:
     async def _more(self) -> None:
         """Wait until something has come or it has ended; raises what ended it."""
         if self.links.error is not None:
-            raise self.links.error
+            raise self.links.error.again()
         if not self.links.opened_all:
             raise InvalidArgument(
                 "the consumer is not open: use it with `async with` (without await: `with`)"

@@ -28,8 +28,9 @@ BrokerError
 └── ProtocolError
 """
 
+import copy
 import re
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 
 class BrokerError(Exception):
@@ -41,6 +42,20 @@ class BrokerError(Exception):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without __init__, whose arguments may be others than the text that was made of them.
+        return _made_again, (type(self), self.args), vars(self)
+
+    def again(self) -> Self:
+        """The same, to be raised once more: what is kept must not keep the frames of all who raise it."""
+        error = copy.copy(self)
+        error.__cause__ = self.__cause__
+        return error
+
+
+def _made_again(kind: type[BrokerError], args: tuple[Any, ...]) -> BrokerError:
+    return kind.__new__(kind, *args)
 
 
 class ConnectionFailed(BrokerError):

@@ -43,14 +43,19 @@ class Links:
         self.on_opening = on_opening
         self.on_data = on_data
         self.on_ended = on_ended
-        self.opened_all = False
         self.paused = False
-        self.error: BrokerError | None = None
         self._cluster = cluster
         self._request = request
         self._on_open = on_open
         self._on_void = on_void
         self._on_end = on_end
+        self._tasks = Tasks()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing was asked yet."""
+        self.opened_all = False
+        self.error: BrokerError | None = None
         self._map: TopicMap | None = None
         self._links: dict[Peer, Link] = {}
         self._to_serve: dict[int, Link | None] = {}  # partition -> who is to serve it
@@ -60,8 +65,7 @@ class Links:
         self._trouble: BrokerError | None = None  # what went wrong last
         self._news = asyncio.Event()  # something was opened, or all has ended
         self._asking: asyncio.Task[None] | None = None
-        self._tasks = Tasks()
-        self.permits = Permits[Link](request.permits, self._tasks)
+        self.permits = Permits[Link](self._request.permits, self._tasks)
 
     # What the consumer calls
 
@@ -76,13 +80,19 @@ class Links:
                     self._news.clear()
                     await self._news.wait()
             if self.error is not None:
-                raise self.error
+                raise self.error.again()
         except TimeoutError:
-            await self.close()
-            raise self._late() from None
+            late = self._late()
+            await self._close_again()
+            raise late from None
         except BaseException:
-            await self.close()
+            await self._close_again()
             raise
+
+    async def _close_again(self) -> None:
+        """It could not be opened: leave nothing, so that it can be tried once more."""
+        await self.close()
+        self._begin()
 
     async def leave(self) -> None:
         """Tell the workers that the consumer is closed: what it holds goes back."""
@@ -105,6 +115,7 @@ class Links:
     def _forget_map(self) -> None:
         if self._map is not None:
             self._map.watchers.pop(self._place, None)
+            self._cluster.forget(self._map)
 
     def serving(self, partition: int) -> Link | None:
         """Who serves a partition."""
@@ -115,7 +126,7 @@ class Links:
         end = monotonic() + within
         while (link := self.serving(partition)) is None:
             if self.error is not None:
-                raise self.error
+                raise self.error.again()
             self._news.clear()
             try:
                 async with asyncio.timeout(max(0.0, end - monotonic())):
@@ -310,6 +321,6 @@ class Links:
             self._asking = None
 
     def _late(self) -> BrokerError:
-        return self._trouble or ConnectionClosed(
+        return (self._trouble and self._trouble.again()) or ConnectionClosed(
             f"no worker that serves {self.topic!r} has answered in {self.timeout:g} s"
         )

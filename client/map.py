@@ -16,7 +16,14 @@ Ask = Callable[[str], Awaitable[tuple[Peer, wire.InfoReply]]]
 class TopicMap:
     """Who serves the partitions of a topic, as far as is known; `watchers` are called when that changes."""
 
-    def __init__(self, topic: str, pool: Pool, ask: Ask, watch: Callable[[Peer, str], None]) -> None:
+    def __init__(
+        self,
+        topic: str,
+        pool: Pool,
+        ask: Ask,
+        watch: Callable[[Peer, str], None],
+        gone: Callable[["TopicMap"], None],
+    ) -> None:
         self.topic = topic
         self.owners: list[Peer | None] = []  # None: nobody yet
         self.everything: Peer | None = None  # who serves all, where the worker does not say
@@ -25,6 +32,7 @@ class TopicMap:
         self._pool = pool
         self._ask = ask
         self._watch = watch
+        self._gone = gone
         self._asking: asyncio.Task[None] | None = None
         self._again = False  # somebody has wanted to know since it was asked last
         self._hurry = asyncio.Event()
@@ -84,6 +92,7 @@ class TopicMap:
                 except BrokerError as error:
                     if isinstance(error, TopicNotFound):
                         self._set([], None)
+                        self._gone(self)
                     if not self._again:
                         raise
                 finally:

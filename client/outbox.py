@@ -160,6 +160,11 @@ class Outbox:
         self._schedule()
         return answers
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and nothing has to be remembered."""
+        return not (self._started or self._waiting or self._recovery or self._broken)
+
     def close(self, error: BaseException) -> None:
         """Give up what is not answered."""
         self._map.watchers.pop(self._look, None)

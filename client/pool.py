@@ -152,7 +152,8 @@ class Pool:
                 async with asyncio.timeout_at(end):
                     await self._found.wait()
             except TimeoutError:
-                raise self.error or ConnectionFailed(f"no connection to {self.where}") from None
+                error = self.error and self.error.again()
+                raise error or ConnectionFailed(f"no connection to {self.where}") from None
 
     def answering(self) -> list[Peer]:
         """The workers to which there is a connection, those that answer; home first."""
@@ -175,6 +176,12 @@ class Pool:
         """Remember where workers are."""
         if info.workers:
             self._known = [worker.address for worker in info.workers]
+
+    def forget(self, topic: str) -> None:
+        """Nobody wants to hear of a topic's moves any more."""
+        for peer in self._peers.values():
+            if peer.current is not None:
+                peer.current.maps.discard(topic)
 
     async def dial(self, address: str) -> Connection:
         """Make a connection; ConnectionFailed if nobody is there."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class Producer:
         self._group = group or ""
         pack_about(0, self._group)  # raises InvalidName for a group that cannot be
         self._partitions: dict[str, int] = {}
-        self._maps: dict[str, TopicMap] = {}
+        self._maps: dict[str, tuple[TopicMap, Callable[[], None]]] = {}  # and what hears of their changes
         self._lookups: dict[str, asyncio.Task[int]] = {}
         self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._room = Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
@@ -139,8 +139,9 @@ class Producer:
         try:
             known = await self._cluster.map(topic)
             if topic not in self._maps:
-                self._maps[topic] = known
-                known.watchers[partial(self._recount, known)] = None
+                recount = partial(self._recount, known)
+                self._maps[topic] = known, recount
+                known.watchers[recount] = None
             elif topic not in self._partitions:
                 await known.refresh()
             if not (count := len(known.owners)):  # a worker that does not tell, or there is no topic
@@ -156,18 +157,31 @@ class Producer:
         if known.owners:
             self._partitions[known.topic] = len(known.owners)
         else:
-            self._partitions.pop(known.topic, None)
+            self._forget(known.topic)
+
+    def _forget(self, topic: str) -> None:
+        """There is no such topic, as far as is known: keep nothing of it but what is under way."""
+        self._partitions.pop(topic, None)
+        for place in [place for place in self._outboxes if place[0] == topic]:
+            if self._outboxes[place].idle:
+                self._outboxes.pop(place).close(ConnectionClosed("the topic was deleted"))
+        if topic in self._maps and not any(place[0] == topic for place in self._outboxes):
+            known, recount = self._maps.pop(topic)
+            known.watchers.pop(recount, None)
+            self._cluster.forget(known)
 
     def _add(self, topic: str, slices: Sequence[Slice], strict: bool = False) -> list[_Added]:
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.again()
         added = []
         for item in slices:
             partition = item.partition
             outbox = self._outboxes.get((topic, partition))
             if outbox is None:
                 limit = self._cluster.timeout
-                outbox = Outbox(self._maps[topic], partition, limit, self._bodies, self._tasks)
+                if topic not in self._maps:
+                    raise TopicNotFound(f"no topic {topic!r}: it was deleted")
+                outbox = Outbox(self._maps[topic][0], partition, limit, self._bodies, self._tasks)
                 self._outboxes[topic, partition] = outbox
             answers = outbox.add(item, strict=strict)
             added.append(_Added(partition, item.durability, item.places, answers))
@@ -215,8 +229,10 @@ class Producer:
     def _doubt(self, topic: str, added: list[_Added], error: Exception) -> None:
         """Ask for the number of partitions again where the topic may be another one by now, with fewer."""
         beyond = isinstance(error, InvalidArgument) and any(item.partition for item in added)
-        if beyond or isinstance(error, TopicNotFound):
+        if beyond:
             self._partitions.pop(topic, None)
+        elif isinstance(error, TopicNotFound):
+            self._forget(topic)
 
     def _sum_up(self, topic: str, answer: Answer) -> Tally:
         """Count the answers for the messages of one call in one frame; bodies that nobody needs go."""

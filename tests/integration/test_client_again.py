@@ -1,0 +1,96 @@
+"""Errors that come again, consumers that are entered again, and topics that are no more."""
+
+import asyncio
+import gc
+import pickle
+import traceback
+from collections.abc import AsyncIterator
+
+import pytest
+
+from client import AsyncClient, BrokerError, ConnectionClosed, SubscriptionBusy, TopicNotFound, errors
+from client.connection import Redirected
+from client.map import TopicMap
+from client.outbox import Outbox
+from tests.running import RunningBroker
+
+PATIENCE = 15.0
+
+
+@pytest.fixture
+async def client(broker: RunningBroker) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(broker.url) as client:
+        yield client
+
+
+async def test_a_consumer_that_was_refused_can_be_entered_again(client: AsyncClient, topic: str) -> None:
+    await client.create_topic(topic, partitions=2)
+    await client.create_subscription(topic, "s", mode="exclusive")
+    await client.publish(topic, b"x")
+    second = client.subscribe(topic, "s", mode="exclusive")
+    async with client.subscribe(topic, "s", mode="exclusive"):
+        for _ in range(3):
+            with pytest.raises(SubscriptionBusy):
+                await second.__aenter__()
+    async with second:
+        message = await second.receive(PATIENCE)
+        await message.ack()
+    with pytest.raises(ConnectionClosed, match="make another"):
+        await second.__aenter__()
+
+
+async def test_an_error_that_is_raised_again_does_not_grow(client: AsyncClient, topic: str) -> None:
+    await client.create_topic(topic)
+    lengths = set()
+    async with client.subscribe(topic, "s") as consumer:
+        await client.delete_subscription(topic, "s")
+        for _ in range(20):
+            with pytest.raises(BrokerError) as caught:
+                await consumer.receive(PATIENCE)
+            lengths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+    assert len(lengths) == 1
+    await client.close()
+    lengths = set()
+    for _ in range(20):
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.publish(topic, b"x")
+        lengths.add(len(traceback.extract_tb(closed.value.__traceback__)))
+    assert len(lengths) == 1
+
+
+def test_every_error_can_be_pickled() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    made = [kind("because") for kind in kinds]
+    made += [Redirected("orders", 3, "a:1"), errors.DurabilityNotReached("no", stored=True)]
+    for error in made:
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+async def test_nothing_of_a_deleted_topic_stays_in_the_client(client: AsyncClient, topic: str) -> None:
+    for number in range(20):
+        name = f"{topic}-{number}"
+        with pytest.raises(TopicNotFound):
+            await client.publish(name, b"x")
+        await client.create_topic(name, partitions=2)
+        await client.create_subscription(name, "s")
+        for partition in range(2):
+            await client.publish(name, b"x", partition=partition)
+        async with client.subscribe(name, "s") as consumer:
+            await (await consumer.receive(PATIENCE)).ack()
+        await client.delete_topic(name)
+        with pytest.raises(TopicNotFound):
+            await client.publish(name, b"x")
+    del consumer
+    async with asyncio.timeout(PATIENCE):  # of the last one the worker has yet to tell
+        while _kept(topic):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await client.create_topic(f"{topic}-0", partitions=1)
+    await client.create_subscription(f"{topic}-0", "s")
+    assert (await client.publish(f"{topic}-0", b"x")).id is not None
+
+
+def _kept(topic: str) -> list[str]:
+    gc.collect()
+    kept = [item for item in gc.get_objects() if isinstance(item, TopicMap | Outbox)]
+    return [item.topic for item in kept if item.topic.startswith(topic)]
