@@ -1,0 +1,162 @@
+"""docs/reference_client.py, which follows docs/protocol.md alone, beside workers that are killed."""
+
+import importlib.util
+import json
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.running import RunningBroker
+
+PAGE = Path(__file__).resolve().parents[2] / "docs"
+KEYS = [f"key-{number}" for number in range(12)]
+
+
+def load() -> ModuleType:
+    """The module, which is in no package."""
+    spec = importlib.util.spec_from_file_location("reference_client", PAGE / "reference_client.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+reference = load()
+
+
+def seeds(broker: RunningBroker) -> str:
+    """Where the workers are."""
+    return broker.url.removeprefix("keylane://")
+
+
+def test_it_is_small_and_needs_little() -> None:
+    text = (PAGE / "reference_client.py").read_text("utf-8")
+    assert len(text.splitlines()) < 400
+    assert "import msgpack" in text
+    assert not any(f"import {name}" in text for name in ("client", "broker", "msgspec", "redis"))
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive", "failover"])
+def test_it_publishes_consumes_nacks_and_acks(broker: RunningBroker, topic: str, mode: str) -> None:
+    client = reference.Client(seeds(broker))
+    client.ask(reference.CREATE_TOPIC, topic=topic, partitions=2)
+    client.ask(reference.CREATE_SUBSCRIPTION, topic=topic, subscription="s", mode=mode)
+    ids = client.publish(topic, [("a", b"one"), ("a", b""), ("b", b"three")], region="eu")
+    assert len(set(ids)) == 3
+    with reference.Consumer(client, topic, "s") as consumer:
+        first = consumer.receive(10)
+        assert consumer.nack(first)
+        assert not consumer.nack(first)
+        found: dict[str, bytes] = {}
+        while len(found) < 3:
+            message = consumer.receive(10)
+            assert json.loads(message.about.split(" ", 4)[4]) == {"region": "eu"}
+            assert message.retries == (message.id == first.id)
+            found[message.id] = consumer.body(message)
+            assert consumer.ack(message)
+            assert not consumer.ack(message)
+        assert found == dict(zip(ids, [b"one", b"", b"three"], strict=True))
+        assert consumer.receive(0.1) is None
+    client.close()
+
+
+def test_what_is_refused_has_a_name(broker: RunningBroker, topic: str) -> None:
+    client = reference.Client(seeds(broker))
+    with pytest.raises(reference.Refused) as refused:
+        client.publish(topic, [("", b"")])
+    assert refused.value.args[0] == "topic_not_found"
+    client.ask(reference.CREATE_TOPIC, topic=topic, partitions=1)
+    consumer = reference.Consumer(client, topic, "s", name="me")
+    with consumer, reference.Consumer(client, topic, "s", name="me"):
+        with pytest.raises(reference.Refused) as refused:
+            consumer.receive(10)
+        assert refused.value.args[0] == "consumer_replaced"
+    client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_and_no_key_loses_its_order_while_workers_are_killed(topic: str) -> None:
+    """Three workers, each killed in turn while two consumers take, nack and ack what a producer publishes."""
+    with RunningBroker(workers=3, session=3.0, heartbeat=1.0) as broker:
+        producer = reference.Client(seeds(broker))
+        producer.ask(reference.CREATE_TOPIC, topic=topic, partitions=6)
+        producer.ask(reference.CREATE_SUBSCRIPTION, topic=topic, subscription="s", mode="key_shared")
+        sent: dict[str, list[str]] = {key: [] for key in KEYS}
+        settled: dict[str, list[str]] = {key: [] for key in KEYS}  # in the order of their acks
+        clients = [producer]
+        stop, done, troubles = threading.Event(), threading.Event(), list[BaseException]()
+
+        def produce() -> None:
+            number = 0
+            while not stop.is_set():
+                batch = [(key, f"{key} {number:06}".encode()) for key in KEYS]
+                producer.publish(topic, batch)
+                for key, body in batch:
+                    sent[key].append(body.decode())
+                number += 1
+                time.sleep(0.01)
+
+        def consume(name: str) -> None:
+            client, count = reference.Client(seeds(broker)), 0
+            clients.append(client)
+            with reference.Consumer(client, topic, "s", name=name, permits=50) as consumer:
+                while not done.is_set():
+                    message = consumer.receive(0.2)
+                    if message is None:
+                        continue
+                    count += 1
+                    if count % 50 == 0:
+                        consumer.nack(message)
+                        continue
+                    body = consumer.body(message).decode()
+                    settled[message.key].append(body)  # also if it is stale: it may have been done before
+                    consumer.ack(message)
+
+        def run(step: Any, *arguments: str) -> threading.Thread:
+            def guarded() -> None:
+                try:
+                    step(*arguments)
+                except BaseException as error:
+                    troubles.append(error)
+
+            thread = threading.Thread(target=guarded)
+            thread.start()
+            return thread
+
+        threads = [run(produce), run(consume, "c1"), run(consume, "c2")]
+        try:
+            for worker in range(3):
+                wanted = sum(map(len, settled.values())) + 200
+                while sum(map(len, settled.values())) < wanted and not troubles:
+                    time.sleep(0.05)
+                broker.kill_worker(worker)
+                time.sleep(1.0)
+                broker.start_worker(worker)
+            stop.set()
+            threads[0].join()
+            end = time.monotonic() + 60
+            while any(set(settled[key]) < set(sent[key]) for key in KEYS) and time.monotonic() < end:
+                if troubles:
+                    break
+                time.sleep(0.1)
+        finally:
+            stop.set()
+            done.set()
+            for thread in threads:
+                thread.join()
+            for client in clients:
+                client.close()
+        assert not troubles
+        for key in KEYS:
+            assert set(sent[key]) <= set(settled[key]), "nothing is lost"
+            first = list(dict.fromkeys(settled[key]))
+            assert first == sorted(first), f"{key} in order"
+            again = sum(Counter(settled[key]).values()) - len(first)
+            assert again < len(first), "duplicates only of what was in flight"
