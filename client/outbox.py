@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -86,6 +87,27 @@ class Parcel:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # retrieved: somebody who was cancelled does not look
+
+    def leave_out(self, refused: Mapping[int, BaseException]) -> list[str]:
+        """Go on without some of those who wait, by their places in `calls`; the names of their bodies."""
+        before, calls, names = (self.flat, self.bodies, self.dues), self.calls, list[str]()
+        self.flat, self.bodies, self.calls, self.size = [], {}, [], 0
+        self.dues = None if self.dues is None else []
+        for at, (future, start, count) in enumerate(calls):
+            bodies = {place: before[1][place] for place in range(start, start + count) if place in before[1]}
+            if (error := refused.get(at)) is not None:
+                names += [name for name, _ in bodies.values()]
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # retrieved: somebody who was cancelled does not look
+                continue
+            self.calls.append((future, self.size, count))
+            self.flat += before[0][start * 3 : (start + count) * 3]
+            self.bodies.update({place - start + self.size: body for place, body in bodies.items()})
+            if self.dues is not None and before[2] is not None:
+                self.dues += before[2][start : start + count]
+            self.size += count
+        return names
 
     def succeed(self, reply: wire.PublishReply) -> None:
         """Tell everybody who waits."""
@@ -244,17 +266,18 @@ class Outbox:
         answer.add_done_callback(lambda answer: self._answered(parcel, answer))
 
     async def _upload(self, parcel: Parcel) -> None:
-        bodies = list(parcel.bodies.values())
         attempt = 0
         while parcel.state is _State.UPLOADING:
             try:
-                await self._bodies.put(self.topic, bodies)
+                await self._bodies.put(self.topic, list(parcel.bodies.values()))
                 if parcel.state is _State.UPLOADING:
                     parcel.state = _State.READY
                     # Only the names are needed from here on.
                     parcel.bodies = {place: (name, b"") for place, (name, _) in parcel.bodies.items()}
             except BrokerError as error:
                 if not error.retriable:
+                    if await self._sift(parcel):
+                        continue
                     self._drop(parcel, error)
                     break
                 self._error = error
@@ -264,6 +287,23 @@ class Outbox:
                 self._drop(parcel, error)
                 break
         self._schedule()
+
+    async def _sift(self, parcel: Parcel) -> bool:
+        """The store refuses a body for good: fail those who published it, and go on with the others."""
+        if len(parcel.calls) < 2 or parcel.strict:
+            return False
+        refused: dict[int, BrokerError] = {}
+        for at, (_, start, count) in enumerate(parcel.calls):
+            some = [parcel.bodies[place] for place in range(start, start + count) if place in parcel.bodies]
+            try:
+                await self._bodies.put(self.topic, some)
+            except BrokerError as error:
+                if not error.retriable:
+                    refused[at] = error
+        if parcel.state is _State.UPLOADING and 0 < len(refused) < len(parcel.calls):
+            self._bodies.forget(self.topic, parcel.leave_out(refused))
+            return True
+        return False
 
     # Answers
 

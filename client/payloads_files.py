@@ -17,7 +17,15 @@ import anyio.to_thread
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from client.errors import BrokerError, InvalidArgument, InvalidName, Overloaded, Unavailable
+from client.errors import (
+    BrokerError,
+    Forbidden,
+    InvalidArgument,
+    InvalidName,
+    MessageTooLarge,
+    Overloaded,
+    Unavailable,
+)
 from client.ksuid import EPOCH, first_at, raw
 from client.payloads import Owed, PayloadStore, public
 
@@ -124,8 +132,13 @@ class LocalFiles(Files):
         """Write files, and the folders that they need."""
         for path, content in files.items():
             part = f"{path}.{token_hex(4)}"
-            _write_into_folder(part, content)
-            os.replace(part, path)
+            try:
+                _write_into_folder(part, content)
+                os.replace(part, path)
+            except BaseException:
+                with suppress(OSError):
+                    os.remove(part)
+                raise
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
         """Read those files that are there."""
@@ -211,6 +224,10 @@ class FileStore(PayloadStore):
     def _named(self, error: Exception) -> BrokerError:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Overloaded(f"the payload store {self._url} has no room for more: {error}")
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            return MessageTooLarge(f"the payload store {self._url} takes no file as large as a body: {error}")
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return Forbidden(f"the payload store {self._url} lets this process store nothing: {error}")
         return Unavailable(f"the payload store {self._url} cannot be used: {error or type(error).__name__}")
 
     async def tend(self, topic: str, owed: Owed) -> None:

@@ -15,6 +15,7 @@ from redis.exceptions import (
     AuthenticationError,
     ClusterError,
     ConnectionError,
+    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
@@ -23,12 +24,21 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from client.errors import BrokerError, InvalidArgument, Overloaded, Unavailable
+from client.errors import (
+    BrokerError,
+    Forbidden,
+    InvalidArgument,
+    MessageTooLarge,
+    Overloaded,
+    Unavailable,
+)
 from client.payloads import Owed, PayloadStore, public
 from client.payloads_line import Command, Line
 
 PREFIX = "kl:bodies"
 
+_ANY_SERVER = 1024 * 1024  # bytes of a value that every server takes,
+_MOST_SERVERS = 512 * 1024 * 1024  # and that most do
 _PATIENCE = 5.0  # seconds in which a server may restart or fail over without anybody noticing
 _CONNECT = 2.0  # seconds for each step of connecting
 _ANSWER = 10.0  # seconds for an answer
@@ -67,12 +77,30 @@ class RedisStore(PayloadStore):
         self._patience = patience
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._lines: list[Line] = []  # those that nobody uses just now
+        self._largest = 0  # bytes of a body that the server takes, once that was asked
         self._closed = False
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
         """Store bodies, each with its name; all of them are stored when this returns."""
+        await self._check_sizes(bodies)
         for some in _slices(bodies):
             await self._run(self._storing(topic, dict(some)))
+
+    async def _check_sizes(self, bodies: Sequence[tuple[str, bytes]]) -> None:
+        """Refuse what is more than the server takes: it would end the connection, and not say why."""
+        largest = max((len(body) for _, body in bodies), default=0)
+        if largest <= _ANY_SERVER:
+            return
+        if not self._largest:
+            self._largest = _MOST_SERVERS
+            if not self._cluster:  # whose nodes may differ
+                with contextlib.suppress(BrokerError):  # some let nobody ask
+                    _, found = (await self._run([("CONFIG", "GET", "proto-max-bulk-len")]))[0]
+                    self._largest = int(found)
+        if largest > self._largest:
+            raise MessageTooLarge(
+                f"a body of {largest} bytes: the payload store {self._url} takes up to {self._largest}"
+            )
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies in the order asked for; None for one that is not there."""
@@ -201,6 +229,8 @@ class RedisStore(PayloadStore):
             return Unavailable(f"the payload store {self._url} refuses the credentials: {reason}")
         if isinstance(error, (*_PASSING, OSError)):
             return Unavailable(f"the payload store {self._url} cannot be reached: {reason}")
+        if isinstance(error, NoPermissionError):
+            return Forbidden(f"the payload store {self._url} does not allow a command: {reason}")
         return Unavailable(f"the payload store {self._url} refuses a command: {reason}")
 
 
