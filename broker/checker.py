@@ -2,8 +2,10 @@
 
     problems = await check_topic(engine, "orders")      # [] when all is well
 
-The rules are about one state at one instant. On a live topic a snapshot may straddle a change, so a
-problem counts only if it is still there when the partition is looked at again.
+The rules are about one state at one instant. On a live topic a snapshot may straddle a change, and that of a
+large partition is read in many steps, so a problem counts only if it is found in the same words when the
+partition is looked at again. Each is about one lane, entry or consumer, and has the record that it is about,
+with its tokens and times: if that is the same, nothing has moved there meanwhile.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,6 +19,7 @@ from broker.snapshot import PartitionSnapshot, Scanned, SubscriptionSnapshot, sc
 from broker.subscriptions import SubscriptionRecord, read_records
 
 _LOOKS = 3
+NUL = "\0"
 
 
 async def check_topic(engine: Engine, topic: str, scanned: Scanned | None = None) -> list[str]:
@@ -142,8 +145,10 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
     yield from _log_problems(partition)
     yield from _journal_problems(partition)
     waiting = {member[16:] for member in partition.delayed}
-    if waiting != partition.delayed_data or len(waiting) < len(partition.delayed):
-        yield f"delayed messages and their data differ: {sorted(waiting ^ partition.delayed_data)}"
+    for uid in sorted(waiting ^ partition.delayed_data):
+        yield f"delayed messages and their data differ: {[uid]}"
+    if len(waiting) < len(partition.delayed):
+        yield "delayed messages have a uid twice"
     owed: set[int] = set()
     for subscription in partition.subscriptions:
         for problem in _subscription_problems(partition, subscription):
@@ -275,26 +280,30 @@ def _belongs(lane: Lane, mode: str | None) -> bool:
 
 
 def _index_problems(subscription: SubscriptionSnapshot, lanes: list[Lane]) -> Iterator[str]:
+
+    def record_of(lane: str) -> str:
+        # As long as it is the same at every look, its lane has not moved meanwhile.
+        return f"record {subscription.lanes.get(lane)!r}"
+
     leased = {(lane.consumer, lane.name) for lane in lanes if lane.consumer}
     timed = {(consumer, lane) for consumer, lanes in subscription.leases.items() for lane in lanes}
-    if leased != timed:
-        yield f"leased lanes and deadlines differ: {sorted(leased ^ timed)}"
+    for pair in sorted(leased ^ timed):
+        yield f"leased lanes and deadlines differ: {[pair]}, {record_of(pair[1])}"
     for consumer, ends in subscription.leases.items():
         if ends and min(ends.values()) < subscription.deadlines.get(consumer, 0):
             yield f"a lease of {consumer!r} ends before its deadlines are looked at"
     runs = {lane.name: float(lane.ranges[0][1]) for lane in lanes if lane.is_run and lane.ranges}
-    if runs != subscription.runs:
-        yield f"runs and their index differ: {sorted(runs.items() ^ subscription.runs.items())}"
+    for run in sorted(runs.items() ^ subscription.runs.items()):
+        yield f"runs and their index differ: {[run]}, {record_of(run[0])}"
     ready = {f"{lane.consumer}\0{lane.due:015}\0{lane.name}" for lane in lanes if lane.waiting}
-    if ready != set(subscription.ready):
-        yield f"waiting lanes and ready differ: {sorted(ready ^ set(subscription.ready))}"
+    for member in sorted(ready ^ set(subscription.ready)):
+        yield f"waiting lanes and ready differ: {[member]}, {record_of(member.split(NUL, 2)[-1])}"
     gone = {lane.consumer for lane in lanes if lane.consumer} - subscription.consumers.keys()
-    if gone:
-        yield f"lanes are leased to consumers without a session: {sorted(gone)}"
+    for consumer in sorted(gone):
+        yield f"lanes are leased to consumers without a session: {[consumer]}"
     for what, names in (("deadlines", subscription.deadlines), ("charged", subscription.charged)):
-        strangers = names.keys() - subscription.consumers.keys()
-        if strangers:
-            yield f"{what} has consumers without a session: {sorted(strangers)}"
+        for consumer in sorted(names.keys() - subscription.consumers.keys()):
+            yield f"{what} has consumers without a session: {[consumer]}"
 
 
 def _lost_problems(partition: PartitionSnapshot, subscription: SubscriptionSnapshot) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Reads all that a partition holds, for the checker and for those who look into a topic."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -7,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from broker.arguments import to_flat
 from broker.keys import (
     BROKERS,
     CONTROLLER,
@@ -20,6 +22,7 @@ from broker.keys import (
 from broker.store import Store, as_fields
 
 _PAGE = 1_000
+_SMALL = 2_000  # fields and members that are read in one transaction, at most
 
 
 class SubscriptionSnapshot(msgspec.Struct):
@@ -111,16 +114,16 @@ async def scan(store: Store, topic: str = "") -> Scanned:
 
 
 async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSnapshot:
-    """Read a partition: its state in one transaction, then its log page by page."""
+    """Read a partition: a small one's state in one transaction, else all in steps that hold nobody up."""
     keys = PartitionKeys.of(topic, partition)
     names = sorted(await store.command("HKEYS", keys.subs))
     holders = [await store.command("ZRANGE", keys.subscription(name).deadlines, 0, -1) for name in names]
-    commands: list[tuple[str | int, ...]] = [
+    commands: list[tuple[str, ...]] = [
         ("GET", keys.lease),
         ("PTTL", keys.lease),
         ("HGETALL", keys.meta),
         ("HGETALL", keys.subs),
-        ("ZRANGE", keys.delayed, 0, -1),
+        ("ZRANGE", keys.delayed, "0", "-1"),
         ("HKEYS", keys.delayed_data),
     ]
     for name, holding in zip(names, holders, strict=True):
@@ -128,16 +131,16 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         commands += [
             ("HGETALL", own.sub),
             ("HGETALL", own.lanes),
-            ("ZRANGE", own.runs, 0, -1, "WITHSCORES"),
-            ("ZRANGE", own.deadlines, 0, -1, "WITHSCORES"),
-            ("ZRANGE", own.ready, 0, -1),
-            ("ZRANGE", own.queue, 0, -1),
+            ("ZRANGE", own.runs, "0", "-1", "WITHSCORES"),
+            ("ZRANGE", own.deadlines, "0", "-1", "WITHSCORES"),
+            ("ZRANGE", own.ready, "0", "-1"),
+            ("ZRANGE", own.queue, "0", "-1"),
             ("HGETALL", own.retries),
-            ("ZRANGE", own.consumers, 0, -1, "WITHSCORES"),
+            ("ZRANGE", own.consumers, "0", "-1", "WITHSCORES"),
             ("HGETALL", own.charged),
-            *(("ZRANGE", own.leases(consumer), 0, -1, "WITHSCORES") for consumer in holding),
+            *(("ZRANGE", own.leases(consumer), "0", "-1", "WITHSCORES") for consumer in holding),
         ]
-    lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await store.atomically(commands)
+    lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await _read(store, commands)
     cursors = as_fields(subs)
     subscriptions = []
     for name, holding in zip(names, holders, strict=True):
@@ -172,6 +175,38 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         delayed,
         set(delayed_data),
     )
+
+
+async def _read(store: Store, commands: list[tuple[str, ...]]) -> list[Any]:
+    """Answer commands that read whole keys: as of one instant, unless that took too long."""
+    counting = {"H": "HLEN", "Z": "ZCARD"}
+    sizes = [(counting[name[0]], key) for name, key, *_ in commands if name[0] in counting]
+    if sum(await store.read_all(sizes)) <= _SMALL:
+        return await store.atomically(commands)
+    return [await _in_pages(store, command) for command in commands]
+
+
+async def _in_pages(store: Store, command: tuple[str, ...]) -> Any:
+    """Answer a command that reads a whole key, in steps; what changes meanwhile may be missing."""
+    name, key, *options = command
+    found: list[Any] = []
+    if name == "ZRANGE":
+        for start in itertools.count(0, _PAGE):
+            page = ("ZRANGE", key, str(start), str(start + _PAGE - 1), *options[2:])
+            [members] = await store.read_all([page])
+            found += members
+            if not members:
+                return found
+    if name in ("HGETALL", "HKEYS"):
+        cursor = "0"
+        while True:
+            [(cursor, pairs)] = await store.read_all([("HSCAN", key, str(cursor), "COUNT", str(_PAGE))])
+            fields = as_fields(pairs)
+            found += to_flat(fields) if name == "HGETALL" else fields
+            if int(cursor) == 0:
+                return found
+    [answer] = await store.read_all([command])
+    return answer
 
 
 async def _read_log(store: Store, log: str) -> dict[int, tuple[int, str]]:

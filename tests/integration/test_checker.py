@@ -156,8 +156,13 @@ async def _sound_topic(engine: Engine, topic: str) -> Story:
     return story
 
 
+@pytest.mark.parametrize("small", [2_000, -1], ids=["at once", "in pages"])
 @pytest.mark.parametrize("label", DAMAGES)
-async def test_the_checker_sees_that(engine: Engine, topic: str, label: str) -> None:
+async def test_the_checker_sees_that(
+    engine: Engine, topic: str, label: str, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.snapshot._SMALL", small)
+    monkeypatch.setattr("broker.snapshot._PAGE", 2)
     story = await _sound_topic(engine, topic)
     assert await check_topic(engine, topic) == []
     expected, damage = DAMAGES[label]
