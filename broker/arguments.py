@@ -1,6 +1,7 @@
 """Between the engine's types and what scripts take and answer: limits, checks, flat lists."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from operator import gt
@@ -282,13 +283,31 @@ def pack_names(names: list[int | str]) -> str:
 
 def id_maker(ledgers: str) -> Callable[[int], str]:
     """From an entry's number to its id in the log; ledgers as in the meta hash."""
-    starts = [(int(first), ledger) for ledger, _, first in (item.partition(":") for item in ledgers.split())]
+    names, starts = _ledgers(ledgers)
 
     def id_of(entry: int) -> str:
-        ledger = next((name for first, name in reversed(starts) if entry >= first), starts[0][1])
-        return f"{ledger}-{entry}"
+        return f"{names[max(bisect_right(starts, entry) - 1, 0)]}-{entry}"
 
     return id_of
+
+
+def _ledgers(text: str) -> tuple[list[str], list[int]]:
+    """The numbers of ledgers, as text, and their first entries."""
+    items = [item.partition(":") for item in text.split()]
+    return [name for name, _, _ in items], [int(first) for _, _, first in items]
+
+
+def ledgers_between(ledgers: str, first: int, last: int) -> str:
+    """Those ledgers that entries from `first` to `last` can be of; one at least, if there is any."""
+    _, starts = _ledgers(ledgers)
+    at = max(bisect_right(starts, first) - 1, 0)
+    return " ".join(ledgers.split()[at : max(bisect_right(starts, last), at + 1)])
+
+
+def merge_ledgers(texts: Iterable[str]) -> str:
+    """The ledgers of several answers, oldest first."""
+    items = {item for text in texts for item in text.split()}
+    return " ".join(sorted(items, key=lambda item: int(item.partition(":")[2])))
 
 
 def subscription_fields(settings: SubscriptionSettings) -> dict[str, str]:

@@ -177,6 +177,9 @@ def _log_problems(partition: PartitionSnapshot) -> Iterator[str]:
     ]
     if starts != sorted(starts) or any(ledger > int(partition.meta["epoch"]) for _, ledger in starts):
         yield f"ledgers are out of order: {partition.meta['ledgers']}"
+    newest = partition.meta["ledgers"].rpartition(" ")[2]
+    if partition.meta.get("ledger", "") != newest:
+        yield f"the ledger in use is {partition.meta.get('ledger')}, and the newest of all is {newest}"
     for entry, (ledger, _) in partition.log.items():
         if entry > last:
             yield f"entry {entry} is in the log, but the last one given was {last}"

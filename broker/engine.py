@@ -32,6 +32,7 @@ from broker.arguments import (
     covering_ranges,
     entries_of,
     id_maker,
+    merge_ledgers,
     pack,
     pack_receipts,
     rows,
@@ -249,10 +250,11 @@ class Engine(Claims, Registry, Publishing):
         check_name("consumer", consumer)
         found: list[Any] = []
         retries: list[int] = []
-        position = ""
+        position = ledgers = ""
         while position != "0":
             answer = await self._run("held", lease, subscription, consumer, STEP, position or "0")
-            _, position, ledgers, part, charged, now_ms = answer
+            _, position, named, part, charged, now_ms = answer
+            ledgers = merge_ledgers((ledgers, named))
             shift = now_ms - at_ms if at_ms is not None else 0
             part[4::5] = [deadline - shift for deadline in part[4::5]]
             found += part

@@ -9,7 +9,15 @@ from operator import itemgetter
 from typing import Any
 
 from broker.administration import STEP, checked, partition_keys
-from broker.arguments import MAX_PARTITIONS, MAX_TIME_MS, check_int, id_maker, name_of_body, rows
+from broker.arguments import (
+    MAX_PARTITIONS,
+    MAX_TIME_MS,
+    check_int,
+    id_maker,
+    ledgers_between,
+    name_of_body,
+    rows,
+)
 from broker.keys import PartitionKeys, check_name
 from broker.results import Lines
 from broker.store import Call
@@ -65,6 +73,7 @@ class Reading(Subscriptions):
             add_ranges(lines.ranges, found)
             lines.next = lines.ranges[-1] + 1 if len(found) == count else end
             count = min(MAX_BATCH, (TEXTS - size) * read // max(size, 1) + 1)  # as many as should fit
+        lines.ledgers = ledgers_between(ledgers, start, max(lines.next - 1, start))
         return lines
 
     async def owed(

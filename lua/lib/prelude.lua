@@ -66,24 +66,68 @@ local function marks_due_at(since, window)
   return since + math.max(window, 1000)
 end
 
--- ledgers: "<ledger>:<first entry> ..." oldest first. Answers a function from an entry to what its id
--- starts with ("<ledger>-") and the last entry of that ledger, and one from an entry to its id.
-local function id_maker(ledgers)
-  local starts, prefixes = {}, {}
-  for ledger, first in string.gmatch(ledgers, '(%d+):(%d+)') do
-    starts[#starts + 1] = tonumber(first)
-    prefixes[#prefixes + 1] = ledger .. '-'
+-- From entries to ids. newest is "<ledger>:<first entry>" of the ledger in use; all of them are in meta, oldest first,
+-- and only read for an entry before that. Answers a function from an entry to what its id starts with ("<ledger>-"),
+-- the last entry of that ledger and its first; one from an entry to its id; and one that names the ledgers of ranges.
+local function id_maker(meta_key, newest)
+  local ledger, since = string.match(newest or '', '^(%d+):(%d+)$')
+  ledger, since = (ledger or 0) .. '-', tonumber(since or 0)
+  local starts, prefixes
+  local function read()
+    starts, prefixes = {}, {}
+    for before, first in string.gmatch(redis.call('HGET', meta_key, 'ledgers'), '(%d+):(%d+)') do
+      starts[#starts + 1] = tonumber(first)
+      prefixes[#prefixes + 1] = before .. '-'
+    end
   end
   local function ledger_of(entry)
-    local index = #starts
-    while index > 1 and entry < starts[index] do
-      index = index - 1
+    if entry >= since then
+      return ledger, 1e14 - 1, since
     end
-    return prefixes[index] or '0-', (starts[index + 1] or 1e14) - 1
+    if not starts then
+      read()
+    end
+    local low, high = 1, #starts -- the last that begins at the entry or before it, or the first
+    while low < high do
+      local middle = math.ceil((low + high) / 2)
+      if starts[middle] <= entry then
+        low = middle
+      else
+        high = middle - 1
+      end
+    end
+    return prefixes[low], (starts[low + 1] or 1e14) - 1, starts[low]
   end
-  return ledger_of, function(entry)
+  local function id_of(entry)
     return ledger_of(entry) .. entry
   end
+  -- flat has a first and a last entry every `step` values, from `at` on.
+  local function ledgers_of(flat, at, step)
+    local oldest, found, seen = since, {}, {}
+    for index = at, #flat, step do
+      oldest = math.min(oldest, flat[index])
+    end
+    if oldest == since then
+      return newest or ''
+    end
+    for index = at, #flat, step do
+      local entry = flat[index]
+      while entry <= flat[index + 1] do
+        local prefix, upto, first = ledger_of(entry)
+        if not seen[first] then
+          seen[first] = true
+          found[#found + 1] = { first, string.sub(prefix, 1, -2) .. ':' .. first }
+        end
+        entry = upto + 1
+      end
+    end
+    table.sort(found, function(left, right) return left[1] < right[1] end)
+    for index, item in ipairs(found) do
+      found[index] = item[2]
+    end
+    return table.concat(found, ' ')
+  end
+  return ledger_of, id_of, ledgers_of
 end
 
 local function entry_of(id)

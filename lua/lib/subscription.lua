@@ -1,7 +1,7 @@
 -- subscription: the keys of a subscription's scripts, and whether a call may go on.
 --
 -- KEYS   1 lease       string  "<worker> <epoch>"
---        2 meta        hash    last, ledgers, clock, retain, journal, lead, own
+--        2 meta        hash    last, ledger (in use), clock, retain, journal, lead, own
 --        3 log         stream
 --        4 subs        hash    subscription -> cursor: the last entry it has passed
 --        5 sub         hash    mode, token, settings
@@ -27,10 +27,10 @@ local held, name = ARGV[1], ARGV[2]
 
 local END = 1e14 -- beyond every entry and every time
 
-local stored = redis.call('HMGET', meta, 'last', 'ledgers', 'clock', 'retain', 'journal', 'lead', 'own')
-local last_entry, ledgers, retained, own = tonumber(stored[1]), stored[2], stored[4] == '1', stored[7]
+local stored = redis.call('HMGET', meta, 'last', 'ledger', 'clock', 'retain', 'journal', 'lead', 'own')
+local last_entry, retained, own = tonumber(stored[1]), stored[4] == '1', stored[7]
 local cursor = tonumber(redis.call('HGET', subs, name) or nil)
-local ledger_of, id_of = id_maker(ledgers or '')
+local ledger_of, id_of, ledgers_of = id_maker(meta, stored[2])
 local now, lead = 0, 0 -- the partition's time, and how far it is ahead of the callers', which is that of Redis
 
 -- Why this call may not go on, or nil; starts the clock. An operator's call (create, delete, seek,

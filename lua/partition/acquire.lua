@@ -2,7 +2,7 @@
 --
 -- Uses   journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
---        2 meta     hash    epoch, lease_ms, ledgers, last, clock, lead, journal, dedupe_ms, marks_at
+--        2 meta     hash    epoch, lease_ms, ledgers, ledger, last, clock, lead, journal, dedupe_ms, marks_at
 --        3 log      stream
 --        4 journal  stream
 --        5 delayed  zset    "<number> <uid>" -> due, ms
@@ -14,8 +14,9 @@
 --            sweep is 1 when an interrupted reclaim has to be finished; a delayed message is due next; promote
 --            is to be called for old marks; the subscriptions that have consumers, whose sessions are to be ended
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
--- Cost     O(ledgers + subscriptions)
+-- Cost     O(ledgers + subscriptions); three hundred ledgers with entries are looked for at most
 local lease, meta, log, journal, delayed, marks_0, marks_1, subs = unpack(KEYS)
+local LEDGERS = 300 -- that are looked for in one call; those behind them stay, with entries or without
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at', 'lease_ms')
@@ -37,23 +38,28 @@ local now = tick(meta, stored[6], stored[8])
 local epoch = math.max(stored[1] + 1, known_epoch + 1, now)
 local last = tonumber(stored[3])
 
--- Keep only ledgers that still have entries: those that reach up to the log's first entry.
-local starts = {}
-for ledger, first in string.gmatch(stored[2], '(%d+):(%d+)') do
-  starts[#starts + 1] = { ledger, tonumber(first) }
+-- Keep only ledgers that still have entries: the log tells which, from ledger to ledger.
+local alive, looked_at = {}, '-1'
+for _ = 1, LEDGERS do
+  local found = redis.call('XRANGE', log, string.format('%.0f-0', looked_at + 1), '+', 'COUNT', 1)[1]
+  if not found then
+    looked_at = epoch
+    break
+  end
+  looked_at = string.match(found[1], '^%d+')
+  alive[looked_at] = true
 end
-starts[#starts + 1] = { epoch, last + 1 }
-local oldest = first_entry(log) or last + 1
 local kept = {}
-for index, start in ipairs(starts) do
-  local next_start = starts[index + 1]
-  if not next_start or (next_start[2] > oldest and next_start[2] > start[2]) then
-    kept[#kept + 1] = start[1] .. ':' .. start[2]
+for ledger, first in string.gmatch(stored[2], '(%d+):(%d+)') do
+  if alive[ledger] or tonumber(ledger) > tonumber(looked_at) then
+    kept[#kept + 1] = ledger .. ':' .. first
   end
 end
+local newest = epoch .. ':' .. last + 1
+kept[#kept + 1] = newest
 
 redis.call('SET', lease, worker .. ' ' .. epoch, 'PX', ttl_ms)
-redis.call('HSET', meta, 'epoch', epoch, 'lease_ms', ttl_ms, 'ledgers', table.concat(kept, ' '))
+redis.call('HSET', meta, 'epoch', epoch, 'lease_ms', ttl_ms, 'ledger', newest, 'ledgers', table.concat(kept, ' '))
 if stored[7] and stored[7] ~= '0' then
   write_record(journal, stored[7], now, 'moved', '', worker .. ' ' .. epoch, last + 1)
 end

@@ -1,6 +1,6 @@
 -- ledgers: who holds a partition, and how many entries of each ledger are left, a bounded part per call.
 --
--- KEYS   1 meta   hash    epoch, ledgers, last
+-- KEYS   1 meta   hash    epoch, ledgers, ledger, last
 --        2 lease  string  "<worker> <epoch>", with a TTL
 --        3 log    stream
 --        4 subs   hash    subscription -> cursor
@@ -13,12 +13,12 @@
 local meta, lease, log, subs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local prefix, limit, position = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
-local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last')
+local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'ledger')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
 local ledgers, last = stored[2], tonumber(stored[3])
-local ledger_of, id_of = id_maker(ledgers)
+local ledger_of, id_of = id_maker(meta, stored[4])
 
 local counts = {}
 local function count(ledger, entries)

@@ -58,6 +58,6 @@ end
 local more = roomiest() and (limit <= 0 or cursor > before and cursor < last_entry) and 1 or 0
 local next_due = math.min(next_end() or END, next_waiting())
 return {
-  'OK', now, next_due < END and next_due or 0, more, mode, tonumber(token), cursor, ledgers,
+  'OK', now, next_due < END and next_due or 0, more, mode, tonumber(token), cursor, ledgers_of(deliveries, 2, 3),
   unknown, deliveries, kept_deadlines, retries_of(redelivered), lost, left_out, later,
 }

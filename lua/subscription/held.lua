@@ -32,4 +32,4 @@ for index, lane in ipairs(names) do
     end
   end
 end
-return { 'OK', step[1], ledgers, found, retries_of(entries), now }
+return { 'OK', step[1], ledgers_of(found, 3, 5), found, retries_of(entries), now }

@@ -46,6 +46,10 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         "in the log under ledger EPOCH, not 9000000000000",
         command("HSET", "META", "ledgers", "EPOCH:1 9000000000000:6", "epoch", "9000000000000"),
     ),
+    "the ledger in use is not the newest": (
+        "the ledger in use is 5:1, and the newest of all is EPOCH:1",
+        command("HSET", "META", "ledger", "5:1"),
+    ),
     "the ledgers are out of order": (
         "ledgers are out of order",
         command("HSET", "META", "ledgers", "EPOCH:3 EPOCH:1"),

@@ -215,6 +215,65 @@ async def test_ledgers_without_entries_are_forgotten_at_the_next_acquire(engine:
     assert await meta(story, "ledgers") == f"{story.lease.epoch}:3"
 
 
+async def test_one_old_entry_keeps_no_other_ledger(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish("stuck")
+    stuck, first = story.lease.epoch, await story.fetch()
+    for _ in range(20):
+        story.lease = await must_acquire(engine, topic)
+        await story.publish("a")
+        assert await story.ack(*[delivery.receipt for delivery in await story.fetch()]) == ["settled"]
+    story.lease = await must_acquire(engine, topic)
+    newest = f"{story.lease.epoch}:22"
+    assert await meta(story, "ledgers") == f"{stuck}:1 {newest}"
+    assert await meta(story, "ledger") == newest
+    assert entries(await engine.held(story.lease, "s", "c")) == [1]
+    assert await story.ack(first[0].receipt) == ["settled"]
+    assert await story.log() == []
+
+
+async def test_of_many_ledgers_only_those_are_named_that_a_delivery_is_of(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    ids = []
+    for number in range(12):
+        story.lease = await must_acquire(engine, topic)
+        await story.publish(str(number), str(number))
+        ids += [story.id(number * 2 + 1), story.id(number * 2 + 2)]
+    fetched = await engine.fetch_flat(story.lease, "s", [Room("c", 3)])
+    assert len(fetched.ledgers.split()) == 2
+    got = [
+        message.id
+        for delivery in (await engine.fetch(story.lease, "s", [Room("c", 100)])).deliveries
+        for message in delivery.messages
+    ]
+    assert got == ids[3:]
+    held = await engine.held(story.lease, "s", "c")
+    assert sorted(message.id for delivery in held for message in delivery.messages) == sorted(ids)
+    assert await story.ack(*[delivery.receipt for delivery in held]) == ["settled"] * len(held)
+    page = await engine.read(topic, 0, 1, 1)
+    assert len(page.ledgers.split()) == 1
+
+
+async def test_more_ledgers_than_one_call_looks_for_are_kept(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    ids = []
+    for number in range(305):
+        story.lease = await must_acquire(engine, topic)
+        await story.publish("a")
+        ids.append(story.id(number + 1))
+    story.lease = await must_acquire(engine, topic)
+    assert len((await meta(story, "ledgers") or "").split()) == 306
+    delivered = await story.fetch(permits=400)
+    assert [message.id for delivery in delivered for message in delivery.messages] == ids
+    given = [part for one in delivered for part in [one.receipt]]
+    assert set(await story.ack(*given)) == {"settled"}
+    story.lease = await must_acquire(engine, topic)
+    assert await meta(story, "ledgers") == f"{story.lease.epoch}:306"
+
+
 async def test_a_reclaim_that_a_crash_interrupted_is_left_to_the_next_owner(
     engine: Engine, topic: str
 ) -> None:
