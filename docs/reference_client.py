@@ -288,6 +288,7 @@ class Consumer:
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None."""
         end = time.monotonic() + timeout
+        self.breathe()  # what is there may be void by now
         while not self.waiting:
             if time.monotonic() > end:
                 return None
