@@ -15,12 +15,17 @@ ALL = -1  # instead of a partition: all of them, where the worker does not say w
 class _Listing:
     """What a worker is listing of what was held when it took partitions over."""
 
-    __slots__ = ("before", "left", "seen")
+    __slots__ = ("before", "known", "left", "seen")
 
     def __init__(self, before: list[Block], left: int | None) -> None:
         self.before = before
         self.left = left  # messages that are still to be listed
         self.seen: set[tuple[Block, int]] = set()  # those of ours that were
+        self.known = {  # where they are, by partition, token and entry
+            (block.partition, block.token, entry): (block, index)
+            for block in before
+            for index, entry in enumerate(block.entries)
+        }
 
 
 class Held:
@@ -112,14 +117,15 @@ class Held:
 
     def keep(self, block: Block) -> None:
         """A block lists what is held, perhaps delivered before: what we have stays as it is."""
-        listing = self._listings.get(block.partition) or self._listings.get(ALL) or _Listing([], None)
-        both = dict.fromkeys((*listing.before, *self.blocks))
-        earlier = [old for old in both if old.partition == block.partition]
-        known = {
-            (old.token, entry): (old, index) for old in earlier for index, entry in enumerate(old.entries)
-        }
+        listing = self._listings.get(block.partition) or self._listings.get(ALL)
+        if (
+            listing is None or listing.left is None
+        ):  # nobody has said that it comes: what we have may be newer
+            before = dict.fromkeys((*(listing.before if listing else ()), *self.blocks))
+            listing = _Listing(list(before), None)
+        earlier = [old for old in listing.before if old.partition == block.partition]
         for index, entry in enumerate(block.entries):
-            old, at = known.get((block.token, entry), (block, index))
+            old, at = listing.known.get((block.partition, block.token, entry), (block, index))
             if old is block or old.states[at] == STALE:
                 continue
             listing.seen.add((old, at))
@@ -314,7 +320,8 @@ class Held:
                 for key in block.texts[start * 3 : stop * 3 : 3]:
                     if key:
                         lanes["=" + key] = deadline
-        if len(self._lanes.get(partition, ())) > 2 * sum(block.open for block in self.blocks) + _LANES:
+        count = len(self._lanes.get(partition, ()))
+        if count > _LANES and count > 2 * sum(block.open for block in self.blocks) + _LANES:
             self._forget_lanes(partition)
 
     def _forget_lanes(self, partition: int) -> None:

@@ -22,7 +22,7 @@ from broker.engine import Engine
 from broker.server import Server
 from broker.supervisor import Running, supervise
 from client import Client
-from loadtest import broker_bench, cluster_bench, engine_bench, spark_bench
+from loadtest import broker_bench, cluster_bench, engine_bench, recovery_bench, spark_bench
 from loadtest.report import Figure, print_table, put, write_docs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,6 +80,13 @@ def running_broker() -> Iterator[Running]:
             yield broker
 
 
+def run_recovery() -> list[Figure]:
+    """A crowd whose worker is killed."""
+    figures = uvloop.run(recovery_bench.measure(recovery_bench.CROWD))
+    print_table(figures)
+    return figures
+
+
 def run_growth() -> tuple[list[Figure], list[str]]:
     """More workers and more nodes: figures, and the table with what a message costs in CPU."""
     found = cluster_bench.run()
@@ -127,7 +134,7 @@ def main(
     spark: bool = True,
 ) -> None:
     """Run the suite, or a part of it: the other figures stay. --no-write leaves files alone."""
-    figures = run_broker() if broker else []
+    figures = run_broker() + run_recovery() if broker else []
     grown, lines = run_growth() if growth else ([], [])
     figures += grown
     sparked, audited = run_spark() if spark else ([], [])
