@@ -22,7 +22,15 @@ from broker.engine import Engine
 from broker.server import Server
 from broker.supervisor import Running, supervise
 from client import Client
-from loadtest import broker_bench, cluster_bench, engine_bench, recovery_bench, spark_bench
+from loadtest import (
+    broker_bench,
+    calls_bench,
+    cluster_bench,
+    crowd_bench,
+    engine_bench,
+    recovery_bench,
+    spark_bench,
+)
 from loadtest.report import Figure, print_table, put, write_docs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +47,8 @@ async def run_engine(url: str, backlog: int) -> list[Figure]:
             engine_bench.journal(engine),
             engine_bench.memory(engine),
             engine_bench.deep_backlog(engine, url, backlog),
+            calls_bench.longest_calls(engine),
+            calls_bench.in_order(engine),
         ):
             found = await part
             print_table(found)
@@ -67,6 +77,7 @@ def run_broker(partitions: int = 1) -> list[Figure]:
         with ExitStack() as stack:
             stage = broker_bench.Stage(stack, broker.url, broker.redis_url, consumers=5)
             figures += broker_bench.fan_out(stage, topic)
+        figures += crowd_bench.run(broker.url)
     print_table(figures)
     return figures
 
