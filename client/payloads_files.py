@@ -13,7 +13,7 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any, TypeVar
 
-import anyio.to_thread
+import anyio
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
@@ -28,6 +28,7 @@ from client.errors import (
 )
 from client.ksuid import EPOCH, first_at, raw
 from client.payloads import Owed, PayloadStore, public
+from client.threads import in_threads
 
 _AT_ONCE = 8  # threads
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # this also keeps paths inside the root
@@ -217,7 +218,7 @@ class FileStore(PayloadStore):
     async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a thread; whatever it raises gets a name."""
         try:
-            return await anyio.to_thread.run_sync(function, *arguments, limiter=self._room)
+            return await in_threads(self._room, function, *arguments)
         except Exception as error:  # each file system has errors of its own
             raise self._named(error) from error
 

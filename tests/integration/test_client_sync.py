@@ -246,6 +246,33 @@ def test_greenlets_share_a_client(broker: RunningBroker, client: Client, topic: 
     assert client.describe_subscription(topic, "s").backlog == 0
 
 
+def test_handlers_and_files_work_where_threads_are_greenlets(
+    broker: RunningBroker, client: Client, topic: str, tmp_path: Path
+) -> None:
+    text = """
+from gevent import monkey
+monkey.patch_all()
+import sys, time
+from client import Client
+url, topic, folder = sys.argv[1:]
+seen = []
+def handle(message):
+    time.sleep(0.01)
+    seen.append(message.data())
+with Client(url, payloads="file://" + folder) as client:
+    with client.subscribe(topic, "s", handler=handle):
+        for _ in range(20):
+            client.publish(topic, b"x" * 10_000)
+        while len(seen) < 20:
+            time.sleep(0.01)
+print(len(seen), flush=True)
+"""
+    command = [sys.executable, "-c", text, broker.url, topic, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.stdout, done.returncode, done.stderr) == ("20\n", 0, "")
+    assert client.describe_subscription(topic, "s").backlog == 0
+
+
 def test_a_handler_may_publish_while_close_waits_for_it(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:
