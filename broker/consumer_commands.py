@@ -18,7 +18,13 @@ from broker.remains import names_within
 from broker.results import Delivery, SettleResult, SubscriptionSettings
 from broker.topic_commands import DONE, Reply, create_at
 from client import wire
-from client.errors import ConnectionClosed, InvalidArgument, SubscriptionNotFound, Unavailable
+from client.errors import (
+    ConnectionClosed,
+    InvalidArgument,
+    SubscriptionBusy,
+    SubscriptionNotFound,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from broker.connection import Connection
@@ -139,13 +145,19 @@ async def _join(
     The first partition decides who is alone on an exclusive subscription.
     """
 
+    opened: list[int] = []
+
     async def join(number: int) -> list[Delivery]:
         partition = worker.partition(consumer.topic, number)
         await partition.spare(consumer.subscription)
         was_open = await partition.call(
             lambda engine, lease: engine.join(lease, consumer.subscription, consumer.name, worker.session_ms)
         )
+        dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
+        if not dispatcher.consumers:
+            dispatcher.wake()  # it ends the session, should the consumer go before it is served
         if not was_open:
+            opened.append(number)
             return []
         held = await partition.held_by(consumer.subscription, consumer.name)
         if held and settings.delivery == "at_most_once":
@@ -158,7 +170,19 @@ async def _join(
 
     began = monotonic()
     first, *others = numbers
-    held = [await join(first), *await asyncio.gather(*(join(number) for number in others))]
+    joined = [
+        await join(first),
+        *await asyncio.gather(*(join(number) for number in others), return_exceptions=True),
+    ]
+    held = [found for found in joined if not isinstance(found, BaseException)]
+    for failure in joined:
+        if isinstance(failure, SubscriptionBusy):
+            for number in opened:  # let them in who come next: this one may not come again under its name
+                await worker.partition(consumer.topic, number).call(
+                    lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
+                )
+        if isinstance(failure, BaseException):
+            raise failure
     if monotonic() - began > worker.session_ms / 3_000:  # nobody has renewed what was joined first
         for number in numbers:
             await worker.partition(consumer.topic, number).call(

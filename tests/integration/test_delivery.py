@@ -287,6 +287,17 @@ async def test_a_timeout_does_the_same_with_backoff(client: AsyncClient, topic: 
             assert time.monotonic() - began >= wait - 0.05
 
 
+async def test_who_is_not_let_in_everywhere_keeps_nobody_out(
+    client: AsyncClient, other: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=2)
+    async with client.subscribe(topic, "s", mode="exclusive", partitions=[1]):
+        with pytest.raises(SubscriptionBusy):
+            await other.subscribe(topic, "s", mode="exclusive").__aenter__()
+        async with other.subscribe(topic, "s", mode="exclusive", partitions=[0]):
+            pass
+
+
 async def test_extend_moves_the_deadline(client: AsyncClient, other: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
     async with client.subscribe(topic, "s", lease=0.3, auto_extend=False) as consumer:
