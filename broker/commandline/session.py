@@ -98,11 +98,20 @@ class Session:
 
     def write(self, text: str) -> None:
         """Print text as it is, all of it; BrokenPipeError if nobody reads any more."""
-        sys.stdout.flush()
         rest = memoryview(text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
-        while rest:  # with PYTHONUNBUFFERED a signal cuts a write short, and sys.stdout.write would not care
-            rest = rest[sys.stdout.buffer.write(rest) :]
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.flush()
+            while (
+                rest
+            ):  # with PYTHONUNBUFFERED a signal cuts a write short, and sys.stdout.write would not care
+                rest = rest[sys.stdout.buffer.write(rest) :]
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            # Python would complain once more when it closes what is left.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise Trouble(f"cannot print what is to be printed: {error.strerror}") from None
 
     def lines(self, lines: Iterable[Sequence[tuple[str, str]]]) -> list[str]:
         """Lines for people to read, of parts that are a text and its style, as they are to be printed."""
@@ -167,8 +176,7 @@ class Session:
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:
-            # Who read this has had enough; Python would complain once more when it closes its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            pass  # who read this has had enough
         return 0
 
     def fail(self, error: "BrokerError | Trouble") -> int:

@@ -111,6 +111,22 @@ def test_a_reader_that_has_had_enough_ends_it_quietly_and_the_rest_goes_back(
     assert rest == ids[-len(rest) :]
 
 
+def test_what_could_not_be_printed_is_not_acked(broker: RunningBroker, client: Client, topic: str) -> None:
+    """As on a disk without space."""
+    ids = publish(client, topic, 100)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [KEYLANE, "subscribe", topic, "billing", "--server", broker.url],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=DEADLINE,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot print what is to be printed: No space left on device\n"
+    assert left(client, topic) == ids
+
+
 def test_a_body_that_is_gone_is_told_and_the_others_are_printed(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:

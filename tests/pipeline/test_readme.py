@@ -12,7 +12,7 @@ import pytest
 
 from tests.running import RunningBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -42,7 +42,7 @@ def test_the_commands_of_the_readme_tell_one_story_and_can_be_typed_again(java: 
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=300,
+                timeout=600,
             )
             assert done.returncode == 0, (line, done.stdout, done.stderr)
             said[line.split()[2]] = done.stdout
