@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 
+_SIGNALS = 0.5  # seconds
 T = TypeVar("T")
 
 
@@ -62,7 +64,14 @@ class _ThreadGate:
         self.open = self._lock.release
 
     def wait(self, timeout: float = -1.0) -> bool:
-        return self._lock.acquire(timeout=timeout)
+        if threading.current_thread() is not threading.main_thread():
+            return self._lock.acquire(timeout=timeout)
+        # A signal that comes just before the system call does not end that: look for it from time to time.
+        end = monotonic() + timeout if timeout >= 0 else float("inf")
+        while not self._lock.acquire(timeout=max(0.0, min(_SIGNALS, end - monotonic()))):
+            if monotonic() >= end:
+                return False
+        return True
 
 
 class _GreenletGate:
