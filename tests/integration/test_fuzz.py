@@ -469,7 +469,11 @@ async def test_clients_that_never_read_are_hung_up_on(target: RunningBroker, top
     async with nobody_notices(target, topic):
         stranger = await Stranger.connect(target)
         await stranger.call(wire.CreateSubscription(topic, "f"))
-        batch = [text for number in range(100) for text in ("", f"u{number}", "1   " + "x" * 30_000)]
+        batch = [
+            text
+            for number in range(100)
+            for text in ("", f"u{number}", wire.pack_about(1, attributes={"x": "x" * 30_000}))
+        ]
         assert (await stranger.call(wire.Publish(topic, 1), wire.pack(batch))).type == Type.OK
         request = wire.frame(wire.Peek(topic, "f", limit=100), 9)
         await asyncio.gather(*(deaf_client(target, request * 1_000) for _ in range(5)))
@@ -517,7 +521,7 @@ async def test_no_frame_of_the_worker_is_larger_than_it_said(target: RunningBrok
     async with nobody_notices(target, topic):
         stranger = await Stranger.connect(target)
         await stranger.call(wire.CreateSubscription(topic, "f"))
-        about = "1   " + "x" * 60_000
+        about = wire.pack_about(1, attributes={"x": "x" * 60_000})
         for start in range(0, 200, 50):
             batch = [text for number in range(start, start + 50) for text in ("", f"large-{number}", about)]
             assert (await stranger.call(wire.Publish(topic, 1), wire.pack(batch))).type == Type.OK
