@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from redis import Redis
 
+from broker.keys import PartitionKeys
 from client import Client, OutgoingMessage
 from tests.pipeline.conftest import Table
+from tests.running import RunningBroker
 
 Stream = Callable[..., DataFrame]
 DEADLINE = 120
@@ -171,16 +174,35 @@ def test_a_first_run_starts_at_the_time_asked_for(
 
 
 def test_a_restart_with_nothing_new_drains_what_a_crash_left(
-    client: Client, topic: str, stream: Stream, table: Table
+    broker: RunningBroker, client: Client, topic: str, stream: Stream, table: Table
 ) -> None:
     fill(client, topic, 20)
     table.run(stream())
     # As if the last run had ended between the checkpoint's commit and the broker's.
-    client.seek(topic, "spark", "earliest")
+    with Redis.from_url(broker.redis_url) as redis:
+        for partition in range(2):
+            redis.hset(PartitionKeys.of(topic, partition).subs, "spark", "0")
     assert backlog(client, topic) == 20
     table.run(stream())
     assert backlog(client, topic) == 0
     assert numbers(table) == list(range(20))
+
+
+def test_a_seek_ends_a_query_with_its_checkpoint_and_one_with_a_new_one_follows(
+    client: Client, topic: str, stream: Stream, table: Table
+) -> None:
+    fill(client, topic, 20)
+    table.run(stream())
+    client.seek(topic, "spark", "earliest")
+    writer = stream().writeStream.foreachBatch(lambda batch, number: None).trigger(availableNow=True)
+    why = failure(writer.option("checkpointLocation", str(table.folder / "checkpoint")).start())
+    assert "SubscriptionMoved" in why
+    assert "start the query with a new checkpointLocation" in why
+    assert backlog(client, topic) == 20, "the seek was not undone"
+    anew = stream().writeStream.foreachBatch(lambda batch, number: None).trigger(availableNow=True)
+    query = anew.option("checkpointLocation", str(table.folder / "another")).start()
+    assert query.awaitTermination(DEADLINE)
+    assert backlog(client, topic) == 0
 
 
 def test_a_batch_that_fails_is_not_drained(client: Client, topic: str, stream: Stream, table: Table) -> None:
