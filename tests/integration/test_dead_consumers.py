@@ -125,35 +125,40 @@ async def test_the_leases_of_a_dead_consumer_return_although_nobody_else_is_conn
     assert await check_topic(engine, topic) == []
 
 
-async def test_a_crowd_comes_back_to_a_new_worker_with_all_that_it_holds(
-    broker: RunningBroker, client: AsyncClient, engine: Engine, topic: str
-) -> None:
-    await client.create_topic(topic, partitions=2)
-    consumers = [client.subscribe(topic, "s", mode="key_shared", permits=25) for _ in range(60)]
-    await asyncio.gather(*(consumer.__aenter__() for consumer in consumers))
-    await client.publish_many(topic, [OutgoingMessage(key=f"key-{number}") for number in range(1_000)])
-    held: list[list[Message]] = [[] for _ in consumers]
+async def test_a_crowd_comes_back_to_a_new_worker_with_all_that_it_holds(topic: str) -> None:
+    # With time enough for a slow machine: what is asked is that nobody loses anything.
+    with RunningBroker(session=30.0, partition_lease=2.0) as broker:
+        async with AsyncClient(broker.url, timeout=SOON) as client, asyncio.timeout(2 * SOON):
+            engine = Engine.connect(broker.redis_url)
+            await client.create_topic(topic, partitions=2)
+            consumers = [client.subscribe(topic, "s", mode="key_shared", permits=25) for _ in range(60)]
+            await asyncio.gather(*(consumer.__aenter__() for consumer in consumers))
+            await client.publish_many(
+                topic, [OutgoingMessage(key=f"key-{number}") for number in range(1_000)]
+            )
+            held: list[list[Message]] = [[] for _ in consumers]
 
-    async def hold(number: int) -> None:
-        async for message in consumers[number]:
-            held[number].append(message)
+            async def hold(number: int) -> None:
+                async for message in consumers[number]:
+                    held[number].append(message)
 
-    async with asyncio.TaskGroup() as tasks:
-        holding = [tasks.create_task(hold(number)) for number in range(60)]
-        while sum(map(len, held)) < 1_000:  # noqa: ASYNC110 - of many consumers
-            await asyncio.sleep(0.02)
-        kill(broker)
-        acked = await asyncio.gather(
-            *(consumer.ack(list(mine)) for consumer, mine in zip(consumers, held, strict=True))
-        )
-        assert {outcome for outcomes in acked for outcome in outcomes} == {"settled"}
-        await client.publish(topic, "", key="after")
-        while sum(map(len, held)) < 1_001:  # noqa: ASYNC110 - of many consumers
-            await asyncio.sleep(0.02)
-        for task in holding:
-            task.cancel()
-    assert sum(map(len, held)) == 1_001, "each was handed out once"
-    assert await check_topic(engine, topic) == []
+            async with asyncio.TaskGroup() as tasks:
+                holding = [tasks.create_task(hold(number)) for number in range(60)]
+                while sum(map(len, held)) < 1_000:  # noqa: ASYNC110 - of many consumers
+                    await asyncio.sleep(0.02)
+                kill(broker)
+                acked = await asyncio.gather(
+                    *(consumer.ack(list(mine)) for consumer, mine in zip(consumers, held, strict=True))
+                )
+                assert {outcome for outcomes in acked for outcome in outcomes} == {"settled"}
+                await client.publish(topic, "", key="after")
+                while sum(map(len, held)) < 1_001:  # noqa: ASYNC110 - of many consumers
+                    await asyncio.sleep(0.02)
+                for task in holding:
+                    task.cancel()
+            assert sum(map(len, held)) == 1_001, "each was handed out once"
+            assert await check_topic(engine, topic) == []
+            await engine.close()
 
 
 @pytest.mark.parametrize("change", [leave_alone, kill, stop])
