@@ -22,18 +22,24 @@ class Resolver:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._lookups: dict[str, asyncio.Task[list[str]]] = {}
+        self._lookups: dict[str, asyncio.Task[list[str] | OSError]] = {}
 
     async def addresses(self, host: str) -> list[str]:
         """The addresses of a host, both families in turn; OSError if there are none."""
         lookup = self._lookups.get(host)
         if lookup is None:
             lookup = self._lookups[host] = self._tasks.start(self._look_up(host))
-        return await shared(lookup, "the client was closed")
+        found = await shared(lookup, "the client was closed")
+        if isinstance(found, OSError):
+            raise OSError(*found.args)  # to each its own
+        return found
 
-    async def _look_up(self, host: str) -> list[str]:
+    async def _look_up(self, host: str) -> list[str] | OSError:
+        """A name that nobody knows is an answer: what a background task raises is logged as a bug."""
         try:
             found = await in_thread(_getaddrinfo, host)
+        except OSError as error:
+            return error
         finally:
             del self._lookups[host]
         families: dict[int, dict[str, None]] = {}

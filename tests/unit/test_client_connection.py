@@ -46,6 +46,13 @@ async def test_no_broker_says_where_it_looked_and_how_to_start_one(unused_port: 
     )
 
 
+async def test_a_host_that_nobody_knows_is_an_error_and_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConnectionFailed, match=r"no broker at keylane://no-such\.invalid:9999 \(.*known"):
+        async with AsyncClient("keylane://no-such.invalid", timeout=0.1):
+            pass
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_the_first_seed_that_answers_is_used(unused_port: int) -> None:
     async with ScriptedWorker() as worker:
         seeds = [f"keylane://127.0.0.1:{unused_port}", worker.url]
