@@ -39,17 +39,17 @@ DEFECTS = {
         "record.due = due",
     ),
     "an old receipt settles what was delivered again in a lane": Defect(
-        KeySharedMachine, "lib/receipts", "range[3] == token and ", ""
+        KeySharedMachine, "lib/receipts", "range[3] == token and range[1]", "range[1]"
     ),
     "an old receipt settles what was delivered again in a run": Defect(
-        SharedMachine, "lib/runs", "record.consumer ~= '' and range[3] == token", "record.consumer ~= ''"
+        SharedMachine, "lib/receipts", "consumer ~= '' and range[3] == token and", "consumer ~= '' and"
     ),
     "a token is used twice": Defect(SharedMachine, "lib/room", "settings[2] + 1, now)", "settings[2], 0)"),
     "a fresh message overtakes those of its lane that wait": Defect(
         KeySharedMachine,
         "lib/keyed",
-        "record.waiting == 0 and room[record.consumer]",
-        "room[record.consumer]",
+        "holder.permits > 0 and record.waiting == 0",
+        "holder.permits > 0",
     ),
     "a fresh message overtakes those of its partition that wait": Defect(
         FailoverMachine, "lib/fresh", "record.waiting > 0 or record.consumer", "record.consumer"
@@ -57,8 +57,8 @@ DEFECTS = {
     "a free lane goes to anybody": Defect(
         KeySharedMachine,
         "lib/room",
-        "    top.rank = top.permits\n    sift(1)\n",
-        "    top.rank = top.permits\n",
+        "    top.placed = top.rank\n    sift(1)\n",
+        "    top.placed = top.rank\n",
     ),
     "a delivery into a held lane restarts its deadline": Defect(
         KeySharedMachine,
@@ -79,7 +79,7 @@ DEFECTS = {
         KeySharedMachine, "subscription/ack", "record.deadline = now + record.lease_ms", ""
     ),
     "somebody without a session is served": Defect(
-        SharedMachine, "lib/room", "consumer.name) or 0) <= now", "consumer.name) or 0) < 0"
+        SharedMachine, "lib/room", "sessions[place] or 0) <= now", "sessions[place] or 0) < 0"
     ),
     "a worker that lost its lease goes on": Defect(SharedMachine, "lib/served", "refusal()", "refusal(true)"),
     "an ack does not look at the other subscriptions": Defect(
@@ -155,7 +155,7 @@ DEFECTS = {
         CursorMachine, "subscription/claim", "holder ~= reader and left_ms > 0", "false"
     ),
     "a duplicate is known for less than the window": Defect(
-        SharedMachine, "partition/publish", "newer[index] or older[index]", "newer[index]"
+        SharedMachine, "lib/partition", "newer[index] = newer[index] or id", "newer[index] = newer[index]"
     ),
 }
 

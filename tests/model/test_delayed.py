@@ -164,8 +164,8 @@ DEFECTS = {
     ),
     "what nobody was there for leaves a mark": Defect(
         "partition/promote",
-        "  if owed and texts[index] then",
-        "  mark({ uid, '0-0' })\n  if owed and texts[index] then",
+        "  if owed and at then",
+        "  mark({ uid, '0-0' })\n  if owed and at then",
     ),
     "what is due does not know how far the clock went back": Defect(
         "partition/delay", "dues[index] + lead", "dues[index]"
@@ -180,9 +180,7 @@ DEFECTS = {
         "partition/promote", "call_with('ZREM', delayed, members)\n", ""
     ),
     "what is due too late is appended": Defect("partition/promote", "'-inf', now,", "'-inf', now + 1000,"),
-    "what nobody is there for is kept": Defect(
-        "partition/promote", "if owed and texts[index] then", "if texts[index] then"
-    ),
+    "what nobody is there for is kept": Defect("partition/promote", "if owed and at then", "if at then"),
 }
 
 
