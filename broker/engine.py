@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 _LEASES = 250  # that one call renews or releases
 _AHEAD = 4_000  # keys that a fetch is told where many messages have to wait, and most are passed
 _HOLES = 100  # entries that one call looks for in every lane
+_BACK = 150  # lanes that one call gives back when they are due: others wait meanwhile
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
 
@@ -513,7 +514,7 @@ class Engine(Claims, Registry, Publishing):
     async def expire_some(self, lease: Lease, subscription: str) -> ExpireResult:
         """The same in one step, for those who have other things to do in between."""
         _, more, next_due_ms, released, gone, now_ms, ended, void = await self._run(
-            "expire", lease, subscription, STEP
+            "expire", lease, subscription, _BACK
         )
         return ExpireResult(released, next_due_ms, gone, now_ms, bool(more), list(rows(ended, 4)), void)
 

@@ -169,6 +169,6 @@ async def test_a_crash_of_many_consumers_goes_step_by_step_and_nobody_waits_for_
     while not steps or steps[-1].more:
         steps.append(await timed.engine.expire_some(story.lease, "s"))
         assert await story.take("d", permits=10)  # somebody else is served in between
-    assert len(steps) == 3
+    assert len(steps) > 2
     assert sum(step.released for step in steps) == 1_200
     assert len(await story.retries()) == 1_200
