@@ -215,7 +215,12 @@ class Store:
         now = asyncio.get_running_loop().time()
         if link is not None and link.replicas[0] >= needed and now < link.replicas[1]:
             return link.replicas[0]
-        found = replicas_online(await self._send(server, "INFO", "replication"))
+        info = await self._send(server, "INFO", "replication")
+        if "role:slave" in info:  # it was the master; the replicas of another one count
+            demoted = ReadOnlyError("the server has become a replica")
+            self._lose(server, self._links.get(server), demoted)
+            raise demoted
+        found = replicas_online(info)
         if (link := self._links.get(server)) is not None:
             link.replicas = (found, now + _FOLLOWED)
         return found

@@ -107,8 +107,8 @@ async def test_a_wait_for_replicas_is_about_the_node_that_holds_the_partition(
     }.values():
         lease = await acquire(engine, topic, partition)
         batch = [Outgoing("a", "u", pack_about(1))]
-        with pytest.raises(DurabilityNotReached, match="0 of 1") as caught:  # these nodes have no replicas
+        with pytest.raises(DurabilityNotReached, match="0 are") as caught:  # these nodes have no replicas
             await engine.publish(lease, batch, durability="replicated", timeout_ms=20)
-        assert caught.value.stored
-        assert len((await engine.publish(lease, batch)).duplicates) == 1
+        assert not caught.value.stored
+        assert not (await engine.publish(lease, batch)).duplicates
     await engine.delete_topic(topic)
