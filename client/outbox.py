@@ -15,6 +15,8 @@ from client.errors import (
     ConnectionClosed,
     DurabilityNotReached,
     Overloaded,
+    ProtocolError,
+    TopicNotFound,
     Unavailable,
 )
 from client.map import TopicMap
@@ -348,6 +350,7 @@ class Outbox:
         self._blocked = True
 
     def _drop(self, parcel: Parcel, error: BaseException) -> None:
+        in_doubt = _may_be_stored(parcel, error)
         if parcel in self._started:
             self._started.remove(parcel)
         parcel.fail(error)
@@ -359,8 +362,7 @@ class Outbox:
                         self._waiting.remove(other)
                     other.resent |= other.state is _State.FAILED  # it may have arrived: its body stays
                     self._drop(other, error)
-        stored = isinstance(error, DurabilityNotReached) and error.stored
-        if not parcel.resent and not stored:
+        if not in_doubt:
             self._bodies.forget(self.topic, [name for name, _ in parcel.bodies.values()])
 
     def _recover_when_quiet(self) -> None:
@@ -459,6 +461,16 @@ class Outbox:
             parcel.resent = True  # it may have arrived: its body stays
             self._drop(parcel, self._error or self._no_answer())
         self._schedule()
+
+
+def _may_be_stored(parcel: Parcel, error: BaseException) -> bool:
+    """Whether messages that are given up may be in the log all the same: then their bodies stay."""
+    if parcel.resent or (isinstance(error, DurabilityNotReached) and error.stored):
+        return True
+    if parcel.answer is None or isinstance(error, TopicNotFound):  # never sent; or gone with the topic
+        return False
+    # Nobody has said what became of it, or somebody has failed who may have stored it before.
+    return parcel.state is _State.FAILED or type(error) in (BrokerError, ProtocolError)
 
 
 def _fitting(flat: list[str], start: int, count: int, room: int) -> int:

@@ -22,7 +22,7 @@ from client.errors import (
     Unavailable,
 )
 from client.wire import unpack_about
-from tests.scripted_worker import PATIENCE, Request, ScriptedWorker
+from tests.scripted_worker import PATIENCE, Link, Request, ScriptedWorker
 
 
 class Shelf(PayloadStore):
@@ -536,6 +536,50 @@ async def test_a_body_stays_when_its_message_is_stored_but_not_as_safely_as_aske
             await published
     await client.close()
     assert list(shelf.bodies.values()) == [b"body"]
+
+
+async def test_a_body_stays_when_nobody_can_be_asked_any_more_whether_its_message_was_stored(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is lost, and the next worker fails when it is asked for the topic."""
+    published = asyncio.create_task(client.publish("orders", b"body"))
+    await worker.expect(wire.Publish)
+    received = worker.received
+
+    def fail(link: Link, frame: wire.Frame) -> None:
+        if frame.type == wire.Type.INFO and wire.properties_of(frame, wire.Info).topic:
+            link.send(wire.Error("broker_error", "the broker failed"), frame.sequence)
+        else:
+            received(link, frame)
+
+    monkeypatch.setattr(worker, "received", fail)
+    worker.link.drop()
+    with pytest.raises(BrokerError, match="the broker failed"):
+        await published
+    await client.close()
+    assert list(shelf.bodies.values()) == [b"body"]
+
+
+async def test_a_body_stays_when_the_worker_failed_behind_its_message(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    published = asyncio.create_task(client.publish("orders", b"body"))
+    (await worker.expect(wire.Publish)).error("broker_error", "the broker failed; its log says how")
+    with pytest.raises(BrokerError):
+        await published
+    await client.close()
+    assert list(shelf.bodies.values()) == [b"body"]
+
+
+async def test_the_body_of_what_was_refused_by_name_is_deleted(
+    worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
+) -> None:
+    published = asyncio.create_task(client.publish("orders", b"body"))
+    (await worker.expect(wire.Publish)).error("invalid_argument", "not like this")
+    with pytest.raises(InvalidArgument):
+        await published
+    await client.close()
+    assert shelf.bodies == {}
 
 
 async def test_messages_with_much_to_say_go_in_frames_that_the_worker_takes(
