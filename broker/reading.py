@@ -82,7 +82,7 @@ class Reading(Subscriptions):
         """A part of the names of bodies that are needed still, and where to go on: "" at first, and at last.
 
         Those of messages for later come first, so that none is missed that falls due meanwhile; of the log
-        those that were published before `until_ms`.
+        those that were published before `until_ms`, of Redis time.
         """
         check_int("partition", partition, 0, MAX_PARTITIONS)
         keys = partition_keys(check_name("topic", topic), partition)
@@ -96,7 +96,9 @@ class Reading(Subscriptions):
         if kind != "log" or not _POSITION.fullmatch(place):
             raise InvalidArgument(f"position {position[:60]!r}: use what the answer before has said")
         after = place if place == "-" else f"({place}"
-        [lines] = await self.store.read_all([("XRANGE", keys.log, after, "+", "COUNT", str(MAX_BATCH))])
+        page = ("XRANGE", keys.log, after, "+", "COUNT", str(MAX_BATCH))
+        lines, lead = await self.store.read_all([page, ("HGET", keys.meta, "lead")])
+        until_ms += int(lead or 0)  # what was published has the partition's time
         names = []
         for _, uid, about in map(_message, map(_fields, lines)):
             published_ms = about.partition(" ")[0]

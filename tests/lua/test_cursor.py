@@ -471,3 +471,34 @@ async def test_a_seek_is_not_undone_by_a_commit_of_what_was_read_before(engine: 
     [here] = await engine.offsets(topic, "spark")
     assert here.position == 3
     assert (await engine.offsets(topic))[0].sought == 0
+
+
+async def test_a_commit_of_what_was_read_before_does_not_move_a_subscription_made_anew(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic, TopicSettings(retain=True))
+    await story.subscribe("spark", "cursor", consumers=())
+    await story.publish_many(10)
+    assert (await engine.claim(topic, "spark", "r1", HOUR_MS)).granted
+    [before] = await engine.offsets(topic, "spark")
+    await engine.delete_subscription(topic, "spark")
+    await story.subscribe("spark", "cursor", consumers=(), start="earliest")
+    assert (await engine.claim(topic, "spark", "r1", HOUR_MS)).granted
+    with pytest.raises(SubscriptionMoved):
+        await engine.commit(topic, "spark", "r1", 0, 8, sought=before.sought)
+    [after] = await engine.offsets(topic, "spark")
+    assert after.position == 1
+    await engine.commit(topic, "spark", "r1", 0, 3, sought=after.sought)
+    assert (await engine.offsets(topic, "spark"))[0].position == 3
+
+
+async def test_bodies_are_kept_by_their_age_also_when_the_clock_went_back(
+    timed: ManualTime, topic: str
+) -> None:
+    """What was published is ahead of the clock of Redis then, by which lifetimes end."""
+    story = await begin(timed.engine, topic, 1)
+    await timed.set_back(500_000)
+    await publish(story, 2)
+    await timed.advance(100_000)
+    names, _ = await timed.engine.owed(topic, 0, "log -", timed.clock_ms - 50_000)
+    assert names == ["uid-0", "uid-1"]
