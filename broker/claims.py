@@ -129,7 +129,8 @@ class Claims(Reading):
         if answer[0] == "SOUGHT":
             raise SubscriptionMoved(
                 f"subscription {subscription!r} of {topic!r} was moved by a seek to position {answer[1] + 1} "
-                f"of partition {partition} since it was read: ask for its offsets and read on from there"
+                f"of partition {partition}, or made anew, since it was read: ask for its offsets and read on "
+                "from there"
             )
         if answer[0] == "BEYOND":
             raise InvalidArgument(

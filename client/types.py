@@ -92,7 +92,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     sparse: int  # from here on all that is owed to the subscription is in the log; before there may be holes
     journal_earliest: int
     journal_latest: int
-    sought: int = 0  # how often a seek has moved the subscription; a commit repeats it
+    sought: int = 0  # grows with each seek, another when it was made anew; a commit repeats it
 
 
 class Page(msgspec.Struct, frozen=True):

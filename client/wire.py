@@ -566,7 +566,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     sparse: int  # from here on all that is owed to the subscription is in the log; before there may be holes
     journal_earliest: int
     journal_latest: int
-    sought: int = 0  # how often a seek has moved the subscription; a commit repeats it
+    sought: int = 0  # grows with each seek, another when it was made anew; a commit repeats it
 
 
 class Owed(Properties, frozen=True):
@@ -616,7 +616,9 @@ class Commit(Properties, frozen=True):
     subscription: str
     reader: str
     positions: dict[int, int]  # by partition
-    sought: dict[int, int] = {}  # by partition, as PartitionOffsets had it when reading began; else 0
+    sought: dict[
+        int, int
+    ] = {}  # by partition, as PartitionOffsets had it when reading began; 0: before any seek
 
 
 class CommitReply(Properties, frozen=True):

@@ -38,7 +38,7 @@ class Query:
         self._hold: Hold | None = None
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
-        self.sought: Positions = {}  # how often each partition had been moved by a seek when reading began
+        self.sought: Positions = {}  # of each partition when reading began: a seek changes it
         self._committed: Positions = {}
         self._committing: Future[None] | None = None
         self._warned: set[tuple[str, int]] = set()
@@ -178,7 +178,7 @@ class Query:
         return {topic: {one.partition: one.sought for one in said} for topic, said in self._said.items()}
 
     def _check_moves(self, topic: str, partition: int, before: int) -> None:
-        """A partition has been moved no more often than it was before."""
+        """A partition has not been moved since, nor made anew."""
         if self.sought[topic][partition] != before:
             raise self._moved(
                 f"subscription {self._subscription!r} of topic {topic!r} was moved by a seek, to offset "

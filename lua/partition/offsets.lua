@@ -8,7 +8,7 @@
 -- ARGV   1 subscription, or ""
 -- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal, sought}
 --            positions: each the next entry to read; before `sparse` what the subscription owes may have holes;
---            sought: how often a seek has moved the subscription
+--            sought: a number that grows with each seek, and is another where the subscription was made anew
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(1)
 local meta, log, subs, sub, journal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

@@ -6,11 +6,11 @@
 --        5 limit: entries passed that may leave the log, at most (fewer where another one has lanes of keys); 0: go only as far
 --          as none does
 --        6 JSON array: entry, name of each body   7, 8 from where to where the caller has looked for these: nothing else
---          leaves the log   9 sought: how often the subscription had been moved when it was read
+--          leaves the log   9 sought: as it was when it was read, or 0: any, before a seek
 -- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
 --            before the target
 --          {"BUSY", reader}: another one has claimed the subscription; "" where nobody has
---          {"SOUGHT", cursor}: a seek has moved the subscription since
+--          {"SOUGHT", cursor}: a seek has moved the subscription since, or it is another one
 --          {"BEYOND", last entry}: the target has not been given yet
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
 -- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
@@ -23,12 +23,12 @@ local refused = refusal(true) or by_lease()
 if refused then
   return refused
 end
-local stored_here = redis.call('HMGET', sub, 'reader', 'sparse', 'sought')
+local stored_here = redis.call('HMGET', sub, 'reader', 'sparse', 'sought', 'incarnation')
 local holder, sparse = stored_here[1], tonumber(stored_here[2])
 if holder ~= reader then
   return { 'BUSY', holder or '' }
 end
-if sought ~= (stored_here[3] or '0') then
+if sought ~= stored_here[3] and not (sought == '0' and stored_here[3] == stored_here[4]) then
   return { 'SOUGHT', cursor }
 end
 if target > last_entry then

@@ -30,7 +30,7 @@ end
 local token = math.max(now, tonumber(redis.call('HGET', meta, 'token') or 0))
 cursor = cursor_at(position, value)
 redis.call('HSET', subs, name, cursor)
-redis.call('HSET', sub, 'incarnation', ARGV[4], 'token', token, 'sparse', last_entry, unpack(ARGV, 7))
+redis.call('HSET', sub, 'incarnation', ARGV[4], 'sought', ARGV[4], 'token', token, 'sparse', last_entry, unpack(ARGV, 7))
 if journaled then
   write_record(journal, journal_cap, now, 'subscribed', name, '', cursor + 1)
 end

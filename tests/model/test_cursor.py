@@ -19,6 +19,7 @@ class CursorMachine(BrokerMachine):
 
     mode = "key_shared"
     reader = ""  # who has claimed last
+    made = 0  # its number
     sought = 0  # how often it was moved
 
     def model(self) -> Subscription:
@@ -27,6 +28,8 @@ class CursorMachine(BrokerMachine):
             self.both.modes[SPARK] = "cursor"
             self.both.create_subscription(SPARK, "earliest")
             self.reader, self.sought = "", 0
+            [here] = self.both.world.run(self.both.operator.offsets(self.both.topic, SPARK))
+            self.made = here.sought
         return self.both.partition.subscriptions[SPARK]
 
     @rule(reader=readers, session_ms=st.sampled_from(SESSIONS_MS))
@@ -67,7 +70,7 @@ class CursorMachine(BrokerMachine):
         position = max(1, round(first + (last + 1 - first) * share) + more)
         sought = max(0, self.sought - late)  # as it was before the last seek
         step = self.both.operator.commit(
-            self.both.topic, SPARK, reader, 0, position, sought=sought, steps=steps
+            self.both.topic, SPARK, reader, 0, position, sought=self.made + sought, steps=steps
         )
         what = f"{reader} commits {position}"
         if reader != self.reader:
