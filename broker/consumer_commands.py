@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,13 @@ from msgspec import Meta
 from broker.administration import by_position
 from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts, pack_names
 from broker.consumer import Consumer
+from broker.engine import Engine
 from broker.handover import count_messages, settled_parts, without
 from broker.instants import instant
 from broker.keys import check_name
 from broker.member import NotOwner
 from broker.remains import names_within
-from broker.results import Delivery, SettleResult, SubscriptionSettings
+from broker.results import Delivery, Lease, SettleResult, SubscriptionSettings
 from broker.topic_commands import DONE, Reply, create_at
 from client import wire
 from client.errors import (
@@ -263,8 +265,17 @@ async def settle(
     packed = pack_flat_receipts(receipts)
     name, whose = consumer.subscription, consumer.name
     dispatcher = partition.dispatchers.get(name)
+
+    async def call(step: Callable[[Engine, Lease], Awaitable[SettleResult]]) -> SettleResult:
+        try:
+            return await partition.call(step)
+        except Unavailable:  # and yet it may have been done
+            if dispatcher is not None:
+                dispatcher.doubt([worker.consumers.get(consumer.identity, consumer)])
+            raise
+
     if isinstance(request, wire.Extend):
-        result = await partition.call(
+        result = await call(
             lambda engine, lease: engine.extend(
                 lease,
                 name,
@@ -280,15 +291,13 @@ async def settle(
         return _settled(result), b""
     if isinstance(request, wire.Ack):
         names = _names(request.bodies)
-        result = await partition.call(
-            lambda engine, lease: engine.ack(lease, name, packed, names, consumer=whose)
-        )
+        result = await call(lambda engine, lease: engine.ack(lease, name, packed, names, consumer=whose))
         for record, entries in result.records:
             gone = names_within(request.bodies or [], entries)
             worker.disposal.recorded(connection, (consumer.topic, request.partition), record, gone)
         parts = None
     else:
-        result = await partition.call(
+        result = await call(
             lambda engine, lease: engine.nack(
                 lease,
                 name,

@@ -56,6 +56,7 @@ class Dispatcher:
         self._void: int | None = None  # up to which token a seek has ended leases; not known yet
         self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
         self._lost_since = 0  # the token before that fetch
+        self._doubtful: dict[str, Consumer] = {}  # whose leases may have ended without our hearing of it
         self._due = 0.0  # when to look for what has timed out, by the event loop's clock
         self._sooner = NEVER  # what due() was told while a call was under way that may not know of it
         self._timer: asyncio.TimerHandle | None = None
@@ -71,7 +72,8 @@ class Dispatcher:
     def attach(self, consumer: Consumer) -> None:
         """Serve one more consumer."""
         self.consumers[consumer.name] = consumer
-        self._lost.pop(consumer.name, None)  # it has just been handed all that it holds
+        for known in (self._lost, self._doubtful):
+            known.pop(consumer.name, None)  # it has just been handed all that it holds
         consumer.dispatchers[self.partition.number] = self
         if consumer.out[self.partition.number]:
             self.holders[consumer.name] = consumer
@@ -80,7 +82,7 @@ class Dispatcher:
     def detach(self, consumer: Consumer) -> None:
         """Serve it no more."""
         if self.consumers.get(consumer.name) is consumer:
-            for known in (self.consumers, self.holders, self._asking, self._later):
+            for known in (self.consumers, self.holders, self._asking, self._later, self._doubtful):
                 known.pop(consumer.name, None)
         consumer.waiting.pop(self.partition.number, None)
         if not self.consumers:
@@ -130,6 +132,15 @@ class Dispatcher:
         self.due(0.0)
         self._asking.update(self.consumers)
         self.feed()
+
+    def doubt(self, consumers: Iterable[Consumer]) -> None:
+        """Something was asked of Redis that ends or moves leases, and not answered: it may have been done."""
+        if not self._settles:  # else what is out is not leased
+            found = {one.name: one for one in consumers if one is self.consumers.get(one.name)}
+            self._doubtful.update(found)
+            self._asking.update(found)
+            self.due(0.0)
+            self.feed()
 
     def expect(self, entry: int) -> None:
         """An entry has been published; a fetch that was sent behind it may have got it."""
@@ -193,6 +204,8 @@ class Dispatcher:
         more = late and await self._expire()
         if self._lost:
             await self._recover()
+        if self._doubtful:
+            await self._count_again()
         rooms = self._rooms() if self.hungry or self._asking else []
         if rooms:
             await self._fetch(rooms)
@@ -213,7 +226,13 @@ class Dispatcher:
         """Give back what is due, but not all at once: others are waiting. Answers whether there is more."""
         await self.partition.spare(self.subscription)
         self._sooner = NEVER
-        result = await self.partition.call(lambda engine, lease: engine.expire_some(lease, self.subscription))
+        try:
+            result = await self.partition.call(
+                lambda engine, lease: engine.expire_some(lease, self.subscription)
+            )
+        except Unavailable:
+            self.doubt([one for one in self.consumers.values() if one.out[self.partition.number]])
+            raise
         self._set_due(instant(result.next_due_ms, result.now_ms))
         self.hungry = True
         self.part_with(result.expired_consumers)
@@ -275,6 +294,17 @@ class Dispatcher:
                 # Tokens only grow: what is newer was never sent.
                 self.hand_back(consumer, [one for one in held if one.receipt.token > self._lost_since])
             del self._lost[name]
+
+    async def _count_again(self) -> None:
+        """Give back the permits of leases that have ended without our hearing of it."""
+        doubtful = list(self._doubtful.values())
+        for consumer, counted in zip(
+            doubtful, await asyncio.gather(*map(self._recount, doubtful), return_exceptions=True), strict=True
+        ):
+            if isinstance(counted, BaseException):
+                raise counted
+            if self._doubtful.get(consumer.name) is consumer:
+                del self._doubtful[consumer.name]
 
     async def _return_lost(self, name: str) -> None:
         """At most once: what was leased and not settled was never sent."""

@@ -58,7 +58,7 @@ from broker.results import (
 )
 from broker.store import Call, Store
 from broker.tail import TailCache
-from client.errors import BrokerError, InvalidArgument, SubscriptionBusy
+from client.errors import BrokerError, Fenced, InvalidArgument, SubscriptionBusy, Unavailable
 from client.wire import MAX_BATCH
 
 log = logging.getLogger(__name__)
@@ -427,7 +427,12 @@ class Engine(Claims, Registry, Publishing):
         records: list[tuple[str, list[tuple[int, int]]]] = []
         position: Sequence[str | int] = ("", "")
         while True:
-            answer = await self._run("ack", lease, subscription, packed, consumer, names, *position)
+            try:
+                answer = await self._run("ack", lease, subscription, packed, consumer, names, *position)
+            except Fenced as error:
+                if position[0] == "":
+                    raise
+                raise Unavailable(f"a part was settled before the lease ended: {error}") from error
             _, found, left, record, *position = answer[:6]
             stale += found
             gone: list[Any] = list(rows(left, 2))

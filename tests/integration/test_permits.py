@@ -2,14 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
+from broker.config import Settings
 from broker.engine import Engine
+from broker.topology import single_server
+from broker.worker import Worker
 from client import AsyncClient, wire
+from client.errors import Fenced, Unavailable
 from client.types import Mode
-from tests.cluster.peer import PATIENCE, Item, Peer, Stream, connect, publish, receipts
+from tests.cluster.peer import PATIENCE, Item, Peer, Refused, Stream, connect, publish, receipts
 from tests.cluster.view import until
 from tests.running import RunningBroker
 
@@ -257,3 +262,95 @@ async def test_what_is_acked_while_the_consumer_comes_back_takes_no_permit_along
     await publish(peer, topic, 0, *(f"new-{number}" for number in range(30)))
     assert len(await after.receive(20)) == 20, "as many as there are permits"
     assert await after.waiting() == []
+
+
+# What was done, and never answered
+
+
+@pytest.fixture
+def own_url() -> Iterator[str]:
+    """A server whose partitions no other test has."""
+    with single_server() as server:
+        yield server.url
+
+
+@pytest.fixture
+async def worker(own_url: str) -> AsyncIterator[Worker]:
+    """A worker in this process, so that its answers can get lost."""
+    worker, ready = Worker(Settings(port=0), own_url), asyncio.Event()
+    serving = asyncio.create_task(worker.serve(ready.set))
+    await ready.wait()
+    yield worker
+    worker.stop()
+    await serving
+
+
+def lose_answer(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, script: str, *, skip: int = 0, error: Exception
+) -> asyncio.Event:
+    """Have one call of a script end in an error; what is unavailable has been carried out."""
+    run, lost, calls = worker.engine.store.run, asyncio.Event(), 0
+
+    async def run_and_lose(name: str, *arguments: Any) -> list[Any]:
+        nonlocal calls
+        calls += name == script
+        if name != script or calls <= skip or lost.is_set():
+            return await run(name, *arguments)
+        lost.set()
+        if isinstance(error, Unavailable):
+            await run(name, *arguments)
+        raise error
+
+    monkeypatch.setattr(worker.engine.store, "run", run_and_lose)
+    return lost
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive"])
+@pytest.mark.parametrize("script", ["ack", "nack", "expire"])
+async def test_permits_come_back_though_the_answer_of_redis_was_lost(
+    worker: Worker, topic: str, mode: Mode, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"keylane://{worker.address}"
+    async with AsyncClient(url) as client, connect(url) as peer:
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s", mode=mode, lease=0.3 if script == "expire" else 60)
+        stream = Stream(peer, topic, "s", "c")
+        await stream.open(permits=2)
+        error = Unavailable("the connection to Redis was lost")
+        await publish(peer, topic, 0, *("abcd" if script == "ack" else "ab"))
+        held = await stream.receive(2)
+        lost = lose_answer(worker, monkeypatch, f"subscription/{script}", error=error)
+        if script != "expire":
+            with pytest.raises(Refused):
+                await (stream.ack if script == "ack" else stream.nack)(*held)
+        await lost.wait()
+        expected = "cd" if script == "ack" else "ab"
+        again = await stream.receive(2)
+        assert sorted(item.uid for item in again) == list(expected)
+        assert (await stream.ack(*held)).stale == [0, 1, 1, 1, 2, 2]
+        if script != "expire":  # else they may come once more
+            assert (await stream.ack(*again)).stale == []
+
+
+async def test_permits_come_back_though_the_lease_went_amid_a_large_ack(
+    worker: Worker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, count = f"keylane://{worker.address}", 1_800
+    async with AsyncClient(url) as client, connect(url) as peer:
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s")
+        stream = Stream(peer, topic, "s", "c")
+        await stream.open(permits=count)
+        for first in range(0, 2 * count, 600):
+            await publish(peer, topic, 0, *(f"u{number}" for number in range(first, first + 600)))
+        held = await stream.receive(count)
+        tokens = sorted({item.token for item in held})
+        runs = [[item.entry for item in held if item.token == token] for token in tokens]
+        ranges = zip(tokens, runs, strict=True)
+        body = wire.pack([part for token, run in ranges for part in ("", token, min(run), max(run))])
+        lost = lose_answer(worker, monkeypatch, "subscription/ack", skip=1, error=Fenced("another has it"))
+        with pytest.raises(Refused, match="unavailable"):
+            await peer.answer(wire.Ack(stream.number, 0), body)
+        assert lost.is_set(), "it goes step by step"
+        await peer.answer(wire.Ack(stream.number, 0), body)
+        assert len(await stream.receive(count)) == count
