@@ -130,7 +130,7 @@ def _record_problems(
         if record.state == "ready" and number != str(record.incarnation):
             yield (
                 f"subscription {name} is {f'of number {number}' if number else 'not'} here, and its record "
-                f"says {record.incarnation}: delete it and make it anew"
+                f"says {record.incarnation}: make it, or subscribe to it, and that is mended"
             )
     for name in here:
         yield f"subscription {name} has no record, and is owed messages for ever: make it, and delete it"

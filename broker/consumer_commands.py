@@ -86,7 +86,12 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     consumer.left.difference_update(numbers)
     consumer.listing.update({number: [] for number in numbers})
     try:
-        held = await _join(worker, consumer, settings, numbers)
+        try:
+            held = await _join(worker, consumer, settings, numbers)
+        except SubscriptionNotFound:  # it was deleted since, or a partition has lost it
+            if not await worker.engine.mend_subscription(request.topic, request.subscription):
+                raise
+            held = await _join(worker, consumer, settings, numbers)
         held = {number: without(found, consumer.listing[number]) for number, found in held.items()}
     except BaseException:
         consumer.partitions.difference_update(numbers)

@@ -68,7 +68,7 @@ class Subscriptions(Administration):
         partition: int | None = None,
         exist_ok: bool = False,
     ) -> None:
-        """Make a subscription on every partition; one that is there is left as it is.
+        """Make a subscription on every partition; one that is there is left as it is, and mended.
 
         `start` is "latest", "earliest", an entry number (inclusive) or an aware datetime; with `partition` it
         is about that one, and the others start at the end.
@@ -86,6 +86,7 @@ class Subscriptions(Administration):
             about = await self.describe_topic(topic)
             if found is None:
                 continue  # it was being deleted, or the topic was
+            await self.mend_subscription(topic, name)
             if (mode := found.settings["mode"]) != settings.mode:
                 raise SubscriptionExists(
                     f"subscription {name!r} of {topic!r} has mode {mode}, not {settings.mode}"
@@ -94,6 +95,21 @@ class Subscriptions(Administration):
                 raise SubscriptionExists(f"subscription {name!r} of {topic!r} exists already")
             return
         await self._finish(topic, name)
+
+    async def mend_subscription(self, topic: str, name: str) -> bool:
+        """Make a subscription in partitions that have lost it; False if there is none.
+
+        On a cluster the record is not where the partitions are: when one of these nodes fails over and loses
+        what was written last, and the others do not, only some know of a subscription that is ready.
+        """
+        about = await self.describe_topic(topic)
+        record = await self._record(topic, name)
+        if record is not None and record.state == "ready":
+            after = await self._make_everywhere(topic, about, name, record)
+            if after == record.text:
+                return True
+            await self._change(topic, about, name, record.text, after)
+        return await self._finish(topic, name) is not None
 
     async def delete_subscription(self, topic: str, name: str) -> None:
         """Remove a subscription, and from the log what only it still owed."""
@@ -168,7 +184,7 @@ class Subscriptions(Administration):
         if {answer[0] for answer in answers} <= {"OK", "EXISTS"}:
             return msgspec.structs.replace(record, state="ready").text
         # Another was deleted meanwhile whose number is larger: a new one, and once more.
-        return msgspec.structs.replace(record, incarnation=await self.number()).text
+        return msgspec.structs.replace(record, state="creating", incarnation=await self.number()).text
 
     async def _delete_everywhere(
         self, topic: str, about: TopicSettings, name: str, record: SubscriptionRecord

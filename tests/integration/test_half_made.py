@@ -16,6 +16,7 @@ from broker.scripts import Scripts
 from broker.snapshot import scan
 from broker.store import Argument, Store
 from broker.topology import single_server
+from client import AsyncClient
 from client.errors import (
     BrokerError,
     SubscriptionExists,
@@ -24,6 +25,7 @@ from client.errors import (
     TopicNotFound,
 )
 from tests.lua.story import Story, message, must_acquire
+from tests.running import RunningBroker
 
 PARTITIONS = 3
 SCRIPTS = Scripts()
@@ -273,6 +275,56 @@ async def test_the_deletion_of_another_does_not_stop_one_that_is_being_made(url:
         await engine.create_subscription(topic, "t")
         await engine.delete_subscription(topic, "t")
         await describe(engine, topic)
+        assert await everything_fits(engine, topic) == {"topic", "s"}
+
+
+async def test_a_subscription_that_a_partition_has_lost_is_made_there_again(url: str, topic: str) -> None:
+    """On a cluster the partition's node may fail over, and the one that has the record not."""
+    async with engine_on(url) as engine:
+        await make_topic(engine, topic)
+        await make(engine, topic)
+        await fill(engine, topic)
+        number = (await engine.describe_subscription(topic, "s")).incarnation
+        story = Story(engine, await must_acquire(engine, topic, 1))
+        await engine.store.command("HDEL", story.keys.subs, "s")
+        await engine.store.command("DEL", *story.sub()[4:13])
+        await make_anyhow(engine, topic)
+        assert (await engine.describe_subscription(topic, "s")).incarnation == number
+        assert await everything_fits(engine, topic) == {"topic", "s"}
+        for other in (0, 1, 2):
+            story = Story(engine, await must_acquire(engine, topic, other))
+            await engine.join(story.lease, "s", "c")
+            assert await story.take() == [1, 2], "what the others owe stays, and this one owes what is there"
+
+
+async def test_who_subscribes_is_let_in_where_a_partition_has_lost_the_subscription(
+    broker: RunningBroker, topic: str
+) -> None:
+    async with AsyncClient(broker.url) as client, engine_on(broker.redis_url) as engine:
+        await client.create_topic(topic, partitions=2)
+        await client.create_subscription(topic, "s")
+        keys = PartitionKeys.of(topic, 1)
+        await engine.store.command("HDEL", keys.subs, "s")
+        await engine.store.command("DEL", *keys.subscription("s")[4:13])
+        assert (await client.publish(topic, partition=1)).no_subscribers
+        async with client.subscribe(topic, "s") as consumer:
+            assert not (await client.publish(topic, partition=1)).no_subscribers
+            await (await consumer.receive(timeout=20)).ack()
+        assert await check_topic(engine, topic) == []
+
+
+async def test_a_subscription_whose_deletion_was_lost_with_its_record_is_made_anew(
+    url: str, topic: str
+) -> None:
+    async with engine_on(url) as engine:
+        await make_topic(engine, topic)
+        await make(engine, topic)
+        number = (await engine.describe_subscription(topic, "s")).incarnation
+        [record] = await engine.store.read_all([("HGET", records_key(topic), "s")])
+        await delete(engine, topic)
+        await engine.store.command("HSET", records_key(topic), "s", record)
+        await make_anyhow(engine, topic)
+        assert (await engine.describe_subscription(topic, "s")).incarnation > number
         assert await everything_fits(engine, topic) == {"topic", "s"}
 
 
