@@ -40,7 +40,7 @@ async def workers(peer: Peer) -> dict[str, wire.WorkerReport]:
 async def test_the_cluster_is_shown_alike_by_every_worker(
     three: RunningBroker, engine: Engine, peer: Peer, peers: dict[str, Peer], topic: str
 ) -> None:
-    placed = await owners(engine)
+    placed, taken = await owners(engine), await epochs(engine)
     for asked in peers.values():
         frame = await asked.answer(wire.Cluster(topic))
         said = wire.properties_of(frame, wire.ClusterReply)
@@ -55,7 +55,7 @@ async def test_the_cluster_is_shown_alike_by_every_worker(
         assert [report.partition for report in reports] == list(range(12))
         assert [report.worker for report in reports] == [placed[topic, number] for number in range(12)]
         assert [report.holder for report in reports] == [report.worker for report in reports]
-        assert [report.epoch for report in reports] == [1] * 12
+        assert [report.epoch for report in reports] == [taken[topic, number] for number in range(12)]
     with pytest.raises(Refused, match="topic_not_found"):
         await peer.answer(wire.Cluster("nowhere"))
 

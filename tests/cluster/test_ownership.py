@@ -122,7 +122,7 @@ async def test_a_worker_that_joins_gets_its_share_and_nothing_else_moves(topic: 
                 assert counts[broker.ids[-1]] == 24 // workers == len(moved)
                 assert {after[place] for place in moved} == {broker.ids[-1]}
                 assert {place for place in taken if retaken[place] != taken[place]} == moved
-                assert all(retaken[place] == taken[place] + 1 for place in moved), "one epoch a move"
+                assert all(retaken[place] > taken[place] for place in moved)
 
 
 async def test_a_worker_that_stops_hands_over_what_it_has_and_nothing_else_moves(topic: str) -> None:
@@ -138,7 +138,7 @@ async def test_a_worker_that_stops_hands_over_what_it_has_and_nothing_else_moves
             after, retaken = await owners(engine), await epochs(engine)
             for place, owner in before.items():
                 if owner == broker.ids[3]:
-                    assert retaken[place] == taken[place] + 1
+                    assert retaken[place] > taken[place]
                 else:
                     assert (after[place], retaken[place]) == (owner, taken[place])
             assert [report.id for report in await engine.brokers()] == broker.ids[:3]

@@ -47,7 +47,7 @@ async def holders(engine: Engine) -> dict[tuple[str, int], str]:
 
 
 async def epochs(engine: Engine) -> dict[tuple[str, int], int]:
-    """How often each partition has been taken."""
+    """The newest epoch of each partition."""
     places = list(await holders(engine))
     if not places:
         return {}
