@@ -397,8 +397,10 @@ class Dispatcher:
             raise
         finally:
             self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
+        there = spare.keys() - fetched.unknown_consumers
         for share in fetched.shares:
             if self.consumers.get(share.consumer) is not takers[share.consumer] and not self._settles:
+                there.discard(share.consumer)
                 continue  # it went meanwhile: what it has is listed where it comes back
             spare[share.consumer] -= len(share.flat) // 3
             self._send(takers[share.consumer], share, fetched, settled)
@@ -406,7 +408,7 @@ class Dispatcher:
             self._token = max(self._token, fetched.token)
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected
-        full = not any(spare.values())  # others may have room
+        full = not any(spare[name] for name in there)  # others may have room
         self._starved = self._starved and full
         self._width = min(self._width * 2, MANY) if fetched.more or full else FEW
         if behind or fetched.more or full or (settled is not None and fetched.shares):

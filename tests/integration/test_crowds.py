@@ -6,17 +6,21 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from typing import Any
 
+import msgspec
 import pytest
 
 from broker import dispatcher
 from broker.checker import check_topic
 from broker.config import Settings
 from broker.engine import Engine
+from broker.results import Outgoing
 from broker.topology import single_server
 from broker.worker import Worker
-from client import AsyncClient, Consumer, Message, OutgoingMessage, StaleReceipt
+from client import AsyncClient, Consumer, Message, OutgoingMessage, StaleReceipt, wire
 from client.types import Mode
+from tests.cluster.peer import Stream, connect
 
 SOON = 8.0  # a session ends after ten, and has everything looked at
 MESSAGES = 300
@@ -167,3 +171,41 @@ async def test_a_partition_that_found_nobody_with_room_is_told_when_somebody_has
         for message, consumer in zip(held, consumers, strict=True):
             await message.ack()
             await consumer.receive(SOON)
+
+
+@pytest.mark.parametrize("what", ["connection", "session"])
+async def test_who_goes_amid_a_fetch_leaves_nobody_waiting(
+    worker: Worker, topic: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its room was no sign that there is nothing more for the others."""
+    run, gone = worker.engine.store.run, list[str]()
+
+    async def run_and_go(script: str, keys: list[str], *arguments: Any) -> list[Any]:
+        name = msgspec.msgpack.decode(arguments[5])[0] if script == "subscription/fetch" else ""
+        if name and not gone and what == "session":
+            gone.append(name)
+            await worker.engine.store.command("ZREM", keys[11], name)
+        answer = await run(script, keys, *arguments)
+        if name and not gone:
+            gone.append(name)
+            worker.consumers[topic, "s", name].forget()  # as the end of its connection does
+        return answer
+
+    url = f"keylane://{worker.address}"
+    async with AsyncClient(url) as client, connect(url) as peer:
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s")
+        streams = [Stream(peer, topic, "s", f"c{number}") for number in range(5)]
+        for stream in streams:
+            await stream.open(permits=1)
+        partition = worker.partition(topic, 0)
+        await partition.dispatchers["s"].fetched()
+        messages = [Outgoing("", uid, wire.pack_about(1)) for uid in "abcdefgh"]
+        await worker.engine.publish(await partition.lease(), messages)
+        monkeypatch.setattr(worker.engine.store, "run", run_and_go)
+        partition.dispatchers["s"].feed()
+        async with asyncio.timeout(SOON):
+            for stream in streams:
+                if stream.name not in gone:
+                    await stream.receive(1)
+        assert len(gone) == 1
