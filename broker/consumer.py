@@ -117,7 +117,8 @@ class Consumer:
         while self.waiting:
             dispatcher = self.waiting.pop(next(iter(self.waiting)))
             dispatcher.ask(self)
-            if self.credit < _SHARE and len(self.dispatchers) > 1:
+            # One whose Redis is away has no use for them yet.
+            if self.credit < _SHARE and len(self.dispatchers) > 1 and not dispatcher.troubled:
                 return
 
     def count(self, partition: int, messages: int) -> None:

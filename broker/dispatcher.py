@@ -61,6 +61,7 @@ class Dispatcher:
         self._sooner = NEVER  # what due() was told while a call was under way that may not know of it
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
+        self.troubled = False  # the last attempt at anything has failed
         self._quiet = asyncio.Event()  # no fetch is under way
         self._quiet.set()
 
@@ -175,7 +176,9 @@ class Dispatcher:
         try:
             while not self.partition.worker.stopping:
                 try:
-                    if not await self._step():
+                    more = await self._step()
+                    self.troubled = False
+                    if not more:
                         break
                     pause = _PATIENCE[0]
                     continue
@@ -190,6 +193,7 @@ class Dispatcher:
                     log.warning("%s: %s", self, error)
                 except Exception:
                     log.exception("%s: a bug; trying again", self)
+                self.troubled = True
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PATIENCE[1])
         finally:

@@ -18,6 +18,8 @@ from tests.cluster.peer import PATIENCE, Item, Peer, Refused, Stream, connect, p
 from tests.cluster.view import until
 from tests.running import RunningBroker
 
+_SOON = 6.0  # seconds; a session ends after ten, and has everything looked at
+
 
 @pytest.fixture
 async def peer(broker: RunningBroker) -> AsyncIterator[Peer]:
@@ -354,3 +356,35 @@ async def test_permits_come_back_though_the_lease_went_amid_a_large_ack(
         assert lost.is_set(), "it goes step by step"
         await peer.answer(wire.Ack(stream.number, 0), body)
         assert len(await stream.receive(count)) == count
+
+
+async def test_a_partition_whose_redis_is_away_keeps_no_permits_from_the_others(
+    worker: Worker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told first that there is room, can do nothing with it, and the others are told all the same."""
+    url, run = f"keylane://{worker.address}", worker.engine.store.run
+    async with AsyncClient(url) as client, connect(url) as peer:
+        await client.create_topic(topic, partitions=2)
+        await client.create_subscription(topic, "s")
+        stream = Stream(peer, topic, "s", "c")
+        await stream.open(permits=1)
+        await publish(peer, topic, 1, *"abcdef")
+        [held] = await stream.receive(1)
+        await publish(peer, topic, 0, "x")
+        away = asyncio.Event()
+
+        async def run_where_it_is_there(script: str, keys: list[str], *arguments: Any) -> list[Any]:
+            if script.startswith("subscription/") and f"{topic}:0}}" in keys[0]:
+                away.set()
+                raise Unavailable("this node is away")
+            return await run(script, keys, *arguments)
+
+        monkeypatch.setattr(worker.engine.store, "run", run_where_it_is_there)
+        dispatcher = worker.partition(topic, 0).dispatchers["s"]
+        dispatcher.due(0.0)
+        dispatcher.wake()
+        await away.wait()
+        async with asyncio.timeout(_SOON):
+            for _ in range(5):
+                await stream.ack(held)
+                [held] = await stream.receive(1)
