@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import random
 import re
 import resource
 import signal
@@ -65,9 +66,20 @@ def listener(answer: bytes | None) -> Iterator[int]:
 # Ports
 
 
+def behind_a_free_port() -> socket.socket:
+    """Listens on a port behind a free one, where neither the system nor another test takes ports."""
+    for port in random.sample(range(2_000, 9_000), 100):
+        try:
+            socket.create_server(("127.0.0.1", port - 1)).close()
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            continue
+    raise AssertionError("no two ports are free")
+
+
 def test_of_many_workers_only_one_line_says_that_a_port_is_in_use(tmp_path: Path) -> None:
     """Before anything was started: there is no data directory."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with behind_a_free_port() as taken:
         port = taken.getsockname()[1]
         line = refused("--port", str(port - 1), "--workers", "3", "--data-dir", str(tmp_path / "data"))
     assert line.startswith(f"error: 127.0.0.1:{port} is in use; ")
