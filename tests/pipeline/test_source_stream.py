@@ -104,7 +104,7 @@ def test_a_batch_is_no_larger_than_asked_for_and_takes_of_both_partitions(
     query = table.run(stream(maxOffsetsPerTrigger="100"))
     batches = [progress for progress in query.recentProgress if progress.numInputRows]
     assert [progress.numInputRows for progress in batches] == [100, 100, 100, 100]
-    assert json.loads(batches[0].sources[0].endOffset) == {topic: {"0": 76, "1": 26}}
+    assert json.loads(batches[0].sources[0].endOffset)[topic] == {"0": 76, "1": 26}
     assert numbers(table) == list(range(400))
 
 
