@@ -162,7 +162,9 @@ async def in_order(engine: Engine, in_flight: int = 5_000) -> list[Figure]:
     topic = "bench-in-order"
     # The file shrinks when it is rewritten: no more of that, and the end of what may be under way.
     await engine.store.command("CONFIG", "SET", "auto-aof-rewrite-percentage", "0")
-    while int((await engine.store.command("INFO", "persistence"))["aof_rewrite_in_progress"]):
+    while True:
+        if not int((await engine.store.command("INFO", "persistence"))["aof_rewrite_in_progress"]):
+            break
         await asyncio.sleep(0.05)
     await engine.create_topic(topic)
     await engine.create_subscription(topic, "s", SubscriptionSettings(mode="exclusive"))
