@@ -57,6 +57,7 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
             session_ms=worker.session_ms,
             max_frame=int(settings.max_frame),
             owners=[places.get(owner, -1) for owner in owners],
+            payloads_beside=worker.payloads_beside,
         ),
         b"",
     )

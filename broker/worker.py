@@ -67,6 +67,8 @@ class Worker:
         self.payloads = (
             settings.payloads or redis_url
         )  # where clients have their bodies, unless they say otherwise
+        # On one server at a time, so what is on its disk, or its replica, of a message is so of its body.
+        self.payloads_beside = not settings.payloads and not redis_url.startswith("redis+cluster:")
         self.lease_ms = round(settings.partition_lease * 1_000)
         self.session_ms = round(settings.session * 1_000)
         self.partitions: dict[tuple[str, int], Partition] = {}  # that are its own, as far as it knows

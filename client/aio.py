@@ -59,7 +59,7 @@ class AsyncClient(Administration, Reading):
         timeout: Seconds = 30.0,
     ) -> None:
         limit = seconds("timeout", timeout)
-        self._bodies = Bodies(payloads, self._greeting, self._owed)
+        self._bodies = Bodies(payloads, self._greeting, self._owed, lambda: self._cluster.now)
         self._cluster = Cluster(
             server_or_default(seeds),
             token=token_or_default(token),

@@ -7,13 +7,14 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
-from client.errors import BrokerError, InvalidArgument
+from client.errors import BrokerError, InvalidArgument, Overloaded
 from client.payloads import PayloadStore, is_redis, open_store, public
 from client.tasks import Tasks
 from client.wire import InfoReply
 
 _AT_ONCE = 1_000  # names in one call of the store
-_TEND = 3_600.0  # seconds between two looks at a topic's bodies
+_TEND = 3_600.0  # seconds between two looks at a topic's bodies,
+_TEND_FULL = 10.0  # and while the store has no room
 _LIFETIME = 7 * 24 * 3600.0  # seconds, where the cluster does not say
 _log = logging.getLogger("keylane.client")
 
@@ -26,6 +27,7 @@ class Bodies:
         payloads: PayloadStore | str | None,
         greeting: Callable[[], Awaitable[InfoReply]],
         owed: Callable[[str, str], Awaitable[set[str]]],
+        now: Callable[[], float],
     ) -> None:
         self._store = payloads if isinstance(payloads, PayloadStore) else None
         self._own = self._store is None  # to close
@@ -33,6 +35,8 @@ class Bodies:
         self._named = payloads is not None  # by the application: whatever the cluster says
         self._greeting = greeting  # waits for a connection if there is none
         self._owed = owed  # which names of a topic are needed still, before a name or all
+        self._cluster_time = now
+        self._beside = False  # the store is the very server that has the messages
         self._tended: dict[str, float] = {}  # topic -> when, by the monotonic clock
         self._period = _TEND
         self._greetings = 0  # how often a worker has said where the store is
@@ -53,18 +57,26 @@ class Bodies:
     def greeted(self, info: InfoReply) -> None:
         """A worker says where the store is: after a restart it may be elsewhere."""
         self._greetings += 1
+        self._beside = info.payloads_beside
         if not self._named and self._store is not None and (info.payloads or None) != self._url:
             _log.warning("bodies are in %s from now on", public(info.payloads) or "no store")
             self._tasks.start(self._store.close())  # who waits for it goes on with the new one
             self._store = None
 
-    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
-        """Store bodies under their names."""
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]], durability: str = "memory") -> None:
+        """Store bodies under their names, for messages that are to be published with a durability."""
         while True:
             if not self._named:  # while no worker answers, somebody else may be at the store's address
                 await self._greeting()
             store = self._store or await self._open()
-            await store.put(topic, bodies)
+            try:
+                await store.put(topic, bodies)
+            except Overloaded:
+                self._tend_soon(topic, store, _TEND_FULL)  # what is left over makes room
+                raise
+            # On the server of the messages what is written first is on disk first.
+            if durability == "fsync" and (self._named or not self._beside):
+                await store.sync(topic, [name for name, _ in bodies])
             if self._named or store is self._store:
                 self._tend_soon(topic, store)
                 return
@@ -99,17 +111,17 @@ class Bodies:
             await self._greeting()
         return self._greetings != greetings
 
-    def _tend_soon(self, topic: str, store: PayloadStore) -> None:
+    def _tend_soon(self, topic: str, store: PayloadStore, period: float = _TEND) -> None:
         """Have the store look after a topic's bodies now and then; where it is the workers', they do so."""
         now = monotonic()
         theirs = not self._named and is_redis(self._url or "")
-        if not theirs and now - self._tended.get(topic, float("-inf")) >= self._period:
+        if not theirs and now - self._tended.get(topic, float("-inf")) >= min(period, self._period):
             self._tended[topic] = now
             self._tasks.start(self._tend(topic, store))
 
     async def _tend(self, topic: str, store: PayloadStore) -> None:
         try:
-            await store.tend(topic, partial(self._owed, topic))
+            await store.tend(topic, partial(self._owed, topic), self._cluster_time())
         except Exception as error:  # a store of the user's own may raise anything
             _log.warning("old bodies of topic %s stay for now: %s", topic, error)
 

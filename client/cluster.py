@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
@@ -44,7 +45,7 @@ class Cluster(Events):
         bodies: Bodies,
     ) -> None:
         self.timeout = timeout
-        self.drift = 0.0  # seconds that the cluster's clock is ahead of ours
+        self._ahead = time.time() - time.monotonic()  # of the cluster's clock: ours may be set meanwhile
         self.maps: dict[str, TopicMap] = {}
         self._token = token
         self._on_time_drift = on_time_drift
@@ -80,6 +81,16 @@ class Cluster(Events):
         if not self._opened:
             raise ConnectionClosed("the client is not open: use it with `async with`")
         return await self._pool.connection(within)
+
+    @property
+    def now(self) -> float:
+        """The cluster's time in unix seconds, which is that of Redis."""
+        return time.monotonic() + self._ahead
+
+    @property
+    def drift(self) -> float:
+        """Seconds that the cluster's clock is ahead of ours."""
+        return self.now - time.time()
 
     # Requests that any worker can answer
 
@@ -241,7 +252,7 @@ class Cluster(Events):
 
     def told_time(self, drift: float, trip: float) -> None:
         """A worker has told the time."""
-        self.drift = drift
+        self._ahead = time.time() + drift - time.monotonic()
         if abs(drift) - trip / 2 <= 1:
             self._reported = 0.0
         elif abs(drift - self._reported) > 1:

@@ -79,7 +79,7 @@ def sort_columns(columns: Columns, count: int, group: str, drift: float = 0.0) -
 
 def _sort(columns: Columns, count: int, group: str, drift: float) -> list[Slice]:
     size = len(columns)
-    names = ksuid.take(size)
+    names = ksuid.take(size, drift)
     keys: Sequence[str] = [key or "" for key in columns.keys] if columns.keys is not None else [""] * size
     uids = (
         names

@@ -271,7 +271,7 @@ class Outbox:
         attempt = 0
         while parcel.state is _State.UPLOADING:
             try:
-                await self._bodies.put(self.topic, list(parcel.bodies.values()))
+                await self._bodies.put(self.topic, list(parcel.bodies.values()), parcel.durability)
                 if parcel.state is _State.UPLOADING:
                     parcel.state = _State.READY
                     # Only the names are needed from here on.
@@ -298,7 +298,7 @@ class Outbox:
         for at, (_, start, count) in enumerate(parcel.calls):
             some = [parcel.bodies[place] for place in range(start, start + count) if place in parcel.bodies]
             try:
-                await self._bodies.put(self.topic, some)
+                await self._bodies.put(self.topic, some, parcel.durability)
             except BrokerError as error:
                 if not error.retriable:
                     refused[at] = error

@@ -50,7 +50,7 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
     if not key and message.key is not None:
         raise _empty_key(message.key)
     if uid is None:
-        (uid,) = ksuid.take(1)
+        (uid,) = ksuid.take(1, drift)
     try:
         where = key or message.uid
         partition = partition_of(where, count) if where else random.randrange(count)
@@ -96,7 +96,7 @@ def _due(message: OutgoingMessage, now: float) -> int:
 def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float) -> list[Slice]:
     now = now_ms()
     sticky = random.randrange(count)
-    uids = ksuid.take(len(messages))
+    uids = ksuid.take(len(messages), drift)
     slices: list[Slice] = []
     open_slices: dict[tuple[int, bool], Slice] = {}  # the newest of a partition, for now and for later
     abouts: dict[int, str] = {}  # by size of the body, while the attributes are the same

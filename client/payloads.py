@@ -34,8 +34,18 @@ class PayloadStore(ABC):
     async def keep(self, topic: str, names: Sequence[str]) -> None:  # noqa: B027 - not every store has to
         """Let bodies live on for another lifetime, where they have an end."""
 
-    async def tend(self, topic: str, owed: Owed) -> None:  # noqa: B027 - nor this
-        """Look after bodies now and then; `owed` tells which names, before one or all, are needed still."""
+    async def sync(self, topic: str, names: Sequence[str]) -> None:
+        """Return when bodies that are stored outlive a crash of the machine: what `fsync` asks for.
+
+        InvalidArgument, if that cannot be said of this store.
+        """
+        raise cannot_sync(type(self).__name__, "it does not say when a body is on disk")
+
+    async def tend(self, topic: str, owed: Owed, now: float) -> None:  # noqa: B027 - nor this
+        """Look after bodies now and then; `owed` tells which names, before one or all, are needed still.
+
+        `now` is the unix time by the clock of the cluster, by which names are made.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -64,6 +74,14 @@ def open_store(url: str, *, lifetime: float) -> PayloadStore:
     from client.payloads_files import open_files
 
     return open_files(url, lifetime=lifetime)
+
+
+def cannot_sync(store: str, reason: str) -> InvalidArgument:
+    """Why no message with a body can be published with fsync."""
+    return InvalidArgument(
+        f"durability 'fsync' cannot be had with a body in the payload store {store}: {reason}; use another "
+        "store, or another durability"
+    )
 
 
 def is_redis(url: str) -> bool:

@@ -5,6 +5,7 @@ folder is the first 6 of the name's 40 digits: its time in steps of 256 s.
 """
 
 import errno
+import logging
 import os
 import re
 import time
@@ -27,7 +28,7 @@ from client.errors import (
     Unavailable,
 )
 from client.ksuid import EPOCH, first_at, raw
-from client.payloads import Owed, PayloadStore, public
+from client.payloads import Owed, PayloadStore, cannot_sync, public
 from client.threads import in_threads
 
 _AT_ONCE = 8  # threads
@@ -36,9 +37,12 @@ _FOLDER_DIGITS = 6
 _FOLDER_SECONDS = 256
 _SWEPT_FOLDERS = 64  # in one sweep
 _REMOVED_AT_ONCE = 1_000  # files, on behalf of a sweep
+_DRIFT = 60.0  # seconds that two clocks may differ by, or an eighth of a lifetime
+_SAFE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}  # object stores: what they have confirmed stays
 _ATTEMPTS = 100  # to write into a folder that others remove whenever it is empty
 
 T = TypeVar("T")
+_log = logging.getLogger("keylane.client")
 _now = time.time  # which a test may replace
 
 
@@ -81,6 +85,11 @@ class Files:
             for folder in {os.path.dirname(path) for path in files}:
                 self._system.makedirs(folder, exist_ok=True)
             self._system.pipe(dict(files))
+
+    def sync(self, root: str, paths: Sequence[str]) -> bool:
+        """Have files that were written outlive a crash; whether that can be said of them."""
+        spoken = self._system.protocol  # one, or several that mean the same
+        return not _SAFE.isdisjoint([spoken] if isinstance(spoken, str) else spoken)
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
         """Read those files that are there."""
@@ -141,6 +150,14 @@ class LocalFiles(Files):
                     os.remove(part)
                 raise
 
+    def sync(self, root: str, paths: Sequence[str]) -> bool:
+        """Have files that were written outlive a crash: they, and the folders up to that of the root."""
+        folders = {os.path.dirname(path) for path in paths}
+        topics = {os.path.dirname(folder) for folder in folders}
+        for path in (*paths, *folders, *topics, root, os.path.dirname(root)):
+            _sync(path)
+        return True
+
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
         """Read those files that are there."""
         found = {}
@@ -158,6 +175,14 @@ class LocalFiles(Files):
         for folder in [*folders, *{os.path.dirname(folder) for folder in folders}]:
             with suppress(OSError):
                 os.rmdir(folder)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path or "/", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_into_folder(path: str, content: bytes) -> None:
@@ -187,6 +212,12 @@ class FileStore(PayloadStore):
         """Store bodies, each with its name; all of them are stored when this returns."""
         folder = self._folder(topic)
         await self._work(self._files.write, {_path(folder, name): body for name, body in bodies})
+
+    async def sync(self, topic: str, names: Sequence[str]) -> None:
+        """Return when bodies outlive a crash of the machine; InvalidArgument if nobody can say."""
+        paths = list(self._paths(topic, names).values())
+        if not await self._work(self._files.sync, self._root, paths):
+            raise cannot_sync(self._url, "it does not say when a file is on disk")
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies in the order asked for; None for one that is not there."""
@@ -231,10 +262,21 @@ class FileStore(PayloadStore):
             return Forbidden(f"the payload store {self._url} lets this process store nothing: {error}")
         return Unavailable(f"the payload store {self._url} cannot be used: {error or type(error).__name__}")
 
-    async def tend(self, topic: str, owed: Owed) -> None:
-        """Remove what has outlived its lifetime and is not owed: mostly what was never published."""
+    async def tend(self, topic: str, owed: Owed, now: float) -> None:
+        """Remove what has outlived its lifetime and is not owed: mostly what was never published.
+
+        A body that is about to be published is not owed yet: it must not seem to be old.
+        """
+        if abs(drift := now - _now()) > max(_DRIFT, self._lifetime / 8):
+            _log.warning(
+                "old bodies of topic %s stay for now: the cluster's clock is %.0f s ahead of this machine's: "
+                "one of the two is wrong",
+                topic,
+                drift,
+            )
+            return
         folder = self._folder(topic)
-        newest = _now() - self._lifetime - _FOLDER_SECONDS
+        newest = now - self._lifetime - _FOLDER_SECONDS
         expired = [name for name in await self._work(self._files.folders, folder) if _start(name) <= newest]
         if not expired:
             return

@@ -12,6 +12,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     ClusterError,
     ConnectionError,
@@ -20,19 +21,21 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisClusterException,
     RedisError,
+    ResponseError,
     TimeoutError,
     TryAgainError,
 )
 
 from client.errors import (
     BrokerError,
+    DurabilityNotReached,
     Forbidden,
     InvalidArgument,
     MessageTooLarge,
     Overloaded,
     Unavailable,
 )
-from client.payloads import Owed, PayloadStore, public
+from client.payloads import Owed, PayloadStore, cannot_sync, public
 from client.payloads_line import Command, Line
 
 PREFIX = "kl:bodies"
@@ -42,6 +45,7 @@ _MOST_SERVERS = 512 * 1024 * 1024  # and that most do
 _PATIENCE = 5.0  # seconds in which a server may restart or fail over without anybody noticing
 _CONNECT = 2.0  # seconds for each step of connecting
 _ANSWER = 10.0  # seconds for an answer
+_SYNC_MS = 5_000  # for the disk
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between attempts; the last one repeats
 _KEPT = 10_000  # names in one go
 _AT_ONCE = 16  # calls under way, each with a connection of its own
@@ -121,7 +125,11 @@ class RedisStore(PayloadStore):
         """Let bodies live on for another lifetime."""
         await self._run([("PEXPIRE", key, self._lifetime_ms) for key in _by_bucket(topic, names)])
 
-    async def tend(self, topic: str, owed: Owed) -> None:
+    async def sync(self, topic: str, names: Sequence[str]) -> None:
+        """Return when bodies are on the disks of their servers; InvalidArgument if these cannot say."""
+        await self._insist(self._sync, list(_by_bucket(topic, names)))
+
+    async def tend(self, topic: str, owed: Owed, now: float) -> None:
         """Let all bodies live on that are needed still."""
         names = list(await owed(""))
         for start in range(0, len(names), _KEPT):
@@ -182,6 +190,47 @@ class RedisStore(PayloadStore):
                 if late or self._closed or not _passes(error):
                     raise self._named(error) from error
             await asyncio.sleep(pause)
+
+    async def _sync(self, keys: list[str]) -> None:
+        """Write behind what was written, and wait until that is on disk, with all that was before it."""
+        try:
+            if not self._cluster:
+                self._check_synced(await self._call(self._syncing(keys)))
+                return
+            await self._redis.initialize()
+            nodes: dict[Any, list[str]] = {}
+            for key in keys:
+                nodes.setdefault(self._redis.get_node_from_key(key), []).append(key)
+            for node, some in nodes.items():
+                await self._sync_node(node, some)
+        except ResponseError as error:
+            if "waitaof" not in str(error).lower():
+                raise
+            raise cannot_sync(self._url, str(error)) from error
+
+    def _syncing(self, keys: list[str]) -> list[Command]:
+        renewals: list[Command] = [("PEXPIRE", key, self._lifetime_ms) for key in keys]
+        return [*renewals, ("WAITAOF", 1, 0, _SYNC_MS)]
+
+    async def _sync_node(self, node: Any, keys: list[str]) -> None:
+        """The same on one node of a cluster, by a connection that is ours alone: WAITAOF is about that."""
+        line = await Line.open(node.connection_class(**node.connection_kwargs), _ANSWER)
+        try:
+            answers = await line.call(self._syncing(keys))
+            _raise_first(answers)
+        except AskError as error:  # MOVED, too
+            await self._redis.nodes_manager.initialize()
+            raise TryAgainError(str(error)) from error
+        finally:
+            line.drop()
+        self._check_synced(answers)
+
+    def _check_synced(self, answers: list[Any]) -> None:
+        *renewed, (synced, _) = answers
+        if not synced or not all(renewed):
+            raise DurabilityNotReached(
+                f"the payload store {self._url} has not written bodies to disk in time"
+            )
 
     async def _call_cluster(self, command: Command) -> Any:
         await self._redis.initialize()  # before, redis-py sends commands to just any node

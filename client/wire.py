@@ -126,6 +126,9 @@ class InfoReply(Properties, frozen=True):
     session_ms: int
     max_frame: int
     owners: list[int] = []  # of the topic asked for: for each partition the owner's place in `workers`, or -1
+    payloads_beside: bool = (
+        False  # the store is the server that has the messages: bodies are as safe as these
+    )
 
 
 class Moved(Properties, frozen=True):

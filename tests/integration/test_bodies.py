@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from client import AsyncClient, Consumer, OutgoingMessage
 from client.connection import Connection
+from client.payloads_files import FileStore
 from tests.running import RunningBroker
 
 DEADLINE = 20.0
@@ -188,7 +189,11 @@ async def test_what_a_worker_has_not_done_its_successor_does(setting: Setting, t
 def short(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     """The same with a lifetime that tests can wait for: for files it is the clock that runs ahead."""
     if setting.folder is not None:
-        monkeypatch.setattr("client.payloads_files._now", lambda: time.time() + 30 * 86_400)
+        month, tend = 30 * 86_400, FileStore.tend
+        monkeypatch.setattr("client.payloads_files._now", lambda: time.time() + month)
+        monkeypatch.setattr(
+            FileStore, "tend", lambda self, topic, owed, now: tend(self, topic, owed, now + month)
+        )
         yield setting
         return
     with RunningBroker(payload_lifetime=1.0) as broker:

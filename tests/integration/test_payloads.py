@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from redis.asyncio import Redis
 
 from broker.server import LAUNCH, Server, ServerError, ask, free_port
 from broker.store import Store
-from broker.topology import replica_pair, single_server
+from broker.topology import Cluster, replica_pair, single_server, three_node_cluster
 from client import ksuid
-from client.errors import BrokerError, Overloaded, Unavailable
+from client.errors import BrokerError, DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
 from client.payloads import PayloadStore, open_store
 from client.payloads_redis import RedisStore
 
@@ -386,6 +387,32 @@ async def test_behind_sentinel_the_new_master_is_found(
         await store.close()
 
 
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+async def test_sync_waits_for_the_disks_and_is_refused_where_nothing_is_written_to_them(
+    scheme: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a connection that has written nothing WAITAOF answers yes at once: ours must not."""
+    monkeypatch.setattr("client.payloads_redis._SYNC_MS", 200)
+    bodies = [*bodies_of(b"1"), ("0ujtsYcgvSTl8PAuAdqWYSMnLOv", b"2"), ("1ujtsYcgvSTl8PAuAdqWYSMnLOv", b"3")]
+    names = [name for name, _ in bodies]
+    with three_node_cluster() if scheme != "redis" else single_server() as servers:
+        nodes = servers.nodes if isinstance(servers, Cluster) else (servers,)
+        store = open_store(servers.url.replace("redis:", f"{scheme}:"), lifetime=CENTURY)
+        await store.put(topic, bodies)
+        with pytest.raises(InvalidArgument, match="appendonly"):
+            await store.sync(topic, names)
+        for node in nodes:
+            ask(node.port, "CONFIG", "SET", "appendfsync", "no")
+            ask(node.port, "CONFIG", "SET", "appendonly", "yes")
+        await until(lambda: all("aof_rewrite_in_progress:0" in ask(node.port, "INFO") for node in nodes))
+        with pytest.raises(DurabilityNotReached):
+            await store.sync(topic, names)
+        for node in nodes:
+            ask(node.port, "CONFIG", "SET", "appendfsync", "always")
+        await store.sync(topic, names)
+        await store.close()
+
+
 # Files
 
 
@@ -421,9 +448,9 @@ async def test_what_has_outlived_its_lifetime_is_swept_away_unless_it_is_owed(
     (root / topic / "notes").mkdir()  # not ours
 
     store = open_store(f"file://{root}", lifetime=LIFETIME)
-    await store.tend(topic, lambda before: names_before(before, old))
+    await store.tend(topic, lambda before: names_before(before, old), time.time())
     assert await store.get(topic, [old, young]) == [b"old", b"young"]
-    await store.tend(topic, lambda before: names_before(before))
+    await store.tend(topic, lambda before: names_before(before), time.time())
     await store.close()
     assert await store.get(topic, [old, young]) == [None, b"young"]
     assert len(os.listdir(root / topic)) == 2
