@@ -4,7 +4,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from operator import gt
 from typing import Any
 
 import msgspec
@@ -12,12 +11,9 @@ import msgspec
 from broker.keys import check_name
 from broker.results import (
     Backoff,
-    Lease,
     Message,
     Outgoing,
-    Receipt,
     Room,
-    Stale,
     SubscriptionSettings,
     TopicSettings,
 )
@@ -25,7 +21,6 @@ from client.errors import InvalidArgument, MessageTooLarge
 from client.wire import MAX_ABOUT, MAX_BATCH, MAX_KEY, MAX_UID, about_faults
 
 MAX_PARTITIONS = 10_000
-MAX_ENTRIES = 10_000  # messages that the receipts of one call stand for
 MAX_PERMITS = 10_000
 MAX_JOURNAL = 10**9  # records
 MAX_MS = 10**12  # a duration of some 30 years
@@ -37,9 +32,7 @@ LOST = ("", "", "")  # key, uid and about of an entry that the log should have a
 
 _GAP = 16  # unwanted entries worth reading rather than asking twice
 
-_TOO_LARGE = 10**14  # for an entry or a token
 _MESSAGES = list[tuple[str, str, str]]
-_RECEIPTS = list[tuple[int, str, int, int, int]]
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -117,49 +110,6 @@ def _check_sizes(keys: list[str], uids: list[str], abouts: list[str]) -> None:
 
 def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
-
-
-def pack_receipts(lease: Lease, receipts: Sequence[Receipt]) -> bytes:
-    """Receipts of this partition, checked."""
-    try:
-        checked = msgspec.convert(receipts, _RECEIPTS)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"not receipts: {error}") from error
-    for receipt in checked:
-        if receipt[0] != lease.partition:
-            raise InvalidArgument(
-                f"{receipt!r:.100} is not of partition {lease.partition} of {lease.topic!r}"
-            )
-    return pack_flat_receipts([part for receipt in checked for part in receipt[1:]])
-
-
-def pack_flat_receipts(flat: list[str | int]) -> bytes:
-    """Receipts as lane, token, first and last of each, flat: checked, and as the scripts want them."""
-    lanes, tokens, firsts, lasts = flat[::4], flat[1::4], flat[2::4], flat[3::4]
-    numbers: Any = tokens + firsts + lasts
-    if len(flat) % 4 or not 1 <= len(lanes) <= MAX_BATCH:
-        raise InvalidArgument(
-            f"a call takes 1 to {MAX_BATCH} receipts of four values, not {len(flat)} values"
-        )
-    if set(map(type, lanes)) != {str} or set(map(type, numbers)) != {int}:
-        raise InvalidArgument("a receipt is a lane, which is text, and three numbers: token, first, last")
-    if (
-        min(numbers) <= 0
-        or max(numbers) >= _TOO_LARGE
-        or any(map(gt, firsts, lasts))
-        or not all(lane == "" or lane[0] == "=" for lane in lanes)  # type: ignore[index]
-    ):
-        raise InvalidArgument(
-            f"not receipts: a lane is '' or begins with '=', and 0 < token, 0 < first <= last < {_TOO_LARGE}"
-        )
-    if sum(lasts) - sum(firsts) + len(lanes) > MAX_ENTRIES:  # type: ignore[arg-type]
-        raise InvalidArgument(f"the receipts stand for over {MAX_ENTRIES} messages")
-    packed = flat.copy()
-    packed[1::4] = [
-        f"{token}:{first}" if first == last else f"{token}:{first}-{last}"
-        for token, first, last in zip(tokens, firsts, lasts, strict=True)
-    ]
-    return pack(packed)
 
 
 def check_room(consumers: Sequence[Room]) -> int:
@@ -374,8 +324,3 @@ def parse_queued(member: str) -> tuple[str, range]:
     lane, _, entries = member.rpartition("\0")
     first, _, last = entries.partition("-")
     return lane, range(int(first), int(last or first) + 1)
-
-
-def stale_parts(flat: Sequence[int]) -> list[Stale]:
-    """What a script says is stale."""
-    return [Stale(*row) for row in rows(flat, 3)]

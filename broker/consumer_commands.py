@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from broker.administration import by_position
-from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_flat_receipts, pack_names
+from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_names
 from broker.consumer import Consumer
 from broker.engine import Engine
-from broker.handover import count_messages, settled_parts, without
+from broker.handover import count_messages, without
 from broker.instants import instant
 from broker.keys import check_name
 from broker.member import NotOwner
+from broker.receipts import Receipts, receipts_of
 from broker.remains import names_within
 from broker.results import Delivery, Lease, SettleResult, SubscriptionSettings
 from broker.topic_commands import DONE, Reply, create_at
@@ -266,10 +267,15 @@ async def settle(
     partition = worker.partition(consumer.topic, request.partition)
     if request.partition in consumer.left:  # it has come back: the client is about to be let in again
         raise Unavailable(f"the consumer is not subscribed to partition {request.partition} here any more")
-    receipts: list[str | int] = wire.unpack(body, _RECEIPTS)
-    packed = pack_flat_receipts(receipts)
+    receipts = receipts_of(wire.unpack(body, _RECEIPTS))
     name, whose = consumer.subscription, consumer.name
     dispatcher = partition.dispatchers.get(name)
+    nacked = isinstance(request, wire.Nack)
+
+    def make_room(done: Receipts, result: SettleResult) -> None:
+        # Its connection may have ended meanwhile, and another have the name and what it holds.
+        gone = result.returned if nacked else None
+        _make_room(worker.consumers.get(consumer.identity, consumer), request.partition, done, result, gone)
 
     async def call(step: Callable[[Engine, Lease], Awaitable[SettleResult]]) -> SettleResult:
         try:
@@ -284,7 +290,7 @@ async def settle(
             lambda engine, lease: engine.extend(
                 lease,
                 name,
-                packed,
+                receipts,
                 lease_ms=request.lease_ms,
                 until_ms=request.until_ms,
                 at_ms=worker.now_ms(),
@@ -296,28 +302,27 @@ async def settle(
         return _settled(result), b""
     if isinstance(request, wire.Ack):
         names = _names(request.bodies)
-        result = await call(lambda engine, lease: engine.ack(lease, name, packed, names, consumer=whose))
+        result = await call(
+            lambda engine, lease: engine.ack(lease, name, receipts, names, consumer=whose, told=make_room)
+        )
         for record, entries in result.records:
             gone = names_within(request.bodies or [], entries)
             worker.disposal.recorded(connection, (consumer.topic, request.partition), record, gone)
-        parts = None
     else:
         result = await call(
             lambda engine, lease: engine.nack(
                 lease,
                 name,
-                packed,
+                receipts,
                 delay_ms=request.delay_ms,
                 until_ms=request.until_ms,
                 charged=request.charged,
                 consumer=whose,
+                told=make_room,
             )
         )
-        parts = result.returned
-    # Its connection may have ended meanwhile, and another have the name and what it holds.
-    _make_room(worker.consumers.get(consumer.identity, consumer), request.partition, receipts, result, parts)
-    if dispatcher is not None and (dispatcher.ordered or parts is not None):
-        if parts is not None:
+    if dispatcher is not None and (dispatcher.ordered or nacked):
+        if nacked:
             # What was leased before goes out before: behind the answer it would pass for a new lease.
             await dispatcher.fetched()
         dispatcher.ask(consumer)  # what is left of its lanes can be served, now or later
@@ -338,19 +343,21 @@ def _names(bodies: list[int | str] | None) -> str | None:
 def _make_room(
     consumer: Consumer,
     partition: int,
-    receipts: list[str | int],
+    done: Receipts,
     result: SettleResult,
     returned: list[tuple[int, int, int]] | None,
 ) -> None:
-    """Only what was leased to the consumer, and is no more, has given its permits back."""
+    """Only what was leased to the consumer, and is no more, has given its permits back.
+
+    So step by step: to one that comes back in between, what was settled before is not out.
+    """
     if partition in consumer.listing:
-        consumer.listing[partition] += settled_parts(receipts, result.stale) if returned is None else returned
+        consumer.listing[partition] += done.settled_parts(result.stale) if returned is None else returned
     elif returned is not None:
         consumer.take_back(sum(last - first + 1 for _, first, last in returned), partition)
     else:
-        named: int = sum(receipts[3::4]) - sum(receipts[2::4]) + len(receipts) // 4  # type: ignore[arg-type]
         stale = sum(part.last - part.first + 1 for part in result.stale)
-        consumer.take_back(named - stale, partition)
+        consumer.take_back(done.messages - stale, partition)
 
 
 def _settled(result: SettleResult) -> wire.SettleReply:

@@ -11,11 +11,11 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from broker.arguments import pack_flat_receipts
 from broker.consumer import Consumer
 from broker.handover import count_messages, flat_receipts, held_frames, without
 from broker.instants import NEVER, instant
 from broker.member import NotOwner
+from broker.receipts import receipts_of
 from broker.results import Delivery, Fetched, Lease, Room, Share
 from client import wire
 from client.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
@@ -459,11 +459,9 @@ class Dispatcher:
         for share in fetched.shares:
             receipts = flat_receipts(fetched, share)
             for start in range(0, len(receipts), wire.MAX_BATCH * 4):
-                packed = pack_flat_receipts(receipts[start : start + wire.MAX_BATCH * 4])
+                some = receipts_of(receipts[start : start + wire.MAX_BATCH * 4])
                 try:
-                    result = await engine.ack(
-                        lease, self.subscription, packed, ""
-                    )  # who reads bodies deletes
+                    result = await engine.ack(lease, self.subscription, some, "")  # who reads bodies deletes
                 except Fenced as error:
                     # Not to be fetched once more at once: what is leased now comes first.
                     self.partition.lose(lease)

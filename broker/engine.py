@@ -13,7 +13,7 @@ await engine.ack(lease, "billing", [delivery.receipt for delivery in result.deli
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,15 +34,14 @@ from broker.arguments import (
     id_maker,
     merge_ledgers,
     pack,
-    pack_receipts,
     rows,
     split_by_lane,
-    stale_parts,
 )
 from broker.claims import Claims
 from broker.handover import without_lost
 from broker.keys import check_name, partition_of
 from broker.publishing import Publishing
+from broker.receipts import Receipts, checked_receipts
 from broker.registry import Registry
 from broker.results import (
     Delivery,
@@ -68,6 +67,12 @@ _AHEAD = 4_000  # keys that a fetch is told where many messages have to wait, an
 _HOLES = 100  # entries that one call looks for in every lane
 _BACK = 150  # lanes that one call gives back when they are due: others wait meanwhile
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
+
+Told = Callable[[Receipts, SettleResult], None]  # what a step has dealt with, and what has come of it
+
+
+def _nobody(_: Receipts, __: SettleResult) -> None:
+    pass
 
 
 class Engine(Claims, Registry, Publishing):
@@ -407,101 +412,117 @@ class Engine(Claims, Registry, Publishing):
         self,
         lease: Lease,
         subscription: str,
-        receipts: Sequence[Receipt] | bytes,
+        receipts: Sequence[Receipt] | Receipts,
         names: str | None = None,
         *,
         consumer: str = "",
+        told: Told = _nobody,
     ) -> SettleResult:
         """Settle leased messages for good.
 
-        As the next two, it takes what pack_flat_receipts makes too, and settles what `consumer` holds and
-        nobody else, unless that is "". `names` are those of the bodies, as body_names makes them; None: they
-        are looked for here.
+        As the next two, it settles what `consumer` holds and nobody else, unless that is "", and takes
+        several calls for many receipts; what each has done is `told`. `names` are those of the bodies, as
+        body_names makes them; None: they are looked for here.
         """
-        packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
+        rest = _checked(lease, receipts)
         if names is None:
-            flat = msgspec.msgpack.decode(packed)
-            names = await self._names_of_bodies(lease, list(zip(flat[2::4], flat[3::4], strict=True)))
-        stale: list[int] = []
-        forgotten: list[tuple[int, int]] = []
-        records: list[tuple[str, list[tuple[int, int]]]] = []
-        position: Sequence[str | int] = ("", "")
-        while True:
-            try:
-                answer = await self._run("ack", lease, subscription, packed, consumer, names, *position)
-            except Fenced as error:
-                if position[0] == "":
-                    raise
-                raise Unavailable(f"a part was settled before the lease ended: {error}") from error
-            _, found, left, record, *position = answer[:6]
-            stale += found
+            names = await self._names_of_bodies(lease, rest.ranges)
+        steps = list[SettleResult]()
+        while rest:
+            some = "some" if steps else "all"
+            answer = await self._step("ack", lease, subscription, rest, consumer, names, some, steps=steps)
+            _, stale, left, record, receipt, entry = answer
+            done, rest = rest.split(receipt, entry)
             gone: list[Any] = list(rows(left, 2))
-            forgotten += gone
-            if record:
-                records.append((record, gone))
-            if position[0] == "":
-                return SettleResult(stale_parts(stale), forgotten, records=records)
+            steps.append(
+                SettleResult(done.stale_parts(stale), gone, records=[(record, gone)] if record else [])
+            )
+            told(done, steps[-1])
+        return SettleResult.of(steps)
 
     async def nack(
         self,
         lease: Lease,
         subscription: str,
-        receipts: Sequence[Receipt] | bytes,
+        receipts: Sequence[Receipt] | Receipts,
         *,
         delay_ms: int | None = None,
         until_ms: int | None = None,
         charged: bool = True,
         consumer: str = "",
+        told: Told = _nobody,
     ) -> SettleResult:
         """Give messages back, after a delay, at a time, or by default after the backoff.
 
-        Uncharged, it is how a consumer hands back what it has not looked at.
+        Uncharged, it is how a consumer hands back what it has not looked at. Each lane goes back in one call.
         """
         if delay_ms is not None and until_ms is not None:
             raise InvalidArgument("nack takes delay_ms or until_ms, not both")
         if not charged and delay_ms is None and until_ms is None:
             delay_ms = 0
-        packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
-        answer = await self._run(
-            "nack",
-            lease,
-            subscription,
-            packed,
-            consumer,
-            check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS),
-            check_optional_ms("delay_ms", delay_ms, 0, MAX_MS),
-            "all" if charged else "none",
-        )
-        returned = [(token, first, last) for _, token, first, last in rows(answer[2], 4)]
-        return SettleResult(stale_parts(answer[1]), returned=returned)
+        until = check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS)
+        delay = check_optional_ms("delay_ms", delay_ms, 0, MAX_MS)
+        whom = "all" if charged else "none"
+        rest = _checked(lease, receipts).by_lane()
+        steps = list[SettleResult]()
+        while rest:
+            some = rest.first(lanes=True)
+            answer = await self._step(
+                "nack", lease, subscription, some, consumer, until, delay, whom, steps=steps
+            )
+            _, stale, returned, receipt, entry = answer
+            done, rest = rest.split(receipt, entry)
+            back = [(token, first, last) for _, token, first, last in rows(returned, 4)]
+            steps.append(SettleResult(done.stale_parts(stale), returned=back))
+            told(done, steps[-1])
+        return SettleResult.of(steps)
 
     async def extend(
         self,
         lease: Lease,
         subscription: str,
-        receipts: Sequence[Receipt] | bytes,
+        receipts: Sequence[Receipt] | Receipts,
         *,
         lease_ms: int | None = None,
         until_ms: int | None = None,
         at_ms: int | None = None,
         consumer: str = "",
     ) -> SettleResult:
-        """Move deadlines to `lease_ms` from now, or to a time; answered by the clock that shows `at_ms`."""
+        """Move deadlines to `lease_ms` from now, or to a time; answered by the clock that shows `at_ms`.
+
+        Where it takes several calls, the first deadline is answered.
+        """
         if (lease_ms is None) == (until_ms is None):
             raise InvalidArgument("extend takes lease_ms or until_ms")
-        packed = receipts if isinstance(receipts, bytes) else pack_receipts(lease, receipts)
-        answer = await self._run(
-            "extend",
-            lease,
-            subscription,
-            packed,
-            consumer,
-            check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS),
-            check_optional_ms("lease_ms", lease_ms, 0, MAX_MS),
-        )
-        _, stale, deadline_ms, now_ms = answer
-        at_ms = now_ms if at_ms is None else at_ms
-        return SettleResult(stale_parts(stale), deadline_ms=deadline_ms - now_ms + at_ms, now_ms=at_ms)
+        until = check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS)
+        span = check_optional_ms("lease_ms", lease_ms, 0, MAX_MS)
+        rest = _checked(lease, receipts)
+        steps = list[SettleResult]()
+        while rest:
+            some = rest.first()
+            answer = await self._step("extend", lease, subscription, some, consumer, until, span, steps=steps)
+            _, stale, deadline_ms, now_ms, receipt, entry = answer
+            done, rest = rest.split(receipt, entry)
+            shift = 0 if at_ms is None else now_ms - at_ms
+            steps.append(SettleResult(done.stale_parts(stale), [], deadline_ms - shift, now_ms - shift))
+        return SettleResult.of(steps)
+
+    async def _step(
+        self,
+        script: str,
+        lease: Lease,
+        subscription: str,
+        receipts: Receipts,
+        *arguments: str | int,
+        steps: list[SettleResult],
+    ) -> list[Any]:
+        """One of several calls: once the first is done, nobody may simply do all of it once more."""
+        try:
+            return await self._run(script, lease, subscription, receipts.pack(), *arguments)
+        except Fenced as error:
+            if not steps:
+                raise
+            raise Unavailable(f"a part was settled before the lease ended: {error}") from error
 
     async def expire(self, lease: Lease, subscription: str) -> ExpireResult:
         """Give back what has timed out and what consumers whose sessions ended held."""
@@ -621,3 +642,7 @@ class Engine(Claims, Registry, Publishing):
             for entry, (key, uid, about) in zip(entries, texts, strict=True)
             if uid
         }
+
+
+def _checked(lease: Lease, receipts: Sequence[Receipt] | Receipts) -> Receipts:
+    return receipts if isinstance(receipts, Receipts) else checked_receipts(lease, receipts)

@@ -1,11 +1,10 @@
 """From what the engine leased to what a consumer is sent, and to the receipts of it."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from msgspec.structs import replace
 
-from broker.results import Delivery, Fetched, Message, Share, Stale
+from broker.results import Delivery, Fetched, Message, Share
 from client import wire
 
 
@@ -50,18 +49,6 @@ def without(held: Iterable[Delivery], ended: Iterable[tuple[int, int, int]]) -> 
             messages=[item for item in delivery.messages if (delivery.receipt.token, item.entry) not in gone],
         )
         for delivery in held
-    ]
-
-
-def settled_parts(receipts: list[str | int], stale: Iterable[Stale]) -> list[tuple[int, int, int]]:
-    """Token, first, last of what flat receipts have settled: all but their stale parts."""
-    refused = {(part.receipt, entry) for part in stale for entry in range(part.first, part.last + 1)}
-    rows: Any = zip(receipts[1::4], receipts[2::4], receipts[3::4], strict=True)
-    return [
-        (token, entry, entry)
-        for place, (token, first, last) in enumerate(rows)
-        for entry in range(first, last + 1)
-        if (place, entry) not in refused
     ]
 
 

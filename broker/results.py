@@ -205,6 +205,20 @@ class SettleResult(msgspec.Struct, frozen=True):
     ] = []  # of bodies that are to be deleted, and of which entries
     returned: list[tuple[int, int, int]] = []  # token, first, last of all that a nack gave back
 
+    @classmethod
+    def of(cls, steps: "list[SettleResult]") -> "SettleResult":
+        """The result of several calls; the deadline is that of the first."""
+        if len(steps) == 1:
+            return steps[0]
+        return cls(
+            sorted(part for step in steps for part in step.stale),
+            [part for step in steps for part in step.forgotten],
+            steps[0].deadline_ms,
+            steps[0].now_ms,
+            [part for step in steps for part in step.records],
+            [part for step in steps for part in step.returned],
+        )
+
     def outcomes(self, count: int) -> list[str]:
         """Settled or stale for each of `count` receipts; stale if any part of it was."""
         answers = ["settled"] * count

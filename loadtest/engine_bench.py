@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from redis import Redis
 
-from broker.arguments import check_flat, pack_flat_receipts
+from broker.arguments import check_flat
 from broker.engine import Engine
 from broker.handover import flat_receipts
+from broker.receipts import receipts_of
 from broker.results import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
 from client.wire import pack_about
 from loadtest.report import Figure
@@ -73,7 +74,7 @@ class Lane:
 
     async def ack(self, receipts: list[str | int]) -> None:
         """Ack one batch."""
-        assert not (await self.engine.ack(self.lease, "s0", pack_flat_receipts(receipts))).stale
+        assert not (await self.engine.ack(self.lease, "s0", receipts_of(receipts))).stale
 
 
 class Streams:
@@ -191,7 +192,7 @@ async def _block_keys(lane: Lane, count: int) -> None:
     for first in range(0, count, BATCH):
         await lane.publish(messages(BATCH, keys[first : first + BATCH]))
     for _ in range(count // BATCH):
-        receipts = pack_flat_receipts(await lane.fetch())
+        receipts = receipts_of(await lane.fetch())
         await lane.engine.nack(lane.lease, "s0", receipts, delay_ms=HOUR_MS)
     for first in range(0, count, BATCH):
         await lane.publish(messages(BATCH, keys[first : first + BATCH]))

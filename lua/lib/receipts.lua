@@ -62,35 +62,39 @@ local function receipts_size()
   return count
 end
 
--- Calls settle(lane, item, first, last) for each receipt; it answers the ranges that the receipt holds.
--- Begins with the receipt `at`, counted from 0, and ends when they stand for `most` messages, in the midst of one
--- if need be, of which entries from `from` on are left then. Answers both for the next call, nil at the end.
-local function each_receipt(settle, at, from, most)
-  local names, index, left = {}, (at or 0) * 4 + 1, most or END
-  for place = index, #receipts, 4 do
-    if receipts[place] ~= '' then
-      names[#names + 1] = receipts[place]
-      if #names >= left then
+local EFFORT = 2000 -- that a call may take, where it is counted: some 5 ms
+
+-- Calls settle(lane, item, first, last) for each receipt; it answers the ranges that the receipt holds. Ends when
+-- `most` is used up, of which a receipt takes what cost(lane) says: for itself, and for each of its messages; in the
+-- midst of one if need be. But where lanes go back as a `whole`, not amid those of a lane, which then stand together.
+-- Answers where the next call begins: a receipt, counted from 0, and an entry of it, or 0.
+local function each_receipt(settle, most, cost, whole)
+  local names, left, before = {}, most, nil
+  for index = 1, #receipts, 4 do
+    if receipts[index] ~= '' then
+      names[#names + 1] = receipts[index]
+      if #names >= most then
         break
       end
     end
   end
   load(names)
-  while receipts[index] do
-    local item, first, last = receipts[index + 1], receipts[index + 2], receipts[index + 3]
-    if left <= 0 then
-      return (index - 1) / 4, first
+  for index = 1, #receipts, 4 do
+    local lane, item, first, last = receipts[index], receipts[index + 1], receipts[index + 2], receipts[index + 3]
+    if left <= 0 and not (whole and lane ~= '' and lane == before) then
+      return (index - 1) / 4, 0
     end
-    if from and from > first or last - first >= left then
-      first = math.max(from or 0, first)
-      last = math.min(last, first + left - 1)
+    local each, per = cost(lane)
+    if (last - first + 1) * per > left then
+      last = first + math.max(math.floor(left / per), 1) - 1
       item = range_text(first, last, token_of(item))
     end
-    note_stale(index, first, last, settle(receipts[index], item, first, last))
-    left = left - (last - first + 1)
+    note_stale(index, first, last, settle(lane, item, first, last))
+    left = left - each - (last - first + 1) * per
     if last < receipts[index + 3] then
       return (index - 1) / 4, last + 1
     end
-    index, from = index + 4, nil
+    before = lane
   end
+  return #receipts / 4, 0
 end

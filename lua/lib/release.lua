@@ -19,14 +19,18 @@ local function note_released(record, from)
   end
 end
 
--- How long an entry waits after it was charged `count` times, ms.
-local function backoff_ms(entry, count)
+local function has_backoff()
   if not backoff then
     local text = redis.call('HGET', sub, 'backoff') or ''
     local initial, factor, maximum, jitter = string.match(text, '^(%S+) (%S+) (%S+) (%S+)$')
     backoff = { tonumber(initial or 0), tonumber(factor or 1), tonumber(maximum or 0), tonumber(jitter or 0) }
   end
-  if backoff[1] == 0 then
+  return backoff[1] > 0
+end
+
+-- How long an entry waits after it was charged `count` times, ms.
+local function backoff_ms(entry, count)
+  if not has_backoff() then
     return 0
   end
   local wait = math.min(backoff[1] * backoff[2] ^ (count - 1), backoff[3])

@@ -3,10 +3,10 @@
 -- Uses   subscription served journal ranges notes holders lanes queue runs receipts bodies forget settled
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua   5 JSON array: entry, name of each body that they have;
---        "" for none   6, 7 where to begin: "" and "", or what the last call answered
+--        "" for none   6 "all", or "some": they are of other receipts, too
 -- Returns  {"OK", {index, first, last, ...}, {first, last, ...}, id, receipt, entry}
 --            stale parts of receipts, index from 0; ranges that left the log; the record of their bodies, "" for none;
---            where to go on, "" and "" at the end
+--            where the next call begins, as in lib/receipts.lua
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = lanes in flight; times the subscriptions that have passed the entries. Where these have
 --          lanes of keys, each entry is searched for in all of them: a call then settles only as many as lib/forget
@@ -76,6 +76,10 @@ local function settle_lane(lane, item, first, last)
   return found
 end
 
+local function cost()
+  return 0, 1
+end
+
 local most = receipts_size() > AT_ONCE and forgettable() or END
 local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
   local by = journaled and holder_of(lane)
@@ -87,13 +91,13 @@ local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
     end
   end
   return found
-end, tonumber(ARGV[6]), tonumber(ARGV[7]), most)
+end, most, cost)
 
 flush('GT')
 if journaled then
   write_notes()
 end
 drop_retries(settled)
-local part = ARGV[6] ~= '' or next_receipt ~= nil
+local part = ARGV[6] == 'some' or next_receipt < #receipts / 4
 local left, record = forget(settled, name, ARGV[5], part)
-return { 'OK', stale, flat(left), record, next_receipt or '', next_entry or '' }
+return { 'OK', stale, flat(left), record, next_receipt, next_entry }

@@ -14,7 +14,7 @@ from broker.worker import Worker
 from client import AsyncClient, wire
 from client.errors import Fenced, Unavailable
 from client.types import Mode
-from tests.cluster.peer import PATIENCE, Item, Peer, Refused, Stream, connect, publish, receipts
+from tests.cluster.peer import PATIENCE, Item, Peer, Refused, Stream, checked, connect, publish, receipts
 from tests.cluster.view import until
 from tests.running import RunningBroker
 
@@ -334,6 +334,63 @@ async def test_permits_come_back_though_the_answer_of_redis_was_lost(
             assert (await stream.ack(*again)).stale == []
 
 
+def _runs(items: list[Item]) -> list[str | int]:
+    """Receipts without lanes, one for each token."""
+    runs: dict[int, list[int]] = {}
+    for item in items:
+        runs.setdefault(item.token, []).append(item.entry)
+    return [part for token, its in sorted(runs.items()) for part in ("", token, min(its), max(its))]
+
+
+@pytest.mark.parametrize("kind", ["ack", "nack"])
+async def test_who_comes_back_amid_a_large_settle_never_has_more_than_its_permits(
+    worker: Worker, topic: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was settled before it came back was not counted as out, so it frees nothing."""
+    url, count, script = f"keylane://{worker.address}", 1_800, f"subscription/{kind}"
+    run, calls, go_on = worker.engine.store.run, 0, asyncio.Event()
+    amid = asyncio.Event()
+
+    async def stop_amid(name: str, *arguments: Any) -> list[Any]:
+        nonlocal calls
+        calls += name == script
+        if name == script and calls == 2:
+            amid.set()
+            await go_on.wait()
+        return await run(name, *arguments)
+
+    async with AsyncClient(url) as client, connect(url) as peer, connect(url) as other:
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s")
+        before, after = Stream(peer, topic, "s", "c"), Stream(other, topic, "s", "c")
+        await before.open(permits=count)
+        for first in range(0, 4 * count, 600):
+            await publish(peer, topic, 0, *(f"u{number}" for number in range(first, first + 600)))
+        body = wire.pack(_runs(await before.receive(count)))
+        monkeypatch.setattr(worker.engine.store, "run", stop_amid)
+        settling = peer.begin(
+            wire.Ack(before.number, 0) if kind == "ack" else wire.Nack(before.number, 0, 600_000), body
+        )
+        async with asyncio.timeout(PATIENCE):
+            await amid.wait()
+        await after.open(permits=count)
+        dispatcher = worker.partition(topic, 0).dispatchers["s"]
+
+        async def quiet() -> bool:
+            return not dispatcher._pumping
+
+        async def full() -> bool:
+            return (await client.describe_subscription(topic, "s")).leased >= count
+
+        await until(full)
+        go_on.set()
+        checked(await settling)
+        await until(full)
+        await until(quiet)
+        assert (await client.describe_subscription(topic, "s")).leased == count
+        assert len(await after.waiting()) >= count
+
+
 async def test_permits_come_back_though_the_lease_went_amid_a_large_ack(
     worker: Worker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,11 +402,7 @@ async def test_permits_come_back_though_the_lease_went_amid_a_large_ack(
         await stream.open(permits=count)
         for first in range(0, 2 * count, 600):
             await publish(peer, topic, 0, *(f"u{number}" for number in range(first, first + 600)))
-        held = await stream.receive(count)
-        tokens = sorted({item.token for item in held})
-        runs = [[item.entry for item in held if item.token == token] for token in tokens]
-        ranges = zip(tokens, runs, strict=True)
-        body = wire.pack([part for token, run in ranges for part in ("", token, min(run), max(run))])
+        body = wire.pack(_runs(await stream.receive(count)))
         lost = lose_answer(worker, monkeypatch, "subscription/ack", skip=1, error=Fenced("another has it"))
         with pytest.raises(Refused, match="unavailable"):
             await peer.answer(wire.Ack(stream.number, 0), body)

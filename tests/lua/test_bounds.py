@@ -6,10 +6,25 @@ from typing import Any
 import pytest
 
 from broker.arguments import pack_names
+from broker.checker import check_topic
 from broker.engine import Engine
-from broker.results import Room
+from broker.results import Backoff, Room, Stale
+from client.errors import Unavailable
 from tests.lua.story import Story, entries, part, receipts
 from tests.support import ManualTime
+
+
+def watch_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The scripts that are called from now on."""
+    calls: list[str] = []
+    run = engine.store.run
+
+    async def counted(script: str, *rest: Any) -> list[Any]:
+        calls.append(script)
+        return await run(script, *rest)
+
+    monkeypatch.setattr(engine.store, "run", counted)
+    return calls
 
 
 async def test_a_stuck_key_delays_no_other_even_for_a_consumer_with_one_permit(
@@ -223,14 +238,7 @@ async def test_a_large_ack_beside_subscriptions_with_lanes_of_keys_goes_step_by_
         for start in range(0, len(passed), 500):
             gone = [one for one in passed[start : start + 500] if one not in kept[name]]
             await story.ack(*receipts(gone), name=name)
-    calls = []
-    run = engine.store.run
-
-    async def counted(script: str, *rest: Any) -> list[Any]:
-        calls.append(script)
-        return await run(script, *rest)
-
-    monkeypatch.setattr(engine.store, "run", counted)
+    calls = watch_calls(engine, monkeypatch)
     given = [held[0].receipt, part(held[1].receipt, 1_001, 1_900), held[0].receipt]
     bodies = pack_names([part for entry in range(1, 1_901) for part in (entry, f"body-{entry}")])
     result = await engine.ack(story.lease, "s", given, bodies)
@@ -242,6 +250,97 @@ async def test_a_large_ack_beside_subscriptions_with_lanes_of_keys_goes_step_by_
         assert json.loads(fields[fields.index("names") + 1])[1::2] == names
     owed = {entry for one in kept.values() for entry in entries(one)} | set(range(1_901, 2_001))
     assert await story.log() == sorted(owed)
+
+
+async def test_many_lanes_go_back_step_by_step_each_of_them_as_a_whole(
+    engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    keys = [f"k{number}" for number in range(450)]
+    held = []
+    for _ in range(2):
+        await story.publish(*keys)
+        held += receipts(await story.fetch(permits=1_000))
+    wrong = held[7]._replace(token=1)
+    await engine.ack(story.lease, "s", [held[3]])
+    calls = watch_calls(engine, monkeypatch)
+    # Of each lane first the later message, which goes back with the earlier one.
+    given = [*held[450:], wrong, *held[:450]]
+    result = await engine.nack(story.lease, "s", given, delay_ms=60_000)
+    assert calls.count("subscription/nack") >= 3
+    assert result.stale == [Stale(450, 8, 8), Stale(454, 4, 4)]
+    earliest = [450 + 4 if entry == 4 else entry for entry in range(1, 451)]
+    assert await story.retries() == dict.fromkeys(sorted(earliest), 1)
+    assert sorted(part[1:] for part in result.returned) == [(at, at) for at in range(1, 901) if at != 4]
+    assert await check_topic(engine, topic) == []
+
+
+async def test_the_many_receipts_of_one_lane_go_back_together(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="exclusive")
+    await story.publish_many(300)
+    [lane] = receipts(await story.fetch(permits=1_000))
+    assert await story.nack(*(part(lane, entry) for entry in range(300, 0, -1))) == ["settled"] * 300
+    assert await story.retries() == {1: 1}
+
+
+async def test_many_messages_of_runs_go_back_step_by_step(
+    engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(backoff=Backoff(1.0, jitter=0.5))
+    await story.publish_many(1_000)
+    [run] = receipts(await story.fetch(permits=1_000))
+    await story.ack(part(run, 500))
+    calls = watch_calls(engine, monkeypatch)
+    result = await engine.nack(story.lease, "s", [run])
+    assert calls.count("subscription/nack") >= 5
+    assert result.stale == [Stale(0, 500, 500)]
+    assert await story.retries() == {entry: 1 for entry in range(1, 1_001) if entry != 500}
+    assert sum(last - first + 1 for _, first, last in result.returned) == 999
+    assert await check_topic(engine, topic) == []
+
+
+async def test_many_lanes_are_extended_step_by_step(
+    timed: ManualTime, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish(*(f"k{number}" for number in range(500)))
+    held = receipts(await story.fetch(permits=1_000, lease_ms=1_000))
+    await story.ack(held[450])
+    calls = watch_calls(engine, monkeypatch)
+    result = await engine.extend(story.lease, "s", held, lease_ms=5_000)
+    assert calls.count("subscription/extend") >= 3
+    assert result.stale == [Stale(450, 451, 451)]
+    assert result.deadline_ms == timed.now_ms + 5_000
+    await timed.advance(4_999)
+    assert (await engine.expire(story.lease, "s")).released == 0
+    await timed.advance(1)
+    assert (await engine.expire(story.lease, "s")).released == 499
+
+
+async def test_a_step_that_finds_the_lease_gone_says_that_a_part_was_done(
+    engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish(*(f"k{number}" for number in range(300)))
+    held = receipts(await story.fetch(permits=1_000))
+    run, done = engine.store.run, list[int]()
+
+    async def lose_lease(script: str, *rest: Any) -> list[Any]:
+        answer = await run(script, *rest)
+        if script == "subscription/nack":
+            await engine.release(story.lease)
+        return answer
+
+    monkeypatch.setattr(engine.store, "run", lose_lease)
+    with pytest.raises(Unavailable, match="a part was settled"):
+        await engine.nack(story.lease, "s", held, told=lambda part, _: done.append(part.messages))
+    assert done == [200]
 
 
 async def test_what_waits_behind_a_full_consumer_is_noted_in_stretches(engine: Engine, topic: str) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import broker.arguments
+import broker.receipts
 from client import errors, wire
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
@@ -146,7 +147,7 @@ def test_the_limits_are_right() -> None:
         "frame, after its length, unless INFO says otherwise": wire.MAX_FRAME,
         "messages in a PUBLISH": wire.MAX_BATCH,
         "receipts in an ACK, NACK or EXTEND": wire.MAX_BATCH,
-        "messages that these receipts stand for": broker.arguments.MAX_ENTRIES,
+        "messages that these receipts stand for": broker.receipts.MAX_ENTRIES,
         "name of a topic, subscription or consumer": 200,
         "key": wire.MAX_KEY,
         "uid": wire.MAX_UID,
