@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,7 @@ from broker.store import Store
 from broker.subscriptions import read_records
 
 _PAGE = 1_000
+_PAGES = 10  # of a log with holes, that are read to count what is owed there
 _TOGETHER = 50  # partitions that are asked for at once
 _RANGE = re.compile(r"\d+:(\d+)(?:-(\d+))?")
 
@@ -106,15 +107,15 @@ async def count_subscription(
 
     async def count(partition: int) -> None:
         keys = subscription_keys(topic, partition, subscription)
-        (last, lead), cursor, sessions, paused = await store.read_all(
+        lead, sessions, paused = await store.read_all(
             [
-                ("HMGET", keys.meta, "last", "lead"),
-                ("HGET", keys.subs, subscription),
+                ("HGET", keys.meta, "lead"),
                 ("ZRANGE", keys.consumers, "0", "-1", "WITHSCORES"),
                 ("HGET", keys.sub, "paused"),
             ]
         )
-        counts.fresh += int(last or 0) - int(cursor or 0)
+        fresh = await _count_fresh(store, keys, subscription)
+        counts.fresh += fresh
         # Sessions end by the partition's time, which may be ahead of the caller's.
         counts.consumers.update(
             name for name, end in rows(sessions, 2) if float(end) > now_ms + int(lead or 0)
@@ -127,6 +128,41 @@ async def count_subscription(
 
     await _each(count, partitions)
     return counts
+
+
+async def _count_fresh(store: Store, keys: SubscriptionKeys, subscription: str) -> int:
+    """How many entries lie after the cursor.
+
+    Where the log has holes there, some thousand are counted one by one; if there are more, the rest counts as
+    without holes, as far as the length of the log allows.
+    """
+    (ledgers, last_text), cursor_text, sparse_text, length_text, oldest = await store.read_all(
+        [
+            ("HMGET", keys.meta, "ledgers", "last"),
+            ("HGET", keys.subs, subscription),
+            ("HGET", keys.sub, "sparse"),
+            ("XLEN", keys.log),
+            ("XRANGE", keys.log, "-", "+", "COUNT", "1"),
+        ]
+    )
+    if not (cursor_text and oldest):
+        return 0
+    last, cursor, sparse, length = map(int, (last_text, cursor_text, sparse_text or 0, length_text))
+    first = _entry(oldest[0])
+    if cursor < first:
+        return length
+    if cursor >= sparse or length == last - first + 1:
+        return max(last - cursor, 0)
+    id_of = id_maker(ledgers)
+    counted, passed = 0, cursor
+    for _ in range(_PAGES):
+        command = ("XRANGE", keys.log, id_of(passed + 1), id_of(sparse), "COUNT", str(_PAGE))
+        [page] = await store.read_all([command])
+        counted += len(page)
+        passed = _entry(page[-1]) if len(page) == _PAGE else sparse
+        if passed == sparse:
+            break
+    return min(counted + last - passed, length)
 
 
 async def ledgers(store: Store, topic: str, partitions: Sequence[int]) -> list[PartitionLedgers]:
@@ -185,9 +221,9 @@ async def peek(
 
 async def _peek(store: Store, topic: str, subscription: str, partition: int, limit: int) -> list[Unsettled]:
     keys = subscription_keys(topic, partition, subscription)
-    (ledgers, last, lead), cursor, queued = await store.read_all(
+    (ledgers, lead), cursor, queued = await store.read_all(
         [
-            ("HMGET", keys.meta, "ledgers", "last", "lead"),
+            ("HMGET", keys.meta, "ledgers", "lead"),
             ("HGET", keys.subs, subscription),
             ("ZRANGE", keys.queue, "0", str(_PAGE - 1)),
         ]
@@ -195,13 +231,11 @@ async def _peek(store: Store, topic: str, subscription: str, partition: int, lim
     places = await _places(store, keys, queued, int(lead or 0))
     entries = sorted(places)[:limit]
     id_of = id_maker(ledgers or "0:0")
-    bounds = [(id_of(entry), id_of(entry)) for entry in entries]
-    if len(entries) < limit and cursor and int(cursor) < int(last):
-        end = min(int(last), int(cursor) + limit - len(entries))
-        bounds.append((id_of(int(cursor) + 1), id_of(end)))
-    parts = await store.entries(keys.log, bounds) if bounds else []
-    ids = [(id, fields) for part in parts for id, fields in part]
-    numbers = [int(id.partition("-")[2]) for id, _ in ids]
+    commands: list[tuple[str, ...]] = [("XRANGE", keys.log, id_of(entry), id_of(entry)) for entry in entries]
+    if len(entries) < limit and cursor:
+        commands.append(("XRANGE", keys.log, id_of(int(cursor) + 1), "+", "COUNT", str(limit - len(entries))))
+    ids = [(id, fields) for part in await store.read_all(commands) for id, fields in part]
+    numbers = [_entry(item) for item in ids]
     [counts] = await store.read_all([("HMGET", keys.retries, *map(str, numbers))]) if numbers else [[]]
     return [
         _unsettled(
@@ -254,6 +288,11 @@ async def _records(store: Store, keys: SubscriptionKeys) -> AsyncIterator[tuple[
             yield lane, consumer, int(waiting), int(due), leased
         if cursor == "0":
             return
+
+
+def _entry(item: Sequence[Any]) -> int:
+    """The number of what was read from a log."""
+    return int(item[0].partition("-")[2])
 
 
 def _ranges(leased: str) -> Iterator[tuple[int, int]]:
