@@ -18,6 +18,7 @@ from pydantic import ByteSize, Field, ValidationError, field_validator, model_va
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from broker.arguments import MAX_PARTITIONS
 from client.errors import InvalidArgument
 
 __all__ = ["ConfigError", "Settings", "load"]
@@ -77,11 +78,13 @@ class Settings(BaseSettings):
         default=5.0, description="Seconds between looks at the load, each of which may move a partition."
     )
     default_partitions: Count = Field(default=8, description="Partitions of a topic that does not say.")
-    max_partitions: Count = Field(default=10_000, description="Partitions that one topic may have.")
+    max_partitions: Count = Field(
+        default=MAX_PARTITIONS, le=MAX_PARTITIONS, description="Partitions that one topic may have."
+    )
     max_inflight_bytes: ByteSize = Field(
         default=ByteSize(64 * MIB),
         ge=1024,
-        description="Bytes of publishes that may wait for Redis in one worker.",
+        description="Bytes of publishes that may wait for Redis in one worker, and of unfinished frames.",
     )
     payloads: str = Field(
         default="", description="URL of the payload store for clients; by default the same Redis."

@@ -63,7 +63,8 @@ def serve(
     default_partitions: Annotated[str | None, flag("Partitions of a topic that does not say.", "N")] = None,
     max_partitions: Annotated[str | None, flag("Partitions that one topic may have.", "N")] = None,
     max_inflight_bytes: Annotated[
-        str | None, flag("Bytes of publishes that may wait for Redis in one worker.", "SIZE")
+        str | None,
+        flag("Bytes of publishes that may wait for Redis in one worker, and of unfinished frames.", "SIZE"),
     ] = None,
     payloads: Annotated[
         str | None, flag("URL of the payload store for clients; by default the same Redis.", "URL")

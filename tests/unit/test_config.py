@@ -88,6 +88,10 @@ def test_a_bad_value_names_its_key_and_where_it_came_from(
         ({"workers": "2", "advertise": "a:65535"}, "the port of advertise is 65535: 2 workers need ports"),
         ({"heartbeat": "inf"}, "--heartbeat is 'inf': it should be a finite number"),
         ({"log_level": "loud"}, "--log-level is 'loud': it should be 'debug', 'info'"),
+        (
+            {"max_partitions": "10001"},
+            "--max-partitions is '10001': it should be less than or equal to 10000",
+        ),
         ({"default_partitions": "9", "max_partitions": "8"}, "it should be at most max_partitions, 8"),
     ],
 )
