@@ -40,6 +40,7 @@ Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
 _CONNECT = 5.0  # seconds for each step of connecting
 _FOLLOWED = 1.0  # seconds for which it is known how many replicas follow a server
+_WITHOUT_LEASE = {"partition/acquire", "partition/delete"}  # that need none, though they name it first
 _ECHO = 3.0  # seconds between two proofs that a channel is heard, and for each of them
 _AT_ONCE = 16  # calls through redis-py, each on a connection of its own: its pool refuses more than it has
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # seconds before a channel is listened to again
@@ -123,8 +124,8 @@ class Store:
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """Run one script, loading it where the server does not know it yet."""
         text, sha, measured = self.scripts[script]
-        # Under a lease, which all of these but the one that takes it name first.
-        leased = keys[0].endswith(":lease") and bool(arguments[0]) and script != "partition/acquire"
+        # Under a lease: its key comes first, and then what the caller holds of it, an operator nothing.
+        leased = keys[0].endswith(":lease") and bool(arguments[0]) and script not in _WITHOUT_LEASE
         with named_errors():
             try:
                 answer = await self._execute(

@@ -33,8 +33,9 @@ local cursor = tonumber(redis.call('HGET', subs, name) or nil)
 local ledger_of, id_of, ledgers_of = id_maker(meta, stored[2])
 local now, lead = 0, 0 -- the partition's time, and how far it is ahead of the callers', which is that of Redis
 
--- Why this call may not go on, or nil; starts the clock. An operator's call (create, delete, seek,
--- reclaim, claim, commit) needs no lease: it acts for the topic, not for the worker that serves it.
+-- Why this call may not go on, or nil; starts the clock. An operator's call (pause, seek, claim, commit) needs no
+-- lease: it acts for the topic, not for the worker that serves it. Nor do create, delete and reclaim, which look for
+-- themselves whether they may.
 local function refusal(by_operator)
   if not last_entry then
     return { 'NO_TOPIC' }

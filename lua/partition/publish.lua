@@ -3,9 +3,11 @@
 -- Uses   journal partition delayed
 -- KEYS   as in lib/partition.lua and lib/delayed.lua
 -- ARGV   2 MessagePack array: key, uid, about, key, uid, about, ...
--- Returns  {"OK", now_ms, first entry, n stored, n unowed, {index, id, ...}, marks_due_ms}
---            the pairs are duplicates, index from 0, of "0-0" where the first is not due yet; the others took
---            consecutive entries, or none where n unowed > 0; then promote is to be called
+-- Returns  {"OK", now_ms, first, n stored, n unowed, {index, id, ...}, marks_due_ms}
+--            index and id of each duplicate: its place in the batch, from 0, and what was stored first under its
+--            uid, "0-0" where that waits to be due; all others took consecutive entries from `first` on, or, where
+--            nobody is there for them, none: then they are n unowed, and n stored is 0
+--            marks_due_ms: when the owner is to call promote next, for the marks
 --          {"FENCED"}   {"NO_TOPIC"}
 -- Cost     O(n)
 local batch = cmsgpack.unpack(ARGV[2])

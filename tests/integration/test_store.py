@@ -26,6 +26,7 @@ SCRIPTS = Scripts(
         "test/echo": "return ARGV",
         "test/write": "redis.call('SET', KEYS[1], ARGV[1]) return {'OK'}",
         "test/loop": "while true do end",
+        "partition/delete": "redis.call('SET', KEYS[1], ARGV[1]) return {'OK'}",
     }
 )
 PATIENCE = 0.3
@@ -164,6 +165,28 @@ async def test_a_slot_that_moves_is_followed(cluster: Cluster) -> None:
         for number in range(2):
             assert await store.run("test/write", [key], number) == ["OK"]
         assert ask(new.port, "GET", key) == "1"
+
+
+@pytest.mark.parametrize("script", ["test/write", "partition/delete"])
+async def test_only_what_is_done_under_a_lease_needs_it_anew_where_the_slot_has_moved(
+    cluster: Cluster, script: str
+) -> None:
+    old, new, _ = cluster.nodes
+    tag = key_in(0, 5460)
+    key, slot = f"{{{tag}}}:lease", str(key_slot(tag.encode()))
+    async with cluster_store(cluster.url) as store:
+        lost: list[bool] = []
+        store.on_lost = lambda which: lost.append(which(key))
+        await store.run(script, [key], "1")
+        ask(old.port, "DEL", key)
+        for node in (new, old):
+            ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ask(new.port, "CLUSTER", "MYID"))
+        if script == "test/write":
+            with pytest.raises(Unavailable):
+                await store.run(script, [key], "2")
+        else:
+            assert await store.run(script, [key], "2") == ["OK"]
+        assert lost == [True]
 
 
 @pytest.mark.slow

@@ -55,6 +55,20 @@ async def test_a_half_made_topic_can_be_deleted(engine: Engine, topic: str) -> N
     assert await engine.store.keys_like(f"*{topic}*") == set()
 
 
+async def test_a_partition_that_is_being_deleted_is_not_there_for_anybody(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await story.publish_many(3)
+    number = (await engine.describe_topic(topic)).incarnation
+    assert await engine._delete_step(topic, 1, str(number), 2)  # and there is more
+    with pytest.raises(TopicNotFound):
+        await engine.publish(story.lease, [message()])
+    with pytest.raises(TopicNotFound):
+        await engine.own(story.lease)
+    assert await engine.store.run("partition/set", [story.keys.meta, story.keys.journal], 10) == ["NO_TOPIC"]
+    await engine.delete_topic(topic)
+
+
 async def test_deleting_a_topic_takes_everything_with_it_and_fences_its_workers(
     engine: Engine, topic: str
 ) -> None:
