@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self.greeted = False  # INFO has been exchanged
         self.heard = 0.0  # when the last frame came, by the loop's clock
-        self.peer = ""
+        self.peer = ""  # its address, and who it says it is: for the log
         self._reader = FrameReader(worker.settings.max_frame)
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()

@@ -22,6 +22,7 @@ Reply = tuple[wire.Properties, bytes]
 
 DONE: Reply = (wire.Properties(), b"")
 _PEEKS = 100  # messages, so that the answer fits into a frame
+_CLIENT = 100  # characters of who a client says it is, in the log
 
 
 # The connection
@@ -35,6 +36,8 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
             f"the client speaks versions {oldest} to {newest} of the protocol, the broker "
             f"{wire.OLDEST_VERSION} to {wire.VERSION}: update the older one"
         )
+    if request.client and not connection.greeted:
+        connection.peer += f" {request.client[:_CLIENT]!r}"
     connection.greeted = True
     connection.store = request.store or connection.store
     settings, member = worker.settings, worker.member

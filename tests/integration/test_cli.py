@@ -567,6 +567,18 @@ def test_doctor_tells_a_broker_without_redis_from_none(keylane: Keylane) -> None
         keylane("doctor", "--server", alone.url)
 
 
+async def test_doctor_blames_redis_only_where_it_is_away() -> None:
+    async with ScriptedWorker() as worker:
+        worker.refusal = wire.Error("unavailable", "the worker is stopping")
+        process = await asyncio.create_subprocess_exec(
+            KEYLANE, "doctor", "--server", worker.url, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        shown, _ = await process.communicate()
+    assert b"the worker is stopping" in shown
+    assert b"bring Redis back" not in shown
+    assert b"logs of the workers" in shown
+
+
 def test_doctor_says_what_is_wrong_and_what_to_do(
     keylane: Keylane, broker: RunningBroker, server_url: str
 ) -> None:

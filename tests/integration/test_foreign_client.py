@@ -444,6 +444,14 @@ def test_a_client_of_another_age_is_told_so_and_hung_up_on(broker: RunningBroker
             client.receive()
 
 
+def test_the_log_of_the_worker_says_whose_connection_it_was(broker: RunningBroker) -> None:
+    with TinyClient(broker.url) as client:
+        client.call(INFO, {"client": "tiny\nclient 7"})
+        client.socket.sendall(b"\xff" * 64)
+        assert client.receive().properties["code"] == "protocol_error"
+    assert "'tiny\\nclient 7' breaks the protocol" in broker.log()
+
+
 # The page's own session
 
 
