@@ -71,7 +71,7 @@ class ConnectionClosed(BrokerError):
 
 
 class Unavailable(BrokerError):
-    """The broker cannot reach Redis."""
+    """The broker cannot reach Redis, or is stopping; what was asked may have been done."""
 
     retriable = True
 
@@ -109,7 +109,7 @@ class SubscriptionNotFound(BrokerError):
 
 
 class SubscriptionExists(BrokerError):
-    """There is a subscription of that name with other settings."""
+    """There is a subscription of that name already, or one with another mode."""
 
 
 class SubscriptionBusy(BrokerError):

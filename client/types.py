@@ -132,7 +132,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     worker: str
     workers: list[WorkerAddress]
     time: datetime  # the cluster's clock
-    payloads: str  # the payload store's URL, "" for none
+    payloads: str  # the payload store's URL
 
 
 class WorkerInfo(WorkerAddress, frozen=True):

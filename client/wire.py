@@ -346,9 +346,9 @@ class PeekedMessage(msgspec.Struct, frozen=True):
 class Publish(Properties, frozen=True):
     """PUBLISH; the body is flat: key ("" for none), uid, about, key, uid, about, …
 
-    Answered by OK with PublishReply. After a retriable error the worker refuses what else this connection
-    publishes to the partition at that durability, with the same error, until a frame comes that says
-    `again`: so messages sent without waiting for answers keep their order.
+    Answered by OK with PublishReply. After a retriable error (but for what is `stored`) or a REDIRECT the
+    worker refuses what else this connection publishes to the partition, at any durability, until a frame
+    comes that says `again`: so messages sent without waiting for answers keep their order.
     """
 
     TYPE = Type.PUBLISH
