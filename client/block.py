@@ -11,7 +11,7 @@ from client.errors import ProtocolError
 if TYPE_CHECKING:
     from client.consumer import Consumer
 
-# What became of a message of a block.
+# What became of a message of a block: handed is what the application has in its hands.
 BUFFERED, HANDED, SETTLING, SETTLED, STALE = range(5)
 
 _BODY = tuple[list[int], list[str], list[int], list[str | int]]
@@ -26,6 +26,8 @@ class Block:
         "consumer",
         "deadline",
         "deadlines",
+        "doubtful",
+        "ended",
         "entries",
         "faults",
         "fetches",
@@ -40,8 +42,10 @@ class Block:
         "retries",
         "soonest",
         "states",
+        "taken",
         "texts",
         "token",
+        "unheard",
     )
 
     def __init__(self, consumer: "Consumer", frame: wire.Frame, data: wire.Data, now: float) -> None:
@@ -82,6 +86,10 @@ class Block:
             self.deadline = self.soonest = float("inf")
         self.handed: list[tuple[int, float]] = []  # index, when it and those after it went to the application
         self.noted = float("-inf")  # the last of these times
+        self.taken: dict[int, float] = {}  # index -> when it alone went there
+        self.unheard: dict[int, int] = {}  # index -> how it is or was settled, and who asked for it has gone
+        self.doubtful: set[int] = set()  # settled perhaps: it was asked for, and there was no answer
+        self.ended: set[int] = set()  # being settled, when their leases ended or may have
         self.names: list[str] | None = None
         self.abouts: dict[int, wire.About] = {}
         self.bodies: dict[int, bytes] = {}
@@ -129,4 +137,6 @@ class Block:
 
     def handed_at(self, index: int) -> float:
         """About when a message went to the application."""
+        if (alone := self.taken.get(index)) is not None:
+            return alone
         return self.handed[bisect_right(self.handed, index, key=lambda item: item[0]) - 1][1]

@@ -45,12 +45,13 @@ class Buffer:
             now = monotonic()
             if block.states[index] == BUFFERED and (now < block.soonest or self._alive(block, index, now)):
                 block.states[index] = HANDED
-                self._note(block, index, now, 1)
+                self._note(block, index, now)
+                self._make_room(block, 1)
                 return Message(block, index)
         return None
 
-    def take(self, limit: int) -> list[Part]:
-        """The next messages, at most so many."""
+    def take(self, limit: int, *, handed: bool = True) -> list[Part]:
+        """The next messages, at most so many; what is not handed to the application may still go back."""
         parts: list[Part] = []
         now = monotonic()
         while self._blocks and limit > 0:
@@ -62,8 +63,10 @@ class Buffer:
                     self._step(block, start + 1)
                     continue
                 stop = start + 1
-            block.states[start:stop] = _HANDED * (stop - start)
-            self._note(block, start, now, stop - start)
+            if handed:
+                block.states[start:stop] = _HANDED * (stop - start)
+                self._note(block, start, now)
+            self._make_room(block, stop - start)
             self._step(block, stop)
             if parts and parts[-1][0] is block and parts[-1][2] == start:
                 parts[-1] = (block, parts[-1][1], stop)
@@ -84,10 +87,12 @@ class Buffer:
         self._held.lapse(block, index)
         return False
 
-    def _note(self, block: Block, index: int, now: float, count: int) -> None:
+    def _note(self, block: Block, index: int, now: float) -> None:
         self._held.active = now
         if now - block.noted > self._period:
             block.noted = now
             block.handed.append((index, now))
+
+    def _make_room(self, block: Block, count: int) -> None:
         if block.gone is not None:  # settled before it came: there will be no ACK to make room
             self._held.credit(block.partition, count)

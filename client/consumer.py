@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from datetime import datetime
 from time import monotonic
 from types import TracebackType
+from typing import Any, TypeVar
 
 from client import wire
-from client.block import BUFFERED, Block
+from client.block import BUFFERED, HANDED, Block
 from client.bodies import Bodies
 from client.buffer import Buffer
 from client.cluster import Cluster
@@ -29,9 +30,9 @@ from client.types import Outcome
 from client.wire import Frame
 
 _CLOSE = 5.0  # seconds for the last answers when it closes
-_ALL = 1 << 60
 _REFUSED = 1_000  # ids to remember
 _REFUSED_MS = 1_000  # after which what cannot be read comes again, at first
+T = TypeVar("T")
 _log = logging.getLogger("keylane.client")
 
 
@@ -167,10 +168,17 @@ class Consumer:
 
     async def receive(self, timeout: Seconds | None = None) -> Message:  # noqa: ASYNC109
         """The next message; TimeoutError if none comes in time."""
+        return await self._within(timeout, self.__anext__())
+
+    async def receive_pulled(self, timeout: Seconds | None) -> Batch:  # noqa: ASYNC109
+        """The same, to be handed to the application later: see hand."""
+        return await self._within(timeout, self.pull(1))
+
+    async def _within(self, timeout: Seconds | None, work: Coroutine[Any, Any, T]) -> T:  # noqa: ASYNC109
         limit = None if timeout is None else seconds("timeout", timeout)
         try:
             async with asyncio.timeout(limit):
-                return await self.__anext__()
+                return await work
         except TimeoutError:
             raise TimeoutError(
                 f"no message from {self.subscription!r} of {self.topic!r} in {limit} s"
@@ -185,7 +193,17 @@ class Consumer:
         # More than the permits never come together.
         return Batches(self, min(max_messages, self._permits), seconds("max_wait", max_wait))
 
-    async def take(self, limit: int, wait: float = 0.0) -> Batch:
+    async def pull(self, limit: int) -> Batch:
+        """At least one message, and what else is there, to be handed to the application later: see hand."""
+        return await self.take(limit, handed=False)
+
+    async def hand(self, message: Message) -> bool:
+        """Put what was pulled into the application's hands, after a pause; False if it has gone back."""
+        while self.held.paused and not self._closed and self.links.error is None:
+            await self._news()
+        return self.held.hand(message._block, message._index)
+
+    async def take(self, limit: int, wait: float = 0.0, *, handed: bool = True) -> Batch:
         """At least one message, and what else is there or comes within so many seconds."""
         end: float | None = None
         while not self._closed:
@@ -193,7 +211,7 @@ class Consumer:
             if (waiting := len(self._buffer)) and end is None:
                 end = monotonic() + wait
             if end is not None and (waiting >= limit or monotonic() >= end):
-                if parts := self._buffer.take(limit):
+                if parts := self._buffer.take(limit, handed=handed):
                     return Batch(parts)
                 end = None
             try:
@@ -223,17 +241,21 @@ class Consumer:
 
     async def pause(self) -> None:
         """Stop deliveries at once; what is not yet with the application goes back uncharged."""
+        self.held.paused = True
         self.links.pause(True)
-        if self._at_most_once:  # it cannot go back: it waits for resume
-            self._buffer.hold()
-            return
-        await self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
+        self._buffer.hold()  # at most once: it cannot go back, and waits for resume
+        await self.give_back()
 
     async def resume(self) -> None:
         """Go on after a pause."""
+        self.held.paused = False
         self.links.pause(False)
         self._buffer.release()
         self._wake()
+
+    def give_back(self, parts: Iterable[Part] | None = None) -> asyncio.Future[None]:
+        """Of these messages, or of all, what is not yet with the application goes back uncharged."""
+        return self.settler.submit(GIVE_BACK, self.held.withdraw(parts))
 
     # What comes
 
@@ -258,9 +280,10 @@ class Consumer:
             self.held.add(block)
         if block.faults:
             self._refuse(block)
-        self._buffer.add(block)
-        if self.links.paused and data.settled is None:
-            self.settler.submit(GIVE_BACK, self._buffer.take(_ALL))
+        if self.held.paused and data.settled is None:
+            self.give_back([(block, 0, len(block))])
+        else:
+            self._buffer.add(block)
         self.keeper.wake_at(block.soonest)
         self._wake()
 
@@ -290,8 +313,11 @@ class Consumer:
 
     def _lapsed(self, parts: list[Part]) -> None:
         """The deadline of a lane has passed: its first message is nacked, unless all goes back anyway."""
-        if not self._closed:
-            self.settler.submit(NACK, parts)
+        if self._closed:
+            return
+        self.give_back(parts)
+        if in_hands := [part for part in parts if part[0].states[part[1]] == HANDED]:
+            self.settler.submit(NACK, in_hands)
 
     def _void(self, partitions: Collection[int]) -> None:
         """A worker has let go of the consumer."""
@@ -316,6 +342,9 @@ class Consumer:
             raise InvalidArgument(
                 "the consumer is not open: use it with `async with` (without await: `with`)"
             )
+        await self._news()
+
+    async def _news(self) -> None:
         more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(more)
         try:
@@ -345,3 +374,7 @@ class Batches:
 
     async def __anext__(self) -> Batch:
         return await self._consumer.take(self._max_messages, self._max_wait)
+
+    async def pull(self) -> Batch:
+        """The next batch, to be handed to the application message by message: see Consumer.hand."""
+        return await self._consumer.take(self._max_messages, self._max_wait, handed=False)

@@ -23,13 +23,18 @@ _log = logging.getLogger("keylane.client")
 class Group:
     """Messages of one partition with the same terms, and who waits for them."""
 
-    __slots__ = ("later", "parts", "resent", "tickets")
+    __slots__ = ("later", "parts", "tickets")
 
     def __init__(self, later: bool) -> None:
         self.later = later  # nobody waits: on_stale hears of those that are stale
         self.parts: list[Part] = []
         self.tickets: list[Ticket] = []
-        self.resent = False
+
+    def wait(self, ticket: "Ticket") -> None:
+        """Tell one more, once."""
+        if not self.tickets or self.tickets[-1] is not ticket:
+            self.tickets.append(ticket)
+            ticket.pending += 1
 
 
 class Ticket:
@@ -38,19 +43,19 @@ class Ticket:
     __slots__ = ("done", "pending")
 
     def __init__(self) -> None:
-        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pending = 0
 
-    def answered(self, resent: bool, error: BaseException | None) -> None:
-        """One of its groups is done; `resent` if it went out more than once."""
+    def answered(self, error: Exception | None) -> None:
+        """One of its groups is done."""
         self.pending -= 1
         if self.done.done():
             return
         if error is not None:
-            self.done.set_exception(error)
+            self.done.set_exception(error.again() if isinstance(error, BrokerError) else error)
             self.done.exception()  # retrieved: somebody who was cancelled does not look
         elif self.pending == 0:
-            self.done.set_result(resent)
+            self.done.set_result(None)
 
 
 class Courier:
@@ -64,10 +69,10 @@ class Courier:
 
     async def carry(self, partition: int, terms: Terms, group: Group) -> None:
         """Send a group and tell those who wait what became of it."""
-        error: BaseException | None = None
+        error: Exception | None = None
         try:
             for sheet in sheets(self._held, merge(group.parts)):
-                answer = await self._exchange(partition, terms, sheet, group)
+                answer = await self._exchange(partition, terms, sheet)
                 self._apply(terms, sheet, answer)
         except Exception as problem:
             error = problem
@@ -80,13 +85,13 @@ class Courier:
             if terms.kind == Type.NACK:
                 self._held.rewound(group.parts)
             for ticket in group.tickets:
-                ticket.answered(group.resent, error)
+                ticket.answered(error)
             for block, start, stop in group.parts if group.later else ():
                 for index in range(start, stop):
                     if block.states[index] == STALE:
                         self._tell_stale(block, index)
 
-    async def _exchange(self, partition: int, terms: Terms, sheet: Sheet, group: Group) -> Frame:
+    async def _exchange(self, partition: int, terms: Terms, sheet: Sheet) -> Frame:
         """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
         end = monotonic() + self._links.timeout
         body = wire.pack(sheet.flat)
@@ -98,6 +103,9 @@ class Courier:
             try:
                 return await link.ask(partition, question, body)
             except BrokerError as error:
+                if terms.kind != Type.EXTEND:  # it may have been done all the same
+                    for block, start, stop in sheet.parts:
+                        block.doubtful.update(range(start, stop))
                 wait = backoff(attempt)
                 # A consumer that is being subscribed anew is not known to the worker for a moment.
                 passing = error.retriable or link.current is not connection
@@ -105,7 +113,6 @@ class Courier:
                     raise
                 if isinstance(error, Fenced | Unavailable) and self._links.serving(partition) is link:
                     self._links.doubt(partition, error)
-            group.resent = True
             attempt += 1
             await asyncio.sleep(wait)
 
@@ -121,6 +128,7 @@ class Courier:
                 _without(sheet.places, stale), now + (reply.deadline_ms - answer.timestamp_ms) / 1000
             )
             return
+        stale = [place for place in stale if not self._was_done(*place, now)]
         for block, index in stale:
             held.stale(block, index)
         for block, start, stop in sheet.parts:
@@ -131,6 +139,11 @@ class Courier:
                 if block.states[index] == SETTLING:
                     held.settled(block, index)
         held.restart(_without(sheet.parts, stale), now + held.lease)
+
+    def _was_done(self, block: Block, index: int, now: float) -> bool:
+        """What is stale though its lease goes on was settled by an attempt whose answer was lost."""
+        goes_on = index not in block.ended and now < self._held.deadline(block, index)
+        return goes_on and index in block.doubtful and block.states[index] == SETTLING
 
     def _extended(self, places: list[Part], deadline: float) -> None:
         for block, start, stop in places:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from client.block import HANDED
+from client.block import BUFFERED
 from client.bridge import Bridge
 from client.errors import BrokerError, InvalidArgument
 from client.message import Message
+from client.receipts import ACK, NACK
 from client.sync_message import SyncMessage
 from client.tasks import Tasks
 from client.threads import in_threads
@@ -94,10 +95,13 @@ class Handlers:
 
     async def _dispatch(self) -> None:
         try:
-            async for message in self._consumer:
+            while True:
+                (message,) = await self._consumer.pull(1)
                 lane = self._consumer.held.lane(message._block, message._index)
                 waiting = self._lanes.get((message.partition, lane)) if lane else None
                 if waiting is not None:
+                    while waiting and not _waits(waiting[-1]):  # it has gone back, and comes again
+                        waiting.pop()
                     waiting.append(message)
                     continue
                 await self._slots.acquire()
@@ -107,6 +111,8 @@ class Handlers:
                 task = asyncio.create_task(self._work(place, message))
                 self._running.add(task)
                 task.add_done_callback(self._ended)
+        except StopAsyncIteration:
+            pass  # it is closed
         except BrokerError as error:  # the consumer has ended; those who wait for it hear why
             _log.warning("consumer %s of %r has ended: %s", self._consumer.name, self._consumer.topic, error)
 
@@ -129,7 +135,9 @@ class Handlers:
 
     async def _handle(self, message: Message) -> None:
         block, index = message._block, message._index
-        if block.states[index] != HANDED:  # an earlier one of its lane was nacked
+        if not await self._consumer.hand(
+            message
+        ):  # it has gone back, perhaps with an earlier one of its lane
             return
         try:
             _handling.set(asyncio.current_task())
@@ -144,12 +152,16 @@ class Handlers:
             if not self._is_failure(error):
                 raise
             _log.exception("the handler failed for message %s of %r", message.id, message.topic)
-            self._consumer.settler.settle_later(block, index, well=False)
+            self._consumer.settler.settle_later(block, index, NACK)
         else:
-            self._consumer.settler.settle_later(block, index, well=True)
+            self._consumer.settler.settle_later(block, index, ACK)
 
     def _is_failure(self, error: BaseException) -> bool:
         """Whether it is about the message, and not about us or the whole program."""
         if isinstance(error, asyncio.CancelledError):
             return not self._closing
         return isinstance(error, Exception) or (isinstance(error, SystemExit) and not self._is_async)
+
+
+def _waits(message: Message) -> bool:
+    return message._block.states[message._index] == BUFFERED

@@ -5,6 +5,8 @@ from time import monotonic
 
 from client.block import BUFFERED, HANDED, SETTLED, SETTLING, STALE, Block
 from client.errors import StaleReceipt
+from client.threads import native_lock
+from client.wire import Type
 
 Part = tuple[Block, int, int]  # block, first index, index behind the last
 _LANES = 1_000  # that are remembered without a need
@@ -39,6 +41,8 @@ class Held:
         self.lease = 30.0  # seconds
         self.blocks: dict[Block, None] = {}  # those with a message that is neither settled nor stale
         self.active = monotonic()  # when the application last took or settled something
+        self.paused = False  # nothing is to be handed out
+        self._lock = native_lock()  # over what is not handed out: other threads may take it
         self.credit = credit
         self._give_back = give_back
         self._listings: dict[int, _Listing] = {}  # by partition
@@ -67,7 +71,11 @@ class Held:
         moved = self._lanes.get(block.partition, {}).get(lane, 0.0)
         return max(own, moved, self._extended.get((block.partition, lane), 0.0) if self._extended else 0.0)
 
-    def check(self, block: Block, index: int) -> None:
+    def perhaps(self, block: Block, index: int) -> str:
+        """What else may be true of a lease that has ended."""
+        return "; or this was done before, and the answer was lost" if index in block.doubtful else ""
+
+    def check(self, block: Block, index: int, under_way: int | None = None) -> None:
         """Raise StaleReceipt unless the application has the message and its lease goes on."""
         state = block.states[index]
         if state == HANDED:
@@ -77,13 +85,46 @@ class Held:
             late = now - self.deadline(block, index)
             self.lapse(block, index)
             why = f"its lease ended {late:.1f} s ago, and it will be delivered again"
+            why += self.perhaps(block, index)
         elif state == SETTLING:
-            why = "it is being settled already"
+            how = "acked" if under_way == Type.ACK else "nacked" if under_way == Type.NACK else "settled"
+            why = f"it is being {how} already"
         elif state == SETTLED:
             why = "it has been settled already"
         else:
             why = "its lease has ended, an earlier message of its lane was nacked, or its consumer was closed"
         raise StaleReceipt(f"message {block.id(index)}: {why}")
+
+    # Handing out
+
+    def hand(self, block: Block, index: int) -> bool:
+        """Put a message into the application's hands, in any thread; False if it must not have it."""
+        now = monotonic()
+        with self._lock:
+            if self.paused or block.states[index] != BUFFERED:
+                return False
+            if now >= block.soonest and now >= self.deadline(block, index):
+                return False
+            block.states[index] = HANDED
+        block.taken[index] = self.active = now
+        return True
+
+    def withdraw(self, parts: Iterable[Part] | None = None) -> list[Part]:
+        """Those messages, or all, that the application does not have in its hands: they are to go back."""
+        if parts is None:
+            parts = [(block, 0, len(block)) for block in self.blocks]
+        withdrawn: list[Part] = []
+        with self._lock:
+            for block, start, stop in parts:
+                for index in range(start, stop):
+                    if block.states[index] != BUFFERED:
+                        continue
+                    block.states[index] = SETTLING
+                    if withdrawn and withdrawn[-1][0] is block and withdrawn[-1][2] == index:
+                        withdrawn[-1] = (block, withdrawn[-1][1], index + 1)
+                    else:
+                        withdrawn.append((block, index, index + 1))
+        return withdrawn
 
     # Taking in
 
@@ -106,6 +147,9 @@ class Held:
 
     def reopen(self, partitions: Collection[int], listed: int | None) -> None:
         """They have a new session: so many of the messages held will be listed, and the rest is void."""
+        for block in self.blocks:  # of what is being settled nobody can tell any more whether it was
+            if _among(block, partitions):
+                block.ended.update(index for index, state in enumerate(block.states) if state == SETTLING)
         foreseen = [block for partition in partitions for block in self._foreseen.pop(partition, ())]
         both = dict.fromkeys((*foreseen, *self.blocks))
         listing = _Listing([block for block in both if _among(block, partitions)], listed)
@@ -200,15 +244,20 @@ class Held:
         tokens = set(leases[::3])
         for block in [one for one in self.blocks if one.partition == partition and one.token in tokens]:
             for index, entry in enumerate(block.entries):
-                if block.states[index] <= HANDED and (block.token, entry) in ended:
-                    self._close(block, index, STALE)
+                if (block.token, entry) in ended:
+                    self._end(block, index)
 
     def void(self, partition: int, token: int) -> None:
         """All leases with a token up to this one have ended."""
         for block in [one for one in self.blocks if one.partition == partition and one.token <= token]:
-            for index, state in enumerate(block.states):
-                if state <= HANDED:
-                    self._close(block, index, STALE)
+            for index in range(len(block)):
+                self._end(block, index)
+
+    def _end(self, block: Block, index: int) -> None:
+        if block.states[index] <= HANDED:
+            self._close(block, index, STALE)
+        elif block.states[index] == SETTLING:  # it has an answer of its own
+            block.ended.add(index)
 
     def settled(self, block: Block, index: int) -> None:
         """The broker has settled a message."""
@@ -229,12 +278,13 @@ class Held:
             self.blocks.pop(block, None)
 
     def _close(self, block: Block, index: int, state: int) -> None:
-        if block.states[index] < SETTLED:
+        with self._lock:
+            before, block.states[index] = block.states[index], state
+        if before < SETTLED:
             block.open -= 1
             block.bodies.pop(index, None)
             if block.open <= 0:
                 self.blocks.pop(block, None)
-        block.states[index] = state
 
     def clear(self, partitions: Collection[int] = (ALL,)) -> None:
         """All leases in these partitions have ended."""

@@ -4,7 +4,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from client.block import HANDED, Block
+from client.block import BUFFERED, HANDED, Block
 from client.held import Part
 from client.receipts import Terms
 from client.wire import Type
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from client.consumer import Consumer
 
 _SLACK = 0.05  # share of the lease: what is due so soon is extended along
+_EARLY = 0.1  # share of the lease that is left when what nobody takes goes back
 _RETRY = 0.1  # share of the lease to wait after an extension has failed
 
 
@@ -30,7 +31,7 @@ class Keeper:
 
     def wake_at(self, deadline: float) -> None:
         """A lease ends then: look at it in time."""
-        due = deadline - self._consumer.held.lease / 2 if self._patience else deadline
+        due = deadline - self._consumer.held.lease * (0.5 if self._patience else _EARLY)
         if deadline == float("inf") or (self._timer is not None and self._due <= due):
             return
         self._wake(due)
@@ -52,38 +53,46 @@ class Keeper:
         self._timer = asyncio.get_running_loop().call_later(delay, self._sweep)
 
     def _sweep(self) -> None:
-        """End what has ended, extend what is due, and find the next instant to look."""
+        """End what has ended, extend what is due, give back what nobody takes; then wait for the next."""
         self._timer = None
         self._missed = self._extending
         held, now = self._consumer.held, monotonic()
-        extends = bool(self._patience) and not self._extending and held.active + self._patience > now
+        idle = held.active + self._patience <= now
+        extends = not idle and not self._extending
         horizon = now + held.lease * (0.5 + _SLACK) if extends else now
         due: list[Part] = []
+        unwanted: list[Part] = []
         lanes: set[tuple[int, str]] = set()
         following = float("inf")
         for block, index in held.each():
             deadline = held.deadline(block, index)
+            # Nobody has had it in hands: it goes back before the broker takes it back, and charges somebody.
+            end = deadline - held.lease * _EARLY if idle and block.states[index] == BUFFERED else deadline
             if deadline <= now:
                 held.lapse(block, index)
-            elif deadline > horizon:
+            elif end > horizon:
                 # What could be extended is looked at half a lease before its end, the rest at the end.
-                following = min(following, deadline - held.lease / 2 if extends else deadline)
+                following = min(following, end - held.lease / 2 if extends else end)
             else:
                 lane = held.lane(block, index)
                 if lane and (block.partition, lane) in lanes:
                     continue
                 lanes.add((block.partition, lane))
-                if self._wanted(block, index, now):
+                if not extends:
+                    unwanted.append((block, index, index + 1))
+                elif self._wanted(block, index, now):
                     due.append((block, index, index + 1))
                 else:
                     following = min(following, deadline)
+        if unwanted:
+            self._consumer.give_back(unwanted)
         if due:
             self._extend(due)
         if following < float("inf"):
             self._wake(following)
 
     def _wanted(self, block: Block, index: int, now: float) -> bool:
-        """Not what has been with the application for longer than patience lasts."""
+        """Not what has been in the application's hands for longer than patience lasts."""
         return block.states[index] != HANDED or block.handed_at(index) + self._patience > now
 
     def _extend(self, parts: list[Part]) -> None:
@@ -91,7 +100,7 @@ class Keeper:
         self._extending = True
         self._consumer.settler.submit(terms, parts).add_done_callback(self._extended)
 
-    def _extended(self, answer: asyncio.Future[bool]) -> None:
+    def _extended(self, answer: asyncio.Future[None]) -> None:
         self._extending = False
         if answer.cancelled() or answer.exception() is not None:
             self._wake(monotonic() + self._consumer.held.lease * _RETRY)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import overload
 
 from client.block import Block
+from client.receipts import ACK, GIVE_BACK, NACK, Terms
 from client.times import Seconds, moment
 
 
@@ -16,6 +17,8 @@ class Message:
 
     async with message:                 # ack on exit, nack when the block raises
         await charge(await message.data())
+
+    A block that is cancelled, or left because the program ends, gives it back uncharged.
     """
 
     __slots__ = ("_block", "_index")
@@ -137,8 +140,15 @@ class Message:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._block.consumer.settler.settle_later(self._block, self._index, kind is None):
+        if self._block.consumer.settler.settle_later(self._block, self._index, terms_after(kind)):
             await asyncio.sleep(0)  # much is to be sent: a loop that never waits must let that happen
+
+
+def terms_after(error: type[BaseException] | None) -> Terms:
+    """How to settle a message after what was done with it; what is no Exception is not about the message."""
+    if error is None:
+        return ACK
+    return NACK if issubclass(error, Exception) else GIVE_BACK
 
 
 class Batch(Sequence[Message]):

@@ -12,7 +12,7 @@ from client.courier import Courier, Group, Ticket
 from client.errors import ConnectionClosed, InvalidArgument, StaleReceipt
 from client.held import Part
 from client.message import Batch, Message
-from client.receipts import ACK, NACK, Terms, bodies_in
+from client.receipts import ACK, Terms, bodies_in
 from client.tasks import Tasks
 from client.times import Seconds, instant_ms, milliseconds
 from client.types import Outcome
@@ -35,6 +35,7 @@ class Settler:
         self._courier = Courier(consumer, self._tell_stale)
         self._on_stale = on_stale
         self._groups: dict[tuple[int, Terms, bool], Group] = {}
+        self._carried: dict[Group, Terms] = {}  # those that are not answered
         self._queued = 0
         self._timer: asyncio.Handle | None = None
         self._soon = False
@@ -58,28 +59,72 @@ class Settler:
         await self._one(extend_terms(seconds, until), block, index)
 
     async def _one(self, terms: Terms, block: Block, index: int) -> None:
-        self._held.check(block, index)
+        part = block, index, index + 1
         self._held.active = monotonic()
         ticket = Ticket()
-        self._submit(terms, [(block, index, index + 1)], ticket)
-        resent = await ticket.done if ticket.pending else False
+        if not self._join(terms, block, index, ticket):
+            self._submit(terms, [part], ticket)
+        await self._answered(terms, [part], ticket)
         if block.states[index] == STALE:
-            perhaps = "; or this was done before the connection was lost" if resent else ""
             raise StaleReceipt(
-                f"message {block.id(index)}: its lease has ended, and it is delivered again{perhaps}"
+                f"message {block.id(index)}: its lease has ended, and it is delivered again"
+                f"{self._held.perhaps(block, index)}"
             )
+
+    # Who asks again, and who waits no longer
+
+    def _join(self, terms: Terms, block: Block, index: int, ticket: Ticket) -> bool:
+        """Wait with those who have asked for the same; StaleReceipt if it cannot be done any more.
+
+        What was answered when nobody waited is told to who asks next.
+        """
+        state = block.states[index]
+        if state >= SETTLED and block.unheard.get(index) == terms.kind:
+            return True
+        kind, group = self._under_way(block, index) if state == SETTLING else (None, None)
+        if group is not None and kind == terms.kind:
+            group.wait(ticket)
+            return True
+        self._held.check(block, index, kind)
+        return False
+
+    def _under_way(self, block: Block, index: int) -> tuple[int | None, Group | None]:
+        """How a message is being settled, and with which others."""
+        queued = ((group, terms) for (_, terms, _), group in self._groups.items())
+        for group, terms in (*self._carried.items(), *queued):
+            if terms.kind != Type.EXTEND and any(
+                part[0] is block and part[1] <= index < part[2] for part in group.parts
+            ):
+                return terms.kind, group
+        return None, None
+
+    async def _answered(self, terms: Terms, parts: list[Part], ticket: Ticket) -> None:
+        """Wait for the answer; who is cancelled meanwhile may ask for it again."""
+        heard = False
+        try:
+            if ticket.pending:
+                await ticket.done
+            heard = True
+        finally:
+            for block, start, stop in parts:
+                if (heard and not block.unheard) or terms.kind == Type.EXTEND:
+                    continue
+                for index in range(start, stop):
+                    if heard:
+                        block.unheard.pop(index, None)
+                    else:
+                        block.unheard[index] = terms.kind
 
     # Many messages
 
     async def many(self, terms: Terms, messages: Iterable[Message]) -> list[Outcome]:
         """Settle messages together; what became of each, in the order given."""
         messages = messages if isinstance(messages, Batch) else list(messages)
-        parts, refused = self._accept(messages)
-        self._held.active = monotonic()
         ticket = Ticket()
+        parts, joined, refused = self._accept(terms, messages, ticket)
+        self._held.active = monotonic()
         self._submit(terms, parts, ticket)
-        if ticket.pending:
-            await ticket.done
+        await self._answered(terms, parts + joined, ticket)
         outcomes: list[Outcome] = []
         if isinstance(messages, Batch) and not refused:
             for block, start, stop in messages.parts:
@@ -95,9 +140,10 @@ class Settler:
             outcomes.append("stale" if stale else "settled")
         return outcomes
 
-    def _accept(self, messages: Sequence[Message]) -> tuple[list[Part], set[int]]:
-        """Those that can still be settled, and the places of the others."""
-        held = self._held
+    def _accept(
+        self, terms: Terms, messages: Sequence[Message], ticket: Ticket
+    ) -> tuple[list[Part], list[Part], set[int]]:
+        """Those that can be settled, those that are being settled as asked, and the places of the others."""
         if isinstance(messages, Batch):
             now = monotonic()
             if all(
@@ -106,30 +152,31 @@ class Settler:
                 and now < block.soonest
                 for block, start, stop in messages.parts
             ):
-                return list(messages.parts), set()
+                return list(messages.parts), [], set()
         parts: list[Part] = []
+        joined: list[Part] = []
         refused: set[int] = set()
         seen: set[Message] = set()
         for place, message in enumerate(messages):
             block, index = message._block, message._index
             if block.consumer is not self._consumer:
                 raise InvalidArgument(f"message {message.id} was delivered to another consumer")
+            if message in seen:
+                refused.add(place)
+                continue
+            seen.add(message)
             try:
-                held.check(block, index)
+                joins = self._join(terms, block, index, ticket)
             except StaleReceipt:
                 refused.add(place)
             else:
-                if message in seen:
-                    refused.add(place)
-                    continue
-                seen.add(message)
-                parts.append((block, index, index + 1))
-        return parts, refused
+                (joined if joins else parts).append((block, index, index + 1))
+        return parts, joined, refused
 
     # In the background
 
-    def settle_later(self, block: Block, index: int, well: bool) -> bool:
-        """Ack or nack soon, in company; on_stale hears if it comes too late. True if much is queued."""
+    def settle_later(self, block: Block, index: int, terms: Terms) -> bool:
+        """Settle soon, in company; on_stale hears if it comes too late. True if much is queued."""
         state = block.states[index]
         if state in (SETTLING, SETTLED):  # the application did it itself
             return False
@@ -144,8 +191,8 @@ class Settler:
         group = self._groups.get((block.partition, ACK, True))
         if self._closed:
             self._tell_stale(block, index)  # it goes back with all that the consumer holds
-        elif not well or group is None or block.gone is not None:
-            self._submit(ACK if well else NACK, [(block, index, index + 1)], None)
+        elif terms is not ACK or group is None or block.gone is not None:
+            self._submit(terms, [(block, index, index + 1)], None)
         else:  # mostly: one more of many, often next to the last
             block.states[index] = SETTLING
             last = group.parts[-1]
@@ -158,12 +205,12 @@ class Settler:
                 self._schedule(soon=True)
         return self._queued >= _ENOUGH
 
-    def submit(self, terms: Terms, parts: list[Part]) -> asyncio.Future[bool]:
+    def submit(self, terms: Terms, parts: list[Part]) -> asyncio.Future[None]:
         """Settle what the application has not asked for; the future is done when it is answered."""
         ticket = Ticket()
         self._submit(terms, parts, ticket)
         if not ticket.pending:
-            ticket.done.set_result(False)
+            ticket.done.set_result(None)
         return ticket.done
 
     # Sending
@@ -185,9 +232,8 @@ class Settler:
                 group = self._groups[place] = Group(later=ticket is None)
             group.parts.append(part)
             self._queued += stop - start
-            if ticket is not None and (not group.tickets or group.tickets[-1] is not ticket):
-                group.tickets.append(ticket)
-                ticket.pending += 1
+            if ticket is not None:
+                group.wait(ticket)
         if terms.kind == Type.NACK:
             self._held.rewind(parts)
         self._schedule(ticket is not None or self._queued >= _ENOUGH)
@@ -219,7 +265,14 @@ class Settler:
             self._timer = None
         groups, self._groups, self._queued = self._groups, {}, 0
         for (partition, terms, _), group in groups.items():
-            self._tasks.start(self._courier.carry(partition, terms, group))
+            self._carried[group] = terms
+            self._tasks.start(self._carry(partition, terms, group))
+
+    async def _carry(self, partition: int, terms: Terms, group: Group) -> None:
+        try:
+            await self._courier.carry(partition, terms, group)
+        finally:  # before anybody who waits for it goes on
+            del self._carried[group]
 
     async def finish(self) -> None:
         """Take no more, send all that is queued and wait for the answers."""

@@ -1,22 +1,22 @@
 """A consumer for code that does not await."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from client.block import HANDED
 from client.bridge import Bridge
 from client.consumer import Consumer
 from client.errors import ConnectionClosed
 from client.message import Message
-from client.receipts import GIVE_BACK
 from client.sync_message import SyncMessage
-from client.times import Seconds
+from client.times import Seconds, seconds
 from client.types import Outcome
 
+T = TypeVar("T")
 _PULL = 100  # messages taken from the event loop's thread at once
 
 
@@ -73,31 +73,29 @@ class SyncConsumer:
         while True:
             message = self._next()
             if message is None:
-                batch = self._taken(_take, self._consumer)
-                if batch is None:
+                if not self._pull(self._consumer.pull, _PULL):
                     return
-                self._pulled.extend(batch)
             else:
                 yield message
 
     def receive(self, timeout: Seconds | None = None) -> SyncMessage:
         """The next message; TimeoutError if none comes in time."""
-        message = self._next()
-        return message or SyncMessage(self._call(self._consumer.receive, timeout), self._bridge)
+        end = None if timeout is None else monotonic() + seconds("timeout", timeout)
+        while (message := self._next()) is None:
+            self._pulled.extend(self._call(self._consumer.receive_pulled, timeout))
+            timeout = None if end is None else max(0.0, end - monotonic())
+        return message
 
     def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> Iterator[list[SyncMessage]]:
         """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
         batches = self._consumer.batches(max_messages, max_wait)
         while True:
             # A loop that was left early has had more taken than it came to.
-            left = [message for _ in range(max_messages) if (message := self._next()) is not None]
-            if left:
-                yield left
-                continue
-            batch = self._taken(_next_of, batches)
-            if batch is None:
+            batch = [message for _ in range(max_messages) if (message := self._next()) is not None]
+            if batch:
+                yield batch
+            elif not self._pull(batches.pull):
                 return
-            yield [SyncMessage(message, self._bridge) for message in batch]
 
     def ack(self, messages: Iterable[SyncMessage]) -> list[Outcome]:
         """Settle messages for good; "settled" or "stale" for each, in the order given."""
@@ -124,58 +122,50 @@ class SyncConsumer:
 
     def pause(self) -> None:
         """Stop deliveries at once; what is not yet with the application goes back uncharged."""
-        pulled = list(self._pulled)
-        self._pulled.clear()
-        self._call(_pause, self._consumer, pulled)
+        self._call(self._consumer.pause)
 
     def resume(self) -> None:
         """Go on after a pause."""
         self._call(self._consumer.resume)
 
-    def _taken(self, take: Callable[..., Any], source: Any) -> Iterable[Message] | None:
-        """More messages; None if it is closed, by whomever."""
+    def _pull(self, pull: Callable[..., Awaitable[Iterable[Message]]], *args: Any) -> bool:
+        """Have more messages at hand; False if it is closed, by whomever."""
+        more = self._unless_closed(_unless_over, pull, *args)
+        if more is None:
+            return False
+        self._pulled.extend(more)
+        return True
+
+    def _unless_closed(self, work: Callable[..., Awaitable[T]], *args: Any) -> T | None:
         try:
-            taken: Iterable[Message] | None = self._call(take, source)
-            return taken
+            return self._call(work, *args)
         except ConnectionClosed:
             if not self._consumer.closed:
                 raise
             return None
 
     def _next(self) -> SyncMessage | None:
-        """The next of the messages at hand whose lease goes on."""
+        """The next of the messages at hand that have not gone back."""
+        consumer = self._consumer
         while True:
             try:
                 message = self._pulled.popleft()  # other threads may take from it as well
             except IndexError:
                 return None
-            if message._block.states[message._index] == HANDED:
+            if consumer.held.hand(message._block, message._index):
+                return SyncMessage(message, self._bridge)
+            # At most once it cannot go back: in a pause it waits.
+            if message._block.gone is not None and self._unless_closed(consumer.hand, message):
                 return SyncMessage(message, self._bridge)
 
 
-async def _take(consumer: Consumer) -> Iterable[Message] | None:
+async def _unless_over(
+    pull: Callable[..., Awaitable[Iterable[Message]]], *args: Any
+) -> Iterable[Message] | None:
     try:
-        return await consumer.take(_PULL)
+        return await pull(*args)
     except StopAsyncIteration:
         return None
-
-
-async def _next_of(batches: Any) -> Iterable[Message] | None:
-    try:
-        batch: Iterable[Message] = await batches.__anext__()
-        return batch
-    except StopAsyncIteration:
-        return None
-
-
-async def _pause(consumer: Consumer, pulled: list[Message]) -> None:
-    await consumer.pause()
-    parts = [
-        (message._block, message._index, message._index + 1)
-        for message in pulled
-        if message._block.states[message._index] == HANDED
-    ]
-    await consumer.settler.submit(GIVE_BACK, parts)
 
 
 def _inner(messages: Iterable[SyncMessage]) -> list[Message]:

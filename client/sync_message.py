@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from client.bridge import Bridge
-from client.message import Message
+from client.message import Message, terms_after
 from client.times import Seconds
 
 
@@ -127,7 +127,7 @@ class SyncMessage:
         if kind is not None and self._bridge.forked:
             return  # a child on its way out: the message is its parent's
         block, index = self._message._block, self._message._index
-        self._bridge.post(block.consumer.settler.settle_later, block, index, kind is None)
+        self._bridge.post(block.consumer.settler.settle_later, block, index, terms_after(kind))
 
     def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         return self._bridge.call(work)

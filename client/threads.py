@@ -22,6 +22,12 @@ def gevent_monkey() -> Any:
     return monkey if monkey is not None and monkey.is_module_patched("threading") else None
 
 
+def native_lock() -> Any:
+    """A lock between threads of the operating system, to be held for a moment only."""
+    monkey = gevent_monkey()
+    return threading.Lock() if monkey is None else monkey.get_original("_thread", "allocate_lock")()
+
+
 def start_thread(work: Callable[[], None]) -> Callable[[float], object]:
     """Run it in a thread that keeps no program from ending; what is returned waits for its end so long."""
     if (monkey := gevent_monkey()) is None:

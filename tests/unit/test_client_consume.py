@@ -39,7 +39,7 @@ class Open:
     def __init__(self, worker: ScriptedWorker, shelf: Shelf, **options: Any) -> None:
         self._worker = worker
         self._reply = {name: options.pop(name) for name in ("mode", "lease", "delivery") if name in options}
-        self._client = AsyncClient(worker.url, payloads=shelf, timeout=5)
+        self._client = AsyncClient(worker.url, payloads=shelf, timeout=options.pop("timeout", 5))
         self._options = options
         self._consumer: Consumer
         self.asked: Request
@@ -319,7 +319,7 @@ async def test_a_settle_is_sent_again_after_the_connection_was_lost(
         request = await worker.expect(wire.Ack)
         assert request.body == ["", 1, 1, 1]
         request.ok(wire.SettleReply(stale=[0, 1, 1]))
-        with pytest.raises(StaleReceipt, match="or this was done before the connection was lost"):
+        with pytest.raises(StaleReceipt, match="or this was done before, and the answer was lost"):
             await acking
         acking = asyncio.ensure_future(second.ack())
         (await worker.expect(wire.Ack)).error("unavailable")
