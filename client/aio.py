@@ -204,10 +204,10 @@ class AsyncClient(Administration, Reading):
 
         `mode` has to be the subscription's, None takes any; `start` is "earliest", "latest", an id or a time,
         and counts only if the subscription is made. `permits` is how many messages it may hold. `lease`
-        overrides the subscription's for what this consumer gets. Leases are extended while messages wait here,
-        and for up to an hour, or as long as `auto_extend` says, while one is in the application's hands; if it
-        takes none for that long, what waits goes back uncharged. `on_stale` is called with each message that
-        was settled in the background, and too late. With `handler` it runs that for each
+        overrides the subscription's for what this consumer gets. Leases are extended while messages wait
+        here, and for up to an hour, or as long as `auto_extend` says, while one is in the application's
+        hands; if it takes none for that long, what waits goes back uncharged. `on_stale` is called with each
+        message that was settled in the background, and too late. With `handler` it runs that for each
         message, up to `concurrency` at a time; messages of a lane one after the other.
 
         >>> async with client.subscribe("orders", "billing") as consumer:
