@@ -38,8 +38,11 @@ LOWEST = (7, 0)
 CONFIRMS_FSYNC = (7, 2)
 PORT_ATTEMPTS = 20
 POLL_SECONDS = 0.002
+# Below those that kernels give to outgoing connections, so that none of these can take ours between a kill and
+# a restart.
+PORTS = range(10_000, 32_768)
 STOP_SECONDS = 10.0
-LOCK_SECONDS = 2.0
+LOCK_SECONDS = 5.0
 CONFIG = "server.conf"  # in the data directory, whose port stays in it
 
 # A second process waits for the owner to close the pipe, which the kernel does however the owner
@@ -100,7 +103,7 @@ class Server:
         appendfsync: Literal["everysec", "always"] = "everysec",
         binary: str | Path | None = None,
         config: Mapping[str, str] | None = None,
-        start_timeout: float = 10.0,
+        start_timeout: float = 30.0,
     ) -> None:
         """Describe the server; without a data directory it uses one that is removed at stop."""
         # Not resolve(): redis-server can be a link to a binary that goes by the name it is run as.
@@ -313,12 +316,10 @@ class Server:
 
 def free_port() -> int:
     """Pick a port that nothing listens on just now."""
-    # Below the ports that kernels give to outgoing connections, so that none of those can take
-    # ours between a kill and a restart; and from the system's randomness, because test runners
-    # like to seed every worker's generator alike.
-    choose = random.SystemRandom().randrange
+    # From the system's randomness, because test runners like to seed every worker's generator alike.
+    choose = random.SystemRandom().choice
     while True:
-        port = choose(10_000, 32_768)
+        port = choose(PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port

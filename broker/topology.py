@@ -33,7 +33,7 @@ __all__ = [
 
 GHOST_ADDRESS = f"{HOST}:1@1"  # nothing ever answers there
 SLOT_RANGES = ("0-5460", "5461-10922", "10923-16383")
-READY_SECONDS = 10.0
+READY_SECONDS = 60.0
 MASTER_NAME = "keylane"
 SENTINEL_CONFIG = """
 port {port}

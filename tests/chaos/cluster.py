@@ -24,7 +24,7 @@ from tests.running import RunningBroker
 
 T = TypeVar("T")
 
-PATIENCE = 10.0  # seconds until what should be so counts as wrong
+PATIENCE = 60.0  # seconds until what should be so counts as wrong
 LOOK = 0.05  # seconds between looks at Redis
 
 

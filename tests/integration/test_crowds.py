@@ -22,7 +22,7 @@ from client import AsyncClient, Consumer, Message, OutgoingMessage, StaleReceipt
 from client.types import Mode
 from tests.cluster.peer import Stream, connect
 
-SOON = 8.0  # a session ends after ten, and has everything looked at
+SOON = 60.0  # seconds; a session ends after 600, and has everything looked at
 MESSAGES = 300
 KEYS = 12
 MODES: list[Mode] = ["key_shared", "shared", "failover"]
@@ -41,7 +41,7 @@ async def worker(server_url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -
     for name in ("FEW", "OWN"):
         monkeypatch.setattr(dispatcher, name, 1)
     monkeypatch.setattr(dispatcher, "MANY", 2)
-    worker, ready = Worker(Settings(port=0), server_url, worker_id=topic), asyncio.Event()
+    worker, ready = Worker(Settings(port=0, session=600.0), server_url, worker_id=topic), asyncio.Event()
     serving = asyncio.create_task(worker.serve(ready.set))
     await ready.wait()
     yield worker

@@ -31,14 +31,14 @@ from tests.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # leases and sessions take their time to end
 
-SOON = 10.0  # seconds in which anything that is to happen has happened
+SOON = 60.0  # seconds in which anything that is to happen has happened
 A_WHILE = 0.15  # seconds in which something that must not happen would have
 
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[RunningBroker]:
-    """A broker that gives up a lost consumer after a second."""
-    with RunningBroker(session=1.0) as broker:
+    """A broker that gives up a lost consumer soon, and none that a busy machine lets wait."""
+    with RunningBroker(session=3.0) as broker:
         yield broker
 
 
@@ -221,7 +221,8 @@ async def test_only_the_current_receipt_settles(client: AsyncClient, other: Asyn
         await slow.pause()  # or it would get the message again itself
         async with other.subscribe(topic, "s") as fast:
             (now,) = await take(fast, 1)
-            assert (now.id, now.retry_count) == (before.id, 1)
+            assert now.id == before.id
+            assert now.retry_count >= 1  # more, if the pause came late
             for settle in (before.ack, before.nack):
                 with pytest.raises(StaleReceipt):
                     await settle()
@@ -265,23 +266,24 @@ async def test_a_nack_returns_the_message_after_its_delay_with_the_retry_count_r
             assert message.retry_count == count
             began = time.monotonic()
             await message.nack(delay=timedelta(seconds=0.2))
-            (peeked,) = await client.peek(topic, "s")
-            assert (peeked.state, peeked.retry_count) == ("waiting", count + 1)
-            assert peeked.due is not None
         (message,) = await take(consumer, 1)
         assert time.monotonic() - began >= 0.19
         (peeked,) = await client.peek(topic, "s")
         assert (peeked.state, peeked.consumer) == ("leased", consumer.name)
+        await message.nack(delay=timedelta(hours=1))
+        (peeked,) = await client.peek(topic, "s")
+        assert (peeked.state, peeked.retry_count) == ("waiting", 4)
+        assert peeked.due is not None
 
 
 async def test_a_timeout_does_the_same_with_backoff(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
     await client.create_subscription(topic, "s", lease=0.2, backoff=Backoff(0.2, 2.0, 1.0))
     async with client.subscribe(topic, "s", auto_extend=False) as consumer:
+        began = time.monotonic()
         await publish(client, topic, "a")
         (message,) = await take(consumer, 1)
-        for count, wait in ((1, 0.4), (2, 0.6)):
-            began = time.monotonic()
+        for count, wait in ((1, 0.4), (2, 1.0)):  # leases and backoffs up to then
             (message,) = await take(consumer, 1)
             assert message.retry_count == count
             assert time.monotonic() - began >= wait - 0.05
@@ -300,11 +302,11 @@ async def test_who_is_not_let_in_everywhere_keeps_nobody_out(
 
 async def test_extend_moves_the_deadline(client: AsyncClient, other: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
-    async with client.subscribe(topic, "s", lease=0.3, auto_extend=False) as consumer:
+    async with client.subscribe(topic, "s", lease=3.0, auto_extend=False) as consumer:
         await publish(client, topic, "ab")
         messages = await take(consumer, 2)
         await consumer.pause()  # or it would get the first again itself
-        await messages[1].extend(20)
+        await messages[1].extend(120)
         async with other.subscribe(topic, "s") as fast:
             (returned,) = await take(fast, 1)
             assert returned.id == messages[0].id
@@ -478,17 +480,17 @@ async def test_a_nack_rewinds_the_lane_charges_only_the_head_and_other_keys_do_n
 
 async def test_messages_behind_a_slow_head_do_not_expire(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
-    async with client.subscribe(topic, "s", mode="key_shared", lease=0.5, auto_extend=False) as consumer:
+    async with client.subscribe(topic, "s", mode="key_shared", lease=3.0, auto_extend=False) as consumer:
         await publish(client, topic, "abcd", key="k")
         for message in await take(consumer, 4):
-            await asyncio.sleep(0.25)  # the work that each takes: together twice the lease
+            await asyncio.sleep(1.0)  # the work that each takes: together more than the lease
             await message.ack()
         assert (await client.describe_subscription(topic, "s")).backlog == 0
 
 
 async def test_a_lane_that_times_out_is_rewound_and_charged_once(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
-    async with client.subscribe(topic, "s", mode="key_shared", lease=0.3, auto_extend=False) as consumer:
+    async with client.subscribe(topic, "s", mode="key_shared", lease=2.0, auto_extend=False) as consumer:
         await publish(client, topic, "abc", key="k")
         held = await take(consumer, 3)
         again = await take(consumer, 3)
@@ -663,7 +665,7 @@ async def test_while_the_server_is_away_publishes_and_acks_wait_within_the_deadl
     mortal: RunningBroker, topic: str
 ) -> None:
     assert not isinstance(mortal.server, str)
-    async with AsyncClient(mortal.url) as client, AsyncClient(mortal.url, timeout=0.5) as hasty:
+    async with AsyncClient(mortal.url) as client, AsyncClient(mortal.url, timeout=3.0) as hasty:
         await client.create_topic(topic, partitions=1)
         async with client.subscribe(topic, "s") as consumer:
             await publish(client, topic, "a")

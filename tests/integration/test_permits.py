@@ -18,7 +18,7 @@ from tests.cluster.peer import PATIENCE, Item, Peer, Refused, Stream, checked, c
 from tests.cluster.view import until
 from tests.running import RunningBroker
 
-_SOON = 6.0  # seconds; a session ends after ten, and has everything looked at
+_SOON = 60.0  # seconds; a session ends after 600, and has everything looked at
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def own_url() -> Iterator[str]:
 @pytest.fixture
 async def worker(own_url: str) -> AsyncIterator[Worker]:
     """A worker in this process, so that its answers can get lost."""
-    worker, ready = Worker(Settings(port=0), own_url), asyncio.Event()
+    worker, ready = Worker(Settings(port=0, session=600.0), own_url), asyncio.Event()
     serving = asyncio.create_task(worker.serve(ready.set))
     await ready.wait()
     yield worker
