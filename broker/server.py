@@ -38,8 +38,8 @@ LOWEST = (7, 0)
 CONFIRMS_FSYNC = (7, 2)
 PORT_ATTEMPTS = 20
 POLL_SECONDS = 0.002
-# Below those that kernels give to outgoing connections, so that none of these can take ours between a kill and
-# a restart.
+# Below those that kernels give to outgoing connections, so that none of these can take ours between a kill
+# and a restart.
 PORTS = range(10_000, 32_768)
 STOP_SECONDS = 10.0
 LOCK_SECONDS = 5.0

@@ -11,7 +11,7 @@ from client.times import now_ms
 from client.wire import Frame, Properties, Type
 
 P = TypeVar("P", bound=Properties)
-PATIENCE = 10.0  # seconds for anything that a test waits for
+PATIENCE = 60.0  # seconds for anything that a test waits for
 
 
 class Request:

@@ -25,7 +25,7 @@ async def bodies_are_gone(redis_url: str, topic: str, partitions: int = 1) -> No
     """Wait until all bodies are deleted of which it was written down that nobody needs them."""
     engine = Engine.connect(redis_url)
     try:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             places = [(topic, number) for number in range(partitions)]
             while any(await count_remains(engine.store, places)):  # noqa: ASYNC110 - Redis does not tell
                 await asyncio.sleep(0.02)

@@ -1,7 +1,7 @@
 """How long partitions are without service when their worker is killed or stopped: two figures with bars.
 
-The bars are about the product, not about a machine that stalls: the first attempt that reaches one counts. That
-nothing is lost meanwhile is asked of every attempt.
+The bars are about the product, not about a machine that stalls: the first attempt that reaches one counts.
+That nothing is lost meanwhile is asked of every attempt.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ import pytest
 from client import AsyncClient, Consumer, Message, OutgoingMessage
 from tests.running import RunningBroker
 
-SOON = 20.0
+SOON = 60.0
 CONSUMERS = 4
 KEYS = 200
 FAIR = 1.2  # times the mean, at most

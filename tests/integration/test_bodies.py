@@ -16,7 +16,7 @@ from client.connection import Connection
 from client.payloads_files import FileStore
 from tests.running import RunningBroker
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from client.map import TopicMap
 from client.outbox import Outbox
 from tests.running import RunningBroker
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

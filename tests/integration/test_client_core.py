@@ -28,7 +28,7 @@ from client.types import Mode
 from tests.running import RunningBroker
 from tests.support import bodies_are_gone
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 MODES: tuple[Mode, ...] = ("shared", "key_shared", "exclusive", "failover")
 
 
@@ -146,7 +146,7 @@ async def test_a_nack_brings_the_message_back_with_its_count_raised(client: Asyn
 
 async def test_a_lease_that_runs_out_brings_the_message_back(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic)
-    await client.create_subscription(topic, "s", lease=0.3)
+    await client.create_subscription(topic, "s", lease=2.0)
     await client.publish(topic, b"1")
     async with client.subscribe(topic, "s", auto_extend=False, permits=1) as consumer:
         message = await consumer.receive(timeout=PATIENCE)
@@ -163,13 +163,13 @@ async def test_leases_are_extended_while_the_application_works(
     client: AsyncClient, topic: str, mode: Mode
 ) -> None:
     await client.create_topic(topic, partitions=1)
-    await client.create_subscription(topic, "s", mode=mode, lease=0.4)
+    await client.create_subscription(topic, "s", mode=mode, lease=2.0)
     await client.publish_many(topic, [OutgoingMessage(key=f"k{n % 2}") for n in range(4)])
     async with client.subscribe(topic, "s", mode=mode) as consumer:
         first = await consumer.receive(timeout=PATIENCE)
         deadline = first.deadline
         async with asyncio.timeout(PATIENCE):
-            while first.deadline < deadline + timedelta(seconds=1):  # noqa: ASYNC110
+            while first.deadline < deadline + timedelta(seconds=2):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await first.ack()
         assert await consumer.ack(rest := await take(consumer, 3)) == ["settled"] * 3
@@ -417,11 +417,12 @@ async def test_a_cancelled_block_still_leaves_in_good_order(client: AsyncClient,
     await client.create_topic(topic)
     await client.create_subscription(topic, "s", lease=3600)
     await client.publish_many(topic, [OutgoingMessage(partition=0)] * 2)
-    with anyio.move_on_after(0.3) as scope:
+    with anyio.CancelScope() as scope:
         async with client.subscribe(topic, "s") as consumer:
             async with await consumer.receive():
                 pass
             await consumer.receive()
+            asyncio.get_running_loop().call_soon(scope.cancel)
             await consumer.receive()
     assert scope.cancelled_caught
     info = await client.describe_subscription(topic, "s")

@@ -30,7 +30,7 @@ from client import (
 )
 from tests.running import RunningBroker
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

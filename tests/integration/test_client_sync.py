@@ -15,7 +15,7 @@ import pytest
 from client import AsyncClient, BrokerError, Client, ConnectionClosed, Message, OutgoingMessage, SyncMessage
 from tests.running import RunningBroker
 
-PATIENCE = 12.0
+PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN = """
 import os, signal, sys, threading, time

@@ -37,7 +37,7 @@ asyncio.run(main(*json.loads(sys.argv[1])))
 @pytest.fixture
 def broker() -> Iterator[RunningBroker]:
     """A broker whose sessions are short."""
-    with RunningBroker(session=1.0, partition_lease=1.0, heartbeat=0.5) as broker:
+    with RunningBroker(session=3.0, partition_lease=2.0, heartbeat=1.0) as broker:
         yield broker
 
 

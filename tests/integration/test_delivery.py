@@ -197,8 +197,7 @@ async def test_every_subscription_gets_every_message_and_a_later_one_from_where_
     await client.create_subscription(topic, "two", mode="key_shared")
     early = await publish(client, topic, "abc")
     await asyncio.sleep(0.005)  # positions in time are in milliseconds
-    between = (await client.info()).time
-    await asyncio.sleep(0.005)
+    between = (await client.peek(topic, "one"))[-1].published_at + timedelta(milliseconds=2)
     await publish(client, topic, "de")
     assert early[1].id is not None
     starts = {"one": "latest", "two": "latest", "from-start": "earliest", "from-id": early[1].id}
@@ -594,8 +593,7 @@ async def test_seek_moves_to_the_start_the_end_an_id_and_a_time(client: AsyncCli
     await client.create_subscription(topic, "s")
     published = await publish(client, topic, "abc")
     await asyncio.sleep(0.005)  # positions in time are in milliseconds
-    between = (await client.info()).time
-    await asyncio.sleep(0.005)
+    between = (await client.peek(topic, "s"))[-1].published_at + timedelta(milliseconds=2)
     await publish(client, topic, "de")
     assert published[2].id is not None
     for position, letters in ((published[2].id, "cde"), ("earliest", "abcde"), (between, "de")):

@@ -20,7 +20,7 @@ from tests.running import RunningBroker
 
 MAX_FRAME = 4 * 1024 * 1024
 CODES = {item.code for item in errors.BrokerError.__subclasses__()}
-PATIENCE = 20.0  # seconds in which whatever is waited for has to happen
+PATIENCE = 60.0  # seconds in which whatever is waited for has to happen
 GROWTH = 48 * 2**20  # bytes; the tail cache alone may take a good part of it
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from broker.server import free_port
 from client import AsyncClient, ConnectionFailed, OutgoingMessage
 from tests.running import RunningBroker
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 NAME = "broker.test"
 
 

@@ -11,7 +11,7 @@ from broker.keys import PartitionKeys
 from client import AsyncClient, Client, InvalidArgument, OutgoingMessage, TopicNotFound
 from tests.running import RunningBroker
 
-SOON = 10.0  # seconds
+SOON = 60.0  # seconds
 
 pytestmark = pytest.mark.slow
 

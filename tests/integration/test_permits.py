@@ -204,7 +204,7 @@ async def test_the_answer_to_a_nack_lists_all_that_went_back(
 async def test_leases_whose_deadline_passes_are_told_and_their_permits_come_back(
     peer: Peer, client: AsyncClient, topic: str, mode: Mode
 ) -> None:
-    await client.create_subscription(topic, "s", mode=mode, lease=0.2)
+    await client.create_subscription(topic, "s", mode=mode, lease=2.0)
     stream = Stream(peer, topic, "s", "c")
     await stream.open(permits=2)
     await publish(peer, topic, 0, "a", "b", "c")

@@ -12,7 +12,7 @@ from broker.server import Server
 from client import AsyncClient, MessageTooLarge, Published
 from tests.running import RunningBroker
 
-PATIENCE = 8.0  # seconds, of the 30 in which a publish is tried again
+PATIENCE = 25.0  # seconds, of the 30 in which a publish is tried again
 LIMIT = 1024 * 1024
 
 

@@ -21,7 +21,7 @@ from client import AsyncClient, StaleReceipt
 pytestmark = pytest.mark.slow  # each command is a process
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Serving:

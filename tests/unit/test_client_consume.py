@@ -247,8 +247,8 @@ async def test_a_lease_that_has_ended_here_is_refused_without_asking(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
     stale: list[Message] = []
-    async with Open(worker, shelf, lease=0.05, auto_extend=False, on_stale=stale.append) as consumer:
-        worker.link.data(1, lease=0.05)
+    async with Open(worker, shelf, lease=1.0, auto_extend=False, on_stale=stale.append) as consumer:
+        worker.link.data(1, lease=1.0)
         (message,) = await take(consumer, 1)
         await passed(worker, message)
         with pytest.raises(StaleReceipt, match=r"message 0:7-1: its lease"):
@@ -356,8 +356,8 @@ async def test_a_lane_that_comes_again_before_its_old_deadline_is_seen_counts(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
     """The broker's clock is a little ahead: what it has delivered again is not given back with the old."""
-    async with Open(worker, shelf, mode="key_shared", lease=0.2, auto_extend=False) as consumer:
-        worker.link.data([(1, "a"), (2, "a")], lease=0.2)
+    async with Open(worker, shelf, mode="key_shared", lease=1.0, auto_extend=False) as consumer:
+        worker.link.data([(1, "a"), (2, "a")], lease=1.0)
         old = await take(consumer, 2)
         worker.link.data([(1, "a"), (2, "a")], token=2)
         again = await take(consumer, 2)
@@ -413,12 +413,12 @@ async def test_a_settle_does_not_cut_an_extension_of_its_lane_short_and_the_next
 async def test_leases_are_extended_at_half_their_time_with_ranges_merged(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
-    async with Open(worker, shelf, lease=0.4) as consumer:
-        worker.link.data(5, lease=0.4)
+    async with Open(worker, shelf, lease=2.0) as consumer:
+        worker.link.data(5, lease=2.0)
         taken = await take(consumer, 2)
         request = await worker.expect(wire.Extend)
         assert request.body == ["", 1, 1, 5]
-        assert request.properties.lease_ms == 400
+        assert request.properties.lease_ms == 2_000
         request.ok(wire.SettleReply(stale=[0, 2, 3], deadline_ms=wire_time(worker) + 60_000))
         await client_is_quiet(worker)
         assert entries(await take(consumer, 2)) == [4, 5]
@@ -438,8 +438,8 @@ def wire_time(worker: ScriptedWorker) -> int:
 
 
 async def test_one_receipt_extends_a_lane(worker: ScriptedWorker, shelf: Shelf) -> None:
-    async with Open(worker, shelf, mode="key_shared", lease=0.4):
-        worker.link.data([(1, "a"), (2, "b"), (3, "a"), (4, "")], lease=0.4)
+    async with Open(worker, shelf, mode="key_shared", lease=2.0):
+        worker.link.data([(1, "a"), (2, "b"), (3, "a"), (4, "")], lease=2.0)
         request = await worker.expect(wire.Extend)
         assert request.body == ["=a", 1, 1, 1, "=b", 1, 2, 2, "", 1, 4, 4]
         request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 60_000))
@@ -448,14 +448,14 @@ async def test_one_receipt_extends_a_lane(worker: ScriptedWorker, shelf: Shelf) 
 async def test_an_idle_application_loses_its_leases_after_a_while(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
-    async with Open(worker, shelf, lease=0.2, auto_extend=0.3) as consumer:
-        worker.link.data(2, lease=0.2)
+    async with Open(worker, shelf, lease=1.0, auto_extend=1.5) as consumer:
+        worker.link.data(2, lease=1.0)
         (message,) = await take(consumer, 1)
         extended = 0
         while message._block.states[message._index] != STALE:
             if worker.seen(wire.Extend):
                 request = await worker.expect(wire.Extend)
-                request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 200))
+                request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 1_000))
                 extended += 1
             await client_is_quiet(worker)
         assert extended >= 1
@@ -760,8 +760,8 @@ async def test_bodies_are_deleted_when_a_worker_says_so_and_then_it_is_told(
 async def test_leases_are_extended_however_long_the_application_may_take(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
-    async with Open(worker, shelf, lease=0.4, auto_extend=timedelta(days=10_000)) as consumer:
-        worker.link.data(1, lease=0.4)
+    async with Open(worker, shelf, lease=2.0, auto_extend=timedelta(days=10_000)) as consumer:
+        worker.link.data(1, lease=2.0)
         await take(consumer, 1)
         request = await worker.expect(wire.Extend)
         request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 60_000))
