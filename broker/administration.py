@@ -101,8 +101,8 @@ class Administration:
         self.store = store
         # Hears in which partition messages have left the log, so that bodies may have been written down.
         self.on_doomed: Callable[[str, int], None] = lambda topic, partition: None
-        # Deletes the bodies of so many partitions of a topic, before what was written down of them goes.
-        self.dispose: Callable[[str, int], Awaitable[None]] | None = None
+        # Deletes the bodies of so many partitions of a topic, or sees to it that somebody will.
+        self.dispose: Callable[[str, int], Awaitable[None]] = self._forget_bodies
 
     async def time_ms(self) -> int:
         """The time of Redis."""
@@ -202,12 +202,17 @@ class Administration:
         """Remove partitions with all that is in them, but for those of another topic of this name."""
         while await self._delete_step(topic, partitions, incarnation, STEP):
             pass  # each takes a part
-        if self.dispose is not None:
-            await self.dispose(topic, partitions)
+        await self.dispose(topic, partitions)
         await self._delete_step(topic, partitions, incarnation, 0)
 
+    async def _forget_bodies(self, topic: str, partitions: int) -> None:
+        """Where no worker is, nobody deletes bodies."""
+        await self.store.read_all(
+            [("UNLINK", partition_keys(topic, number).bodies) for number in range(partitions)]
+        )
+
     async def _delete_step(self, topic: str, partitions: int, incarnation: str, limit: int) -> bool:
-        """Remove so many messages of each partition, or with 0 what was written down; True: go on."""
+        """Remove so many messages of each partition, or with 0 empty lists of bodies; True: go on."""
         answers = await self.in_partitions(
             topic,
             partitions,

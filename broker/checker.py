@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from broker.arguments import parse_queued
 from broker.engine import Engine
-from broker.keys import SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, topic_key
+from broker.keys import REMAINS, SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, topic_key
 from broker.snapshot import PartitionSnapshot, Scanned, SubscriptionSnapshot, scan, take_snapshot
 from broker.subscriptions import SubscriptionRecord, read_records
 
@@ -67,6 +67,8 @@ async def check_leftovers(engine: Engine, scanned: Scanned) -> list[str]:
             for name, number in scanned.partitions
             if not states.get(name) or number >= counts.get(name, number + 1)
         )
+        [left] = await engine.store.read_all([("SMEMBERS", REMAINS)])  # only their bodies are left to delete
+        lost = [(name, number) for name, number in lost if f"{name}:{number}" not in set(left)]
         keys = [min(scanned.partitions[place]) for place in lost]
         there = await engine.store.read_all([("EXISTS", key) for key in keys])
         return [

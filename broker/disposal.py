@@ -12,7 +12,15 @@ from random import choice
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.logs import Trouble
-from broker.remains import Place, Remains, count_remains, read_remains, remove_remains
+from broker.remains import (
+    Place,
+    Remains,
+    count_remains,
+    leave_behind,
+    left_behind,
+    read_remains,
+    remove_remains,
+)
 from client import wire
 from client.errors import BrokerError
 from client.payloads import PayloadStore, is_redis, open_store
@@ -51,6 +59,7 @@ class Disposal:
         url, lifetime = worker.payloads, worker.settings.payload_lifetime
         self.store: PayloadStore | None = open_store(url, lifetime=lifetime) if is_redis(url) else None
         self._dirty: dict[Place, None] = {}  # where there may be records
+        self._left: set[Place] = set()  # of topics that are gone
         self._wanted = asyncio.Event()
         self._handed: dict[int, _Handed] = {}  # by sequence
         self._out: dict[tuple[Place, str], int] = {}  # record -> sequence
@@ -69,6 +78,13 @@ class Disposal:
         """There may be some anywhere."""
         for topic, partition in self._worker.partitions:
             self.wake(topic, partition)
+        self._left = set(await left_behind(self._keys))
+        self.joined()
+
+    def joined(self) -> None:
+        """A client has come that can delete: it may do what was left when a topic went."""
+        for place in self._left:
+            self.wake(*place)
 
     def recorded(self, connection: "Connection", place: Place, record: str, names: list[str]) -> None:
         """A client has settled messages: their bodies are to be deleted by it, or by us."""
@@ -117,7 +133,7 @@ class Disposal:
                 self._wanted.set()
 
     async def finish(self, topic: str, partitions: int) -> None:
-        """Work off all of a topic; what clients do not delete in time stays until its lifetime ends."""
+        """Work off all of a topic; what no client deletes in time is left for those who come later."""
         end = asyncio.get_running_loop().time() + _PATIENCE
         places = [(topic, number) for number in range(partitions)]
         while places:
@@ -128,12 +144,18 @@ class Disposal:
             counts = await count_remains(self._keys, places)
             places = [place for place, count in zip(places, counts, strict=True) if count]
             if places and not more:
+                if {place for place, _ in self._out}.isdisjoint(places):
+                    break  # nobody is at it
                 try:
                     async with asyncio.timeout_at(end):
                         await self._answered.wait()
                 except TimeoutError:
-                    log.warning("bodies of %r stay until their lifetime ends: no client deletes them", topic)
-                    return
+                    break
+        if places:
+            log.warning("bodies of %r stay for now: no client is there that deletes them", topic)
+            await leave_behind(self._keys, places)
+            self._left.update(places)
+            self.joined()
 
     async def close(self) -> None:
         """Do what is left to do now; the rest is for whoever comes next."""
@@ -183,7 +205,7 @@ class Disposal:
             for connection in self._worker.connections
             if connection.alive
             and connection.store == store
-            and (connection.uses(place[0]) or not record.own)
+            and (connection.uses(place[0]) or not record.own or place in self._left)
         ]
         if len(able) > 1 and (failed := self._failed.get((place, record.id))) in able:
             able.remove(failed)

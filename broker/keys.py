@@ -10,6 +10,7 @@ INCARNATION = "kl:incarnation"  # the number that was given last to a topic or a
 BROKERS = "kl:brokers"  # the workers, by their last heartbeat
 CONTROLLER = "kl:controller"  # the worker that places partitions
 OWNERS = "kl:owners"  # which worker is to own which partition
+REMAINS = "kl:remains"  # partitions of deleted topics whose bodies are not deleted yet
 EVENTS = "kl:events"  # a channel: hints to all workers that something has changed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")

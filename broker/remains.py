@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from broker.administration import partition_keys
+from broker.keys import REMAINS
 from broker.store import Store
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,39 @@ async def count_remains(store: Store, places: Sequence[Place]) -> list[int]:
 async def remove_remains(store: Store, place: Place, records: Sequence[str]) -> None:
     """Forget records whose bodies are gone."""
     await store.read_all([("XDEL", partition_keys(*place).bodies, *records)])
+
+
+async def leave_behind(store: Store, places: Sequence[Place]) -> None:
+    """Have it known that there are records of partitions whose topic goes."""
+    await store.read_all([("SADD", REMAINS, *(f"{topic}:{number}" for topic, number in places))])
+
+
+async def left_behind(store: Store) -> list[Place]:
+    """Partitions that are gone and have records; what is done is forgotten on the way."""
+    [found] = await store.read_all([("SMEMBERS", REMAINS)])
+    names = [name.partition(":") for name in found]
+    places = [(topic, int(number)) for topic, _, number in names]
+    left = await _left_of(store, places)
+    done = [place for place in places if place not in left]
+    for topic, number in done:
+        # All is deleted, or a topic of that name was made: then who serves the partition sees to it.
+        keys = partition_keys(topic, number)
+        await store.run("partition/delete", [*keys, keys.delayed, keys.delayed_data, keys.bodies], "0", 0)
+        await store.read_all([("SREM", REMAINS, f"{topic}:{number}")])
+    if again := await _left_of(store, done):  # that topic was deleted meanwhile
+        await leave_behind(store, list(again))
+    return [*left, *again]
+
+
+async def _left_of(store: Store, places: Sequence[Place]) -> dict[Place, None]:
+    """Those of the partitions that have records and are not served."""
+    counts = await count_remains(store, places)
+    served = await store.states([partition_keys(*place).meta for place in places], "last")
+    return {
+        place: None
+        for place, count, last in zip(places, counts, served, strict=True)
+        if count and last is None
+    }
 
 
 def names_within(flat: Any, ranges: Sequence[tuple[int, int]]) -> list[str]:

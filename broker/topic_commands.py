@@ -39,7 +39,9 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
     if request.client and not connection.greeted:
         connection.peer += f" {request.client[:_CLIENT]!r}"
     connection.greeted = True
-    connection.store = request.store or connection.store
+    if request.store and request.store != connection.store:
+        connection.store = request.store
+        worker.disposal.joined()
     settings, member = worker.settings, worker.member
     owners: list[str] = []
     if request.topic:

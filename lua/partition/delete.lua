@@ -3,7 +3,7 @@
 -- Uses   holders bodies
 -- KEYS   1 lease   2 meta   3 log   4 subs   5 marks:0   6 marks:1   7 journal
 --        8 delayed   9 delayed:data   10 bodies
--- ARGV   1 incarnation of the topic   2 limit: messages removed, at most; 0: what was written down of their bodies goes, too
+-- ARGV   1 incarnation of the topic   2 limit: messages removed, at most; 0: the list of their bodies goes, if all of these have been deleted
 --        3 prefix of subscription keys   4 suffix of the one that lists who holds leases   5.. suffixes of a
 --        subscription's keys
 -- Returns  {"OK", 1 while there are more messages}   {"OTHER"}: it is of another topic of this name, and stays
@@ -17,7 +17,9 @@ if (redis.call('HGET', meta, 'incarnation') or incarnation) ~= incarnation then
   return { 'OTHER' }
 end
 if limit == 0 then
-  redis.call('UNLINK', bodies)
+  if redis.call('XLEN', bodies) == 0 then
+    redis.call('UNLINK', bodies)
+  end
   return { 'OK', 0 }
 end
 

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from broker.checker import check_leftovers
+from broker.engine import Engine
+from broker.snapshot import scan
 from client import AsyncClient, Consumer, OutgoingMessage
 from client.connection import Connection
 from client.payloads_files import FileStore
@@ -180,6 +183,30 @@ async def test_what_a_worker_has_not_done_its_successor_does(setting: Setting, t
         setting.broker.start_worker()
         async with client.subscribe(topic, "s"):
             await setting.has(topic, 1)
+
+
+async def test_what_nobody_could_delete_when_its_topic_went_goes_when_somebody_can(
+    setting: Setting, topic: str
+) -> None:
+    async with setting.client() as client:
+        await client.create_topic(topic, partitions=2)
+        await client.create_subscription(topic, "s")
+        await publish(client, topic, 20)
+        await client.publish(topic, b"body for later", delay=3_600)
+    stranger = AsyncClient(setting.broker.url, payloads=None if setting.own else "memory://elsewhere")
+    async with stranger:
+        await stranger.delete_topic(topic)
+        assert topic not in await stranger.topics()
+        if setting.folder is not None:
+            assert await setting.names(topic) == 21
+        engine = Engine.connect(setting.broker.redis_url)
+        try:
+            assert await check_leftovers(engine, await scan(engine.store, topic)) == []
+        finally:
+            await engine.close()
+    async with setting.client() as client:
+        await client.topics()
+        await setting.has(topic, 0)
 
 
 # However long a message is owed

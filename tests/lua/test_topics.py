@@ -5,8 +5,10 @@ import pytest
 
 from broker.engine import Engine
 from broker.keys import PartitionKeys, topic_key
-from broker.results import TopicSettings
+from broker.remains import leave_behind, left_behind, read_remains, remove_remains
+from broker.results import Outgoing, TopicSettings
 from client.errors import Fenced, TopicExists, TopicNotFound
+from client.wire import pack_about
 from tests.lua.story import Story, message, must_acquire
 
 
@@ -67,6 +69,35 @@ async def test_a_partition_that_is_being_deleted_is_not_there_for_anybody(engine
         await engine.own(story.lease)
     assert await engine.store.run("partition/set", [story.keys.meta, story.keys.journal], 10) == ["NO_TOPIC"]
     await engine.delete_topic(topic)
+
+
+async def test_the_names_of_bodies_outlive_their_topic_until_these_are_deleted(
+    engine: Engine, topic: str
+) -> None:
+    store, place = engine.store, (topic, 0)
+
+    async def left() -> bool:
+        return place in await left_behind(store)
+
+    async def hand_on(_topic: str, _partitions: int) -> None:
+        await leave_behind(store, [place])
+
+    engine.dispose = hand_on
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await engine.publish(story.lease, [Outgoing("", "u", pack_about(1, size=5))])
+    await engine.delete_topic(topic)
+    assert await left()
+    [[record]] = await read_remains(store, [place], 10)
+    assert record.names == ["u"]
+    await engine.create_topic(topic, TopicSettings(partitions=1))
+    assert not await left()  # for its new owner, who works off what there is
+    await engine.delete_topic(topic)
+    assert await left()
+    assert await read_remains(store, [place], 10) == [[record]]
+    await remove_remains(store, place, [record.id])
+    assert not await left()
+    assert await store.keys_like(f"*{topic}*") == set()
 
 
 async def test_deleting_a_topic_takes_everything_with_it_and_fences_its_workers(
