@@ -35,6 +35,7 @@ from client.errors import (
     SubscriptionNotFound,
     TopicExists,
     TopicNotFound,
+    TopicReplaced,
 )
 
 STEP = 500  # entries or lanes that one call of a longer piece of work looks at
@@ -86,6 +87,15 @@ def by_position(topic: str, subscription: str) -> str:
         f"subscription {subscription!r} of {topic!r} is read by position (mode cursor, as Spark does) and "
         "delivers to nobody: use another subscription"
     )
+
+
+def check_incarnation(topic: str, meant: int, there: int) -> None:
+    """Raise TopicReplaced if a topic is not the one that was meant; 0 is any."""
+    if meant not in (0, there):
+        raise TopicReplaced(
+            f"topic {topic!r} was deleted, and another one of that name made since: subscribe anew, and "
+            "publish by its number of partitions"
+        )
 
 
 def near(name: str, names: Iterable[str]) -> str:
@@ -288,6 +298,16 @@ class Administration:
         if partition is not None and not (type(partition) is int and 0 <= partition < count):
             raise InvalidArgument(
                 f"no partition {partition!r:.30} in topic {topic!r}: it has 0 to {count - 1}"
+            )
+
+    async def check_ledger(self, topic: str, partition: int, ledger: int) -> None:
+        """Raise InvalidArgument for a ledger that is older than the partition: that of another topic."""
+        self.check_partition(topic, partition, (await self.describe_topic(topic)).partitions)
+        [first] = await self.store.read_all([("HGET", partition_keys(topic, partition).meta, "first_epoch")])
+        if first is None or ledger < int(first):
+            raise InvalidArgument(
+                f"ledger {ledger} is not of partition {partition} of {topic!r}, but of a topic that had this "
+                "name before: its messages are gone"
             )
 
     async def reclaim(self, topic: str, partition: int, subscription: str = "") -> None:

@@ -177,7 +177,8 @@ def _log_problems(partition: PartitionSnapshot) -> Iterator[str]:
         (int(first), int(ledger))
         for ledger, _, first in (item.partition(":") for item in partition.meta["ledgers"].split())
     ]
-    if starts != sorted(starts) or any(ledger > int(partition.meta["epoch"]) for _, ledger in starts):
+    epochs = range(int(partition.meta.get("first_epoch", 0)), int(partition.meta["epoch"]) + 1)
+    if starts != sorted(starts) or any(ledger not in epochs for _, ledger in starts):
         yield f"ledgers are out of order: {partition.meta['ledgers']}"
     newest = partition.meta["ledgers"].rpartition(" ")[2]
     if partition.meta.get("ledger", "") != newest:

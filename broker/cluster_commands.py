@@ -23,7 +23,7 @@ async def cluster(worker: "Worker", _: "Connection", request: wire.Cluster, __: 
 
 async def _partitions(worker: "Worker", topic: str) -> list[wire.PartitionReport]:
     member = worker.member
-    owners = await member.placement(topic)
+    _, owners = await member.placement(topic)
     loads = {
         place: rate for broker in member.brokers.values() for place, rate in loads_of(broker.load).items()
     }

@@ -31,11 +31,12 @@ class Pending(NamedTuple):
     durability: str
     timeout_ms: int
     dues: list[int] | None = None  # when each message is due, if not now
+    incarnation: int = 0  # of the topic that is meant, 0 for any
 
     @property
-    def terms(self) -> tuple[str, int, bool]:
+    def terms(self) -> tuple[str, int, bool, int]:
         """What those have in common that are stored together."""
-        return self.durability, self.timeout_ms, self.dues is None
+        return self.durability, self.timeout_ms, self.dues is None, self.incarnation
 
 
 class _Turn:

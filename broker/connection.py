@@ -281,7 +281,16 @@ class Connection(asyncio.Protocol):
         self._inflight += size
         self.worker.inflight += size
         partition.publish(
-            Pending(self, frame.sequence, flat, size, request.durability, request.timeout_ms, request.due_ms)
+            Pending(
+                self,
+                frame.sequence,
+                flat,
+                size,
+                request.durability,
+                request.timeout_ms,
+                request.due_ms,
+                request.incarnation,
+            )
         )
         self.regulate()
 

@@ -23,6 +23,7 @@ class Consumer:
         "crowd",
         "dispatchers",
         "gone",
+        "incarnation",
         "lease_ms",
         "left",
         "listing",
@@ -41,10 +42,13 @@ class Consumer:
         "wanted",
     )
 
-    def __init__(self, connection: "Connection", request: wire.Subscribe, lease_ms: int) -> None:
+    def __init__(
+        self, connection: "Connection", request: wire.Subscribe, lease_ms: int, incarnation: int
+    ) -> None:
         self.connection = connection
         self.stream = request.stream
         self.topic = request.topic
+        self.incarnation = incarnation  # of the topic
         self.subscription = request.subscription
         self.name = request.consumer
         self.lease_ms = lease_ms

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from broker.administration import by_position
+from broker.administration import by_position, check_incarnation
 from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_names
 from broker.consumer import Consumer
 from broker.engine import Engine
@@ -26,6 +26,7 @@ from client.errors import (
     InvalidArgument,
     SubscriptionBusy,
     SubscriptionNotFound,
+    TopicReplaced,
     Unavailable,
 )
 
@@ -58,7 +59,9 @@ async def subscribe(
 
 
 async def _open(worker: "Worker", connection: "Connection", request: wire.Subscribe) -> Reply:
-    count = (await worker.engine.describe_topic(request.topic)).partitions
+    about = await worker.engine.describe_topic(request.topic)
+    check_incarnation(request.topic, request.incarnation, about.incarnation)
+    count = about.partitions
     numbers = list(range(count)) if request.partitions is None else sorted(set(request.partitions))
     if not numbers:
         raise InvalidArgument("a consumer needs at least one partition")
@@ -71,7 +74,7 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     except NotOwner:  # the worker before may have sent it here, and we have not heard yet
         await worker.member.refresh()
     for number in numbers:
-        await worker.partition(request.topic, number).lease()  # or another worker has it
+        await worker.partition(request.topic, number).lease_of(about.incarnation)  # or another worker has it
     lease_ms = settings.lease_ms if request.lease_ms is None else request.lease_ms
     check_int("lease_ms", lease_ms, 1, MAX_MS)
 
@@ -79,8 +82,9 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
         raise ConnectionClosed("the connection ended before the consumer was open")
     consumer = connection.streams.get(request.stream)
     if consumer is None:
-        consumer = _take_over(worker, Consumer(connection, request, lease_ms))
+        consumer = _take_over(worker, Consumer(connection, request, lease_ms, about.incarnation))
         consumer.at_most_once = settings.delivery == "at_most_once"
+    check_incarnation(request.topic, consumer.incarnation, about.incarnation)
     for number in numbers:
         consumer.reopen(number)  # if it is open
     consumer.partitions.update(numbers)
@@ -92,6 +96,7 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
         except SubscriptionNotFound:  # it was deleted since, or a partition has lost it
             if not await worker.engine.mend_subscription(request.topic, request.subscription):
                 raise
+            settings = await _settings_of(worker, request)
             held = await _join(worker, consumer, settings, numbers)
         held = {number: without(found, consumer.listing[number]) for number, found in held.items()}
     except BaseException:
@@ -111,7 +116,13 @@ async def _open(worker: "Worker", connection: "Connection", request: wire.Subscr
     found = {number: worker.partitions.get((request.topic, number)) for number in numbers}
     epochs = {number: partition.epoch for number, partition in found.items() if partition}
     return wire.SubscribeReply(
-        settings.mode, settings.delivery, lease_ms, count, sum(counts.values()), epochs
+        settings.mode,
+        settings.delivery,
+        lease_ms,
+        count,
+        sum(counts.values()),
+        epochs,
+        settings.incarnation,
     ), b""
 
 
@@ -125,18 +136,24 @@ def _take_over(worker: "Worker", consumer: Consumer) -> Consumer:
 
 
 async def _settings_of(worker: "Worker", request: wire.Subscribe) -> SubscriptionSettings:
-    """The settings of the subscription, made if it is not there."""
-    engine = worker.engine
+    """The settings of the subscription, made if it is not there, unless it was there before."""
+    engine, known = worker.engine, request.subscription_incarnation
     if request.mode == "cursor":
         raise InvalidArgument(by_position(request.topic, request.subscription))
     try:
         found = await engine.describe_subscription(request.topic, request.subscription)
+        if known not in (0, found.incarnation):
+            raise SubscriptionNotFound(
+                f"subscription {request.subscription!r} of {request.topic!r} was deleted, and another one of "
+                "that name made since: subscribe anew"
+            )
         if found.mode == "cursor":
             raise InvalidArgument(by_position(request.topic, request.subscription))
         if request.mode is None or found.mode == request.mode:
             return found
     except SubscriptionNotFound:
-        pass
+        if known:
+            raise
     made = SubscriptionSettings(request.mode or "shared")
     if request.lease_ms is not None:
         made = SubscriptionSettings(made.mode, lease_ms=request.lease_ms)
@@ -159,7 +176,8 @@ async def _join(
         partition = worker.partition(consumer.topic, number)
         await partition.spare(consumer.subscription)
         was_open = await partition.call(
-            lambda engine, lease: engine.join(lease, consumer.subscription, consumer.name, worker.session_ms)
+            lambda engine, lease: engine.join(lease, consumer.subscription, consumer.name, worker.session_ms),
+            consumer.incarnation,
         )
         dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
         if not dispatcher.consumers:
@@ -167,11 +185,12 @@ async def _join(
         if not was_open:
             opened.append(number)
             return []
-        held = await partition.held_by(consumer.subscription, consumer.name)
+        held = await partition.held_by(consumer.subscription, consumer.name, consumer.incarnation)
         if held and settings.delivery == "at_most_once":
             # Leased and never sent, or it would be settled: to be fetched once more.
             await partition.call(
-                lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
+                lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name),
+                consumer.incarnation,
             )
             return await join(number)
         return held
@@ -187,7 +206,8 @@ async def _join(
         if isinstance(failure, SubscriptionBusy):
             for number in opened:  # let them in who come next: this one may not come again under its name
                 await worker.partition(consumer.topic, number).call(
-                    lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
+                    lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name),
+                    consumer.incarnation,
                 )
         if isinstance(failure, BaseException):
             raise failure
@@ -196,7 +216,8 @@ async def _join(
             await worker.partition(consumer.topic, number).call(
                 lambda engine, lease: engine.touch(
                     lease, consumer.subscription, [consumer.name], worker.session_ms
-                )
+                ),
+                consumer.incarnation,
             )
     return dict(zip(numbers, held, strict=True))
 
@@ -217,6 +238,9 @@ def _begin(
             continue
         except Unavailable:
             return  # the worker is stopping
+        if partition.incarnation != consumer.incarnation:
+            consumer.end(TopicReplaced.code, f"topic {consumer.topic!r} was made anew")
+            return
         dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
         dispatcher.hand_back(consumer, held[number])
         dispatcher.attach(consumer)
@@ -231,7 +255,8 @@ async def unsubscribe(
     async def leave(number: int) -> None:
         with contextlib.suppress(NotOwner):  # else its session is the new owner's to end
             await worker.partition(consumer.topic, number).call(
-                lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name)
+                lambda engine, lease: engine.leave(lease, consumer.subscription, consumer.name),
+                consumer.incarnation,
             )
 
     given_back = consumer.partitions
@@ -279,7 +304,7 @@ async def settle(
 
     async def call(step: Callable[[Engine, Lease], Awaitable[SettleResult]]) -> SettleResult:
         try:
-            return await partition.call(step)
+            return await partition.call(step, consumer.incarnation)
         except Unavailable:  # and yet it may have been done
             if dispatcher is not None:
                 dispatcher.doubt([worker.consumers.get(consumer.identity, consumer)])

@@ -40,6 +40,7 @@ class Dispatcher:
     def __init__(self, partition: "Partition", subscription: str, mode: str, delivery: str) -> None:
         self.partition = partition
         self.subscription = subscription
+        self.incarnation = partition.incarnation  # of the topic: what is done here is not for another one
         self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
         self.hungry = True  # there may be something that any consumer could take
@@ -232,7 +233,7 @@ class Dispatcher:
         self._sooner = NEVER
         try:
             result = await self.partition.call(
-                lambda engine, lease: engine.expire_some(lease, self.subscription)
+                lambda engine, lease: engine.expire_some(lease, self.subscription), self.incarnation
             )
         except Unavailable:
             self.doubt([one for one in self.consumers.values() if one.out[self.partition.number]])
@@ -271,7 +272,7 @@ class Dispatcher:
         consumer.listing[number] = listing
         held: list[Delivery] | None = None
         try:
-            held = await self.partition.held_by(self.subscription, consumer.name)
+            held = await self.partition.held_by(self.subscription, consumer.name, self.incarnation)
         finally:
             if consumer.listing.get(number) is listing:
                 del consumer.listing[number]
@@ -312,11 +313,12 @@ class Dispatcher:
 
     async def _return_lost(self, name: str) -> None:
         """At most once: what was leased and not settled was never sent."""
-        held = await self.partition.held_by(self.subscription, name)
+        held = await self.partition.held_by(self.subscription, name, self.incarnation)
         receipts = [one.receipt for one in held if one.receipt.token > self._lost_since][: wire.MAX_BATCH]
         if receipts:
             await self.partition.call(
-                lambda engine, lease: engine.nack(lease, self.subscription, receipts, charged=False)
+                lambda engine, lease: engine.nack(lease, self.subscription, receipts, charged=False),
+                self.incarnation,
             )
 
     def _set_due(self, due: float) -> None:
@@ -387,7 +389,9 @@ class Dispatcher:
         self._expected, self._sooner = 0, NEVER
         self._quiet.clear()
         try:
-            fetched, settled = await self.partition.call(lambda _, lease: self._lease(lease, rooms, takers))
+            fetched, settled = await self.partition.call(
+                lambda _, lease: self._lease(lease, rooms, takers), self.incarnation
+            )
             if self.partition.lapsed and not self._settles:
                 # Another worker may have the partition by now, and has handed over what this fetch leased.
                 raise Unavailable("the lease of the partition may have ended meanwhile")

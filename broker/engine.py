@@ -142,9 +142,18 @@ class Engine(Claims, Registry, Publishing):
         if answer[0] == "HELD":
             return None
         checked(answer, topic, partition=partition)
-        _, epoch, sweep, now_ms, due_ms, marks_due_ms, in_use = answer
+        _, epoch, sweep, now_ms, due_ms, marks_due_ms, in_use, incarnation = answer
         lease = Lease(
-            topic, partition, worker, epoch, bool(sweep), now_ms, due_ms, marks_due_ms, tuple(in_use)
+            topic,
+            partition,
+            worker,
+            epoch,
+            bool(sweep),
+            now_ms,
+            due_ms,
+            marks_due_ms,
+            tuple(in_use),
+            incarnation,
         )
         self._tails.begin(lease)
         return lease

@@ -85,9 +85,10 @@ class Member:
         """Where a worker listens, "" if that is not known."""
         return self.brokers[worker].address if worker in self.brokers else ""
 
-    async def placement(self, topic: str) -> list[str]:
-        """The worker of each partition of a topic, "" for those that have none yet."""
-        count = (await self._engine.describe_topic(topic)).partitions
+    async def placement(self, topic: str) -> tuple[int, list[str]]:
+        """A topic's incarnation, and the worker of each partition, "" for those that have none yet."""
+        about = await self._engine.describe_topic(topic)
+        count = about.partitions
         end = time.monotonic() + _PLACED
         if not self._is_placed(topic, count):  # it is new, or another of that name
             await self.topics_changed()
@@ -95,7 +96,7 @@ class Member:
             while not self._is_placed(topic, count) and time.monotonic() < end:
                 await self.news(_AGAIN)
         names = self.owners.get(topic, [])[:count]
-        return names + [""] * (count - len(names))
+        return about.incarnation, names + [""] * (count - len(names))
 
     def _is_placed(self, topic: str, count: int) -> bool:
         names = self.owners.get(topic, [])

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from broker.administration import check_incarnation
 from broker.arguments import rows
 from broker.confirmations import Confirmations, Pending
 from broker.delays import Delays
@@ -17,7 +18,7 @@ from broker.instants import instant
 from broker.links import Attempts
 from broker.results import Delivery, Lease
 from client import wire
-from client.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound, Unavailable
+from client.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound, TopicReplaced, Unavailable
 
 if TYPE_CHECKING:
     from broker.connection import Connection
@@ -43,6 +44,7 @@ class Partition:
         self.number = number
         self.held: Lease | None = None
         self.epoch = 0  # of the last lease
+        self.incarnation = 0  # of the topic that it was of then
         self.kept_until = 0.0  # when the lease ends unless it is renewed, by the monotonic clock
         self.leaving = False  # its lease is about to be released
         self.dispatchers: dict[str, Dispatcher] = {}
@@ -90,7 +92,7 @@ class Partition:
                     if member.owner(self.topic, self.number) != worker.id:
                         await worker.engine.release(lease)  # it has just gone elsewhere
                         raise member.not_owner(self.topic, self.number)
-                    self.held, self.epoch = lease, lease.epoch
+                    self._become(lease)
                     return lease
                 patience = _RETRY
             elif owner is not None:
@@ -105,6 +107,33 @@ class Partition:
                 raise Unavailable(f"{self} has no owner yet; try again")
             await member.news(patience)
         raise Unavailable("the worker is stopping")
+
+    def _become(self, lease: Lease) -> None:
+        """Hold a lease; consumers of a topic that had the name before have nothing more to come."""
+        if self.incarnation not in (0, lease.incarnation):
+            for dispatcher in list(self.dispatchers.values()):
+                dispatcher.end_all(self._replaced())
+            self.dispatchers.clear()
+        self.held, self.epoch, self.incarnation = lease, lease.epoch, lease.incarnation
+
+    def _replaced(self) -> TopicReplaced:
+        return TopicReplaced(f"topic {self.topic!r} was deleted, and another one of that name made since")
+
+    async def lease_of(self, incarnation: int) -> Lease:
+        """The lease, if the topic is the one that is meant, else TopicReplaced; 0 is any."""
+        try:
+            lease = await self.lease()
+        except InvalidArgument:  # there is no such partition, in the topic that is there
+            about = await self.worker.engine.describe_topic(self.topic)
+            check_incarnation(self.topic, incarnation, about.incarnation)
+            raise
+        if incarnation > lease.incarnation:  # it may be of a topic that is gone, though we have not heard
+            about = await self.worker.engine.describe_topic(self.topic)
+            if about.incarnation != lease.incarnation:
+                self.lose(lease)
+                lease = await self.lease()
+        check_incarnation(self.topic, incarnation, lease.incarnation)
+        return lease
 
     async def _acquire(self) -> Lease | None:
         worker = self.worker
@@ -131,15 +160,15 @@ class Partition:
     async def _check_existence(self) -> None:
         """Raise what says most about a partition that is not there."""
         try:
-            count = (await self.worker.engine.describe_topic(self.topic)).partitions
+            about = await self.worker.engine.describe_topic(self.topic)
         except TopicNotFound as error:
             self.close(error)
             raise
-        if self.number >= count:
+        if self.number >= about.partitions:
             beyond = InvalidArgument(
-                f"topic {self.topic!r} has no partition {self.number}: it has 0 to {count - 1}"
+                f"topic {self.topic!r} has no partition {self.number}: it has 0 to {about.partitions - 1}"
             )
-            self.close(beyond)
+            self.close(self._replaced() if self.incarnation else beyond)
             raise beyond
 
     @property
@@ -203,10 +232,13 @@ class Partition:
         if not (self.busy or self._publishing or self.held or self.taking):  # else at the next look
             self._forget()
 
-    async def call(self, step: Callable[[Engine, Lease], Awaitable[T]]) -> T:
-        """Take a step under the lease; after FENCED, which changed nothing, once more under a new one."""
+    async def call(self, step: Callable[[Engine, Lease], Awaitable[T]], incarnation: int = 0) -> T:
+        """Take a step under the lease; after FENCED, which changed nothing, once more under a new one.
+
+        With an `incarnation` only in that topic, and not in another one of its name.
+        """
         for _ in range(2):
-            lease = await self.lease()
+            lease = await self.lease_of(incarnation)
             self._calls += 1
             try:
                 return await step(self.worker.engine, lease)
@@ -250,10 +282,11 @@ class Partition:
             dispatcher.due(0.0)
             dispatcher.wake()
 
-    async def held_by(self, subscription: str, consumer: str) -> list[Delivery]:
+    async def held_by(self, subscription: str, consumer: str, incarnation: int) -> list[Delivery]:
         """What a consumer holds, with deadlines by the worker's clock."""
         return await self.call(
-            lambda engine, lease: engine.held(lease, subscription, consumer, at_ms=self.worker.now_ms())
+            lambda engine, lease: engine.held(lease, subscription, consumer, at_ms=self.worker.now_ms()),
+            incarnation,
         )
 
     # Publishing
@@ -282,15 +315,15 @@ class Partition:
 
     async def _publish_some(self, batch: list[Pending]) -> None:
         """Store messages, all for now or all for later, and have them confirmed at their level."""
-        level = batch[0].durability
+        level, incarnation = batch[0].durability, batch[0].incarnation
         flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else batch[0].flat
         try:
             if any(pending.connection.store == OWN for pending in batch):
-                await self.call(self._note_own)
+                await self.call(self._note_own, incarnation)
             if level != "memory":
-                await self.call(lambda engine, lease: engine.require(lease, level))
+                await self.call(lambda engine, lease: engine.require(lease, level), incarnation)
             step = self._append if batch[0].dues is None else self._delay
-            replies = await self.call(lambda engine, lease: step(engine, lease, batch, flat))
+            replies = await self.call(lambda engine, lease: step(engine, lease, batch, flat), incarnation)
         except Exception as error:
             if not isinstance(error, BrokerError):
                 log.exception("a bug while publishing to %s", self)

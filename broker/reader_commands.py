@@ -23,6 +23,7 @@ async def read(worker: "Worker", _: "Connection", request: wire.Read, __: memory
         request.end,
         limit=request.limit,
         journal=request.journal,
+        incarnation=request.incarnation,
     )
     ledgers = "" if request.journal else lines.ledgers
     return wire.ReadReply(lines.next, ledgers), wire.pack((lines.ranges, lines.flat))

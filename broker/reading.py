@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
-from broker.administration import STEP, checked, partition_keys
+from broker.administration import STEP, check_incarnation, checked, partition_keys
 from broker.arguments import (
     MAX_PARTITIONS,
     MAX_TIME_MS,
@@ -40,14 +40,26 @@ class Reading(Subscriptions):
     """Logs and journals as they are."""
 
     async def read(
-        self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, journal: bool = False
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        limit: int = 5_000,
+        journal: bool = False,
+        incarnation: int = 0,
     ) -> Lines:
-        """The entries from position `start` up to, not including, `end`, as far as one answer takes them."""
+        """The entries from position `start` up to, not including, `end`, as far as one answer takes them.
+
+        TopicReplaced if the topic has another `incarnation`; 0 is any.
+        """
         check_name("topic", topic)
         check_int("partition", partition, 0, MAX_PARTITIONS)
         check_int("limit", limit, 1, MAX_LINES)
         keys = partition_keys(topic, partition)
-        ledgers, latest = await (self._journal_end if journal else self._log_end)(topic, partition)
+        ledgers, latest, there = await (self._journal_end if journal else self._log_end)(topic, partition)
+        check_incarnation(topic, incarnation, there)
         if not (type(start) is int and type(end) is int and 1 <= start <= end <= latest):
             raise InvalidArgument(
                 f"positions {start!r:.30} to {end!r:.30} of the {'journal' if journal else 'log'} of "
@@ -59,7 +71,9 @@ class Reading(Subscriptions):
         while lines.next < end and read < limit and size < TEXTS:
             count = min(count, limit - read)
             command = ("XRANGE", stream, id_of(lines.next), id_of(end - 1), "COUNT", str(count))
-            [found] = await self.store.read_all([command])
+            # Numbers only grow: if it is the same behind the lines, they are of that topic.
+            found, still = await self.store.read_all([command, ("HGET", keys.meta, "incarnation")])
+            check_incarnation(topic, there, int(still or 0))
             flat = list(chain.from_iterable(map(values, map(_fields, found))))
             read, size = read + len(found), size + sum(map(len, flat))
             if size > TEXTS:  # perhaps too large for a frame
@@ -107,20 +121,24 @@ class Reading(Subscriptions):
             names.append(name_of_body(uid, about))
         return list(filter(None, names)), f"log {lines[-1][0]}" if len(lines) == MAX_BATCH else ""
 
-    async def _log_end(self, topic: str, partition: int) -> tuple[str, int]:
-        """A log's ledgers and the position behind it, of one instant: so the ids of all before are known."""
+    async def _log_end(self, topic: str, partition: int) -> tuple[str, int, int]:
+        """A log's ledgers and the position behind it, of one instant: so the ids of all before are known.
+
+        And the incarnation of its topic.
+        """
         meta = partition_keys(topic, partition).meta
-        [(ledgers, last)] = await self.store.read_all([("HMGET", meta, "ledgers", "last")])
+        [found] = await self.store.read_all([("HMGET", meta, "ledgers", "last", "incarnation")])
+        ledgers, last, incarnation = found
         if last is None:
             await self.no_partition(topic, partition)
-        return ledgers, int(last) + 1
+        return ledgers, int(last) + 1, int(incarnation or 0)
 
-    async def _journal_end(self, topic: str, partition: int) -> tuple[str, int]:
+    async def _journal_end(self, topic: str, partition: int) -> tuple[str, int, int]:
         script, keys, arguments = _offsets(partition_keys(topic, partition), "")
         answer = await self.store.run(script, keys, *arguments)
         if answer[0] == "NO_TOPIC":
             await self.no_partition(topic, partition)
-        return "0:1", answer[6]
+        return "0:1", answer[6], answer[8]
 
     async def no_partition(self, topic: str, partition: int) -> None:
         """Say what there is instead of a partition."""
@@ -131,11 +149,14 @@ class Reading(Subscriptions):
         """Where each partition's log and journal begin and end, and how far the subscription is."""
         if subscription:
             check_name("subscription", subscription)
-        count = (await self.describe_topic(topic)).partitions
-        answers = await self.in_partitions(topic, count, lambda _, keys: _offsets(keys, subscription))
+        about = await self.describe_topic(topic)
+        answers = await self.in_partitions(
+            topic, about.partitions, lambda _, keys: _offsets(keys, subscription)
+        )
         found = []
         for answer in answers:
             _, earliest, latest, position, *others = checked(answer, topic, subscription)
+            check_incarnation(topic, about.incarnation, others[-1])
             found.append(PartitionOffsets(earliest, latest, position or None, *others))
         return found
 

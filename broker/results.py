@@ -18,7 +18,7 @@ class Lease(msgspec.Struct, frozen=True):
 
     As it was taken: `sweep`: a reclaim is to be finished; `due_ms`: when the next delayed message is due,
     `marks_due_ms`: when old marks are, both by the clock that showed `now_ms`; 0 for never; `in_use`: name,
-    mode, delivery, ... of the subscriptions that have consumers.
+    mode, delivery, ... of the subscriptions that have consumers; `incarnation`: that of the topic.
     """
 
     topic: str
@@ -30,6 +30,7 @@ class Lease(msgspec.Struct, frozen=True):
     due_ms: int = 0
     marks_due_ms: int = 0
     in_use: tuple[str, ...] = ()
+    incarnation: int = 0
 
     @property
     def text(self) -> str:

@@ -43,9 +43,9 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
         connection.store = request.store
         worker.disposal.joined()
     settings, member = worker.settings, worker.member
-    owners: list[str] = []
+    incarnation, owners = 0, list[str]()
     if request.topic:
-        owners = await member.placement(request.topic)
+        incarnation, owners = await member.placement(request.topic)
         connection.topics.add(request.topic)
     workers = [broker for broker in member.brokers.values() if broker.address]
     places = {broker.id: place for place, broker in enumerate(workers)}
@@ -63,6 +63,7 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
             max_frame=int(settings.max_frame),
             owners=[places.get(owner, -1) for owner in owners],
             payloads_beside=worker.payloads_beside,
+            incarnation=incarnation,
         ),
         b"",
     )
@@ -98,6 +99,7 @@ def _described(settings: TopicSettings, counts: inspection.TopicCounts | None = 
         counts.published,
         settings.journal,
         counts.delayed,
+        settings.incarnation,
     )
 
 
@@ -142,22 +144,33 @@ async def create_subscription(
 async def create_at(
     worker: "Worker", topic: str, name: str, settings: SubscriptionSettings, start: str, exist_ok: bool
 ) -> None:
-    place, partition = parse_position(start)
+    place, partition = await _position_in(worker, topic, start)
     await worker.engine.create_subscription(
         topic, name, settings, start=place, partition=partition, exist_ok=exist_ok
     )
 
 
-def parse_position(text: str) -> tuple[str | int | datetime, int | None]:
-    """A position as it is written on the wire, and the partition that it is about, if it is one."""
+async def _position_in(worker: "Worker", topic: str, text: str) -> tuple[str | int | datetime, int | None]:
+    """A position as it is written on the wire, and the partition that it is about, if it is one.
+
+    An id is of one topic for ever, and not of another one of that name.
+    """
+    place, partition, ledger = parse_position(text)
+    if ledger and partition is not None:
+        await worker.engine.check_ledger(topic, partition, ledger)
+    return place, partition
+
+
+def parse_position(text: str) -> tuple[str | int | datetime, int | None, int]:
+    """A position, the partition that it is about, if it is one, and the ledger; 0 where that is no matter."""
     if text in ("latest", "earliest"):
-        return text, None
+        return text, None, 0
     kind, _, rest = text.partition(":")
     if kind == "time" and rest.isdecimal() and len(rest) < 14:
-        return datetime.fromtimestamp(int(rest) / 1_000, UTC), None
+        return datetime.fromtimestamp(int(rest) / 1_000, UTC), None, 0
     ledger, _, entry = rest.partition("-")
     if all(part.isdecimal() and len(part) < 15 for part in (kind, ledger, entry)):
-        return int(entry), int(kind)
+        return int(entry), int(kind), int(ledger)
     raise InvalidArgument(
         f"position {text[:60]!r}: use 'earliest', 'latest', 'time:<ms>' or an id like '3:1-42'"
     )
@@ -220,7 +233,7 @@ async def change_subscription(
 
 
 async def seek(worker: "Worker", _: "Connection", request: wire.Seek, __: memoryview) -> Reply:
-    place, partition = parse_position(request.position)
+    place, partition = await _position_in(worker, request.topic, request.position)
     await worker.engine.describe_subscription(request.topic, request.subscription)
     await worker.engine.seek(request.topic, request.subscription, place, partition)
     await _feed(worker, request)

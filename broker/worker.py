@@ -257,7 +257,8 @@ class Worker:
                 lost = await dispatcher.partition.call(
                     lambda engine, lease: engine.touch_all(
                         lease, dispatcher.subscription, list(dispatcher.consumers), self.session_ms
-                    )
+                    ),
+                    dispatcher.incarnation,
                 )
             dispatcher.part_with(lost)
         except TimeoutError:

@@ -34,6 +34,7 @@ from client.errors import (
     SubscriptionNotFound,
     TopicExists,
     TopicNotFound,
+    TopicReplaced,
     Unauthorized,
     Unavailable,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "TopicExists",
     "TopicInfo",
     "TopicNotFound",
+    "TopicReplaced",
     "Unauthorized",
     "Unavailable",
     "WorkerAddress",

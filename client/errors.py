@@ -9,6 +9,7 @@ BrokerError
 ├── Unauthorized
 ├── Forbidden
 ├── TopicNotFound
+│   └── TopicReplaced                    it was deleted, and another one of its name made since
 ├── TopicExists
 ├── SubscriptionNotFound
 ├── SubscriptionExists
@@ -98,6 +99,10 @@ class Forbidden(BrokerError):
 
 class TopicNotFound(BrokerError):
     """There is no topic of that name."""
+
+
+class TopicReplaced(TopicNotFound):
+    """The topic was deleted, and another one of the same name made since; nothing was changed."""
 
 
 class TopicExists(BrokerError):

@@ -9,7 +9,7 @@ import msgspec
 from client import wire
 from client.cluster import Cluster
 from client.connection import Redirected
-from client.errors import BrokerError, ConnectionClosed, Unavailable
+from client.errors import BrokerError, ConnectionClosed, TopicReplaced, Unavailable
 from client.held import ALL
 from client.link import Link, final
 from client.map import TopicMap
@@ -57,6 +57,8 @@ class Links:
         self.opened_all = False
         self.error: BrokerError | None = None
         self._map: TopicMap | None = None
+        self._incarnation = 0  # of the topic that was subscribed to: another one of its name ends all
+        self._of_subscription = 0  # and that of the subscription, once a worker has said
         self._links: dict[Peer, Link] = {}
         self._to_serve: dict[int, Link | None] = {}  # partition -> who is to serve it
         self._serving: dict[int, Link] = {}  # partition -> who does
@@ -73,14 +75,8 @@ class Links:
         """Subscribe for the first time: all partitions."""
         try:
             async with asyncio.timeout(self.timeout):
-                self._map = await self._cluster.map(self.topic)
-                self._map.watchers[self._place] = None
-                self._place()
-                while not self.opened_all and self.error is None:
-                    self._news.clear()
-                    await self._news.wait()
-            if self.error is not None:
-                raise self.error.again()
+                while not await self._open_all():
+                    await self._close_again()
         except TimeoutError:
             late = self._late()
             await self._close_again()
@@ -88,6 +84,21 @@ class Links:
         except BaseException:
             await self._close_again()
             raise
+
+    async def _open_all(self) -> bool:
+        """Subscribe by the map as it is known; False if the topic that is there is another one."""
+        self._map = await self._cluster.map(self.topic)
+        self._map.watchers[self._place] = None
+        self._place()
+        while not self.opened_all and self.error is None:
+            self._news.clear()
+            await self._news.wait()
+        if isinstance(self.error, TopicReplaced):
+            await self._map.refresh()
+            return False
+        if self.error is not None:
+            raise self.error.again()
+        return True
 
     async def _close_again(self) -> None:
         """It could not be opened: leave nothing, so that it can be tried once more."""
@@ -158,10 +169,13 @@ class Links:
 
     def subscribe(self, partitions: Iterable[int], permits: int) -> wire.Subscribe:
         """What to ask of a worker."""
-        chosen = sorted(partitions)
+        chosen, meant = sorted(partitions), (self._incarnation, self._of_subscription)
+        request = msgspec.structs.replace(
+            self._request, incarnation=meant[0], subscription_incarnation=meant[1]
+        )
         if chosen == [ALL]:
-            return self._request
-        return msgspec.structs.replace(self._request, partitions=chosen, permits=permits)
+            return request
+        return msgspec.structs.replace(request, partitions=chosen, permits=permits)
 
     def may_open(self, link: Link) -> bool:
         """The worker of the lowest partition says who is alone on an exclusive subscription: ask it first."""
@@ -183,6 +197,7 @@ class Links:
             if other is not link:
                 other.release(partition)
         self._exclusive = reply.mode == "exclusive"
+        self._of_subscription = self._of_subscription or reply.subscription_incarnation
         self._trouble = None
         self.permits.opened(link, partitions - late, reply.held or 0)
         if late:
@@ -259,6 +274,12 @@ class Links:
         """The map is known, or has changed: have each partition served by its owner."""
         assert self._map is not None
         if self.error is not None:
+            return
+        self._incarnation = self._incarnation or self._map.incarnation
+        if self._map.known and self._map.incarnation != self._incarnation:
+            self.end(
+                TopicReplaced(f"topic {self.topic!r} was deleted, and another one of that name made since")
+            )
             return
         self._know_partitions(self._map)
         for partition, before in self._to_serve.items():

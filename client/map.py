@@ -27,6 +27,7 @@ class TopicMap:
         self.topic = topic
         self.owners: list[Peer | None] = []  # None: nobody yet
         self.everything: Peer | None = None  # who serves all, where the worker does not say
+        self.incarnation = 0  # of the topic: another one of its name has another; 0: not known
         self.max_frame = wire.MAX_FRAME  # bytes that its workers take
         self.watchers: dict[Callable[[], None], None] = {}
         self._pool = pool
@@ -74,9 +75,8 @@ class TopicMap:
     def redirected(self, partition: int, address: str) -> None:
         """A worker says who has a partition; the rest of the map may be old, too."""
         if address and 0 <= partition < len(self.owners):
-            self._set(
-                [*self.owners[:partition], self._pool.peer(address), *self.owners[partition + 1 :]], None
-            )
+            owners = [*self.owners[:partition], self._pool.peer(address), *self.owners[partition + 1 :]]
+            self._set(owners, None, self.incarnation)
 
     async def _refresh(self) -> None:
         loop = asyncio.get_running_loop()
@@ -91,7 +91,7 @@ class TopicMap:
                     changed = self._take(*await self._ask(self.topic))
                 except BrokerError as error:
                     if isinstance(error, TopicNotFound):
-                        self._set([], None)
+                        self._set([], None, 0)
                         self._gone(self)
                     if not self._again:
                         raise
@@ -110,12 +110,12 @@ class TopicMap:
             peer if worker.id == info.worker else self._pool.peer(worker.address) for worker in info.workers
         ]
         owners = [peers[at] if 0 <= at < len(peers) else None for at in info.owners]
-        return self._set(owners, None if owners else peer)
+        return self._set(owners, None if owners else peer, info.incarnation)
 
-    def _set(self, owners: list[Peer | None], everything: Peer | None) -> bool:
-        if owners == self.owners and everything is self.everything:
+    def _set(self, owners: list[Peer | None], everything: Peer | None, incarnation: int) -> bool:
+        if (owners, everything, incarnation) == (self.owners, self.everything, self.incarnation):
             return False
-        self.owners, self.everything = owners, everything
+        self.owners, self.everything, self.incarnation = owners, everything, incarnation
         for peer in set(owners):
             if peer is not None:
                 self._watch(peer, self.topic)

@@ -37,18 +37,29 @@ class Reading:
                 said.journal_earliest,
                 said.journal_latest,
                 said.sought,
+                said.incarnation,
             )
             for partition, said in enumerate(found)
         ]
 
     async def read(
-        self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, journal: bool = False
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        limit: int = 5_000,
+        journal: bool = False,
+        incarnation: int = 0,
     ) -> Page:
         """The messages from position `start` up to, not including, `end`, as many as one answer takes.
 
+        With the `incarnation` that offsets() has said: TopicReplaced if the topic is another one by now.
+
         >>> page = await client.read("orders", 0, 1, 5_001)      # go on from page.next
         """
-        question = wire.Read(topic, partition, start, end, limit, journal)
+        question = wire.Read(topic, partition, start, end, limit, journal, incarnation)
         answer = await self._cluster.request_near(topic, partition, question)
         said = properties_of(answer, wire.ReadReply)
         ranges, flat = unpack(answer.body, _LINES)

@@ -258,10 +258,27 @@ class Client:
         return self._call(self._client.offsets, topic, subscription)
 
     def read(
-        self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, journal: bool = False
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        limit: int = 5_000,
+        journal: bool = False,
+        incarnation: int = 0,
     ) -> Page:
         """The messages from position `start` up to, not including, `end`, as many as one answer takes."""
-        return self._call(self._client.read, topic, partition, start, end, limit=limit, journal=journal)
+        return self._call(
+            self._client.read,
+            topic,
+            partition,
+            start,
+            end,
+            limit=limit,
+            journal=journal,
+            incarnation=incarnation,
+        )
 
     def claim(self, topic: str, subscription: str, reader: str, *, session: Seconds = 10.0) -> Claim:
         """Open or renew the session of the one reader of a subscription of mode cursor."""

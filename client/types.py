@@ -93,6 +93,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     journal_earliest: int
     journal_latest: int
     sought: int = 0  # grows with each seek, another when it was made anew; a commit repeats it
+    incarnation: int = 0  # of the topic: another one of its name has another; a read may repeat it
 
 
 class Page(msgspec.Struct, frozen=True):

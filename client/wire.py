@@ -129,6 +129,7 @@ class InfoReply(Properties, frozen=True):
     payloads_beside: bool = (
         False  # the store is the server that has the messages: bodies are as safe as these
     )
+    incarnation: int = 0  # of the topic asked for: another one of that name has another
 
 
 class Moved(Properties, frozen=True):
@@ -242,6 +243,7 @@ class TopicReply(Properties, frozen=True):
     published: int = 0  # ever
     journal: int = 0  # as in CREATE_TOPIC
     delayed: int = 0  # not due yet; counted like messages
+    incarnation: int = 0  # a topic of the same name that is made later has a larger one
 
 
 class CreateSubscription(Properties, frozen=True):
@@ -359,6 +361,7 @@ class Publish(Properties, frozen=True):
     timeout_ms: int = 5_000  # to wait for the durability
     again: bool = False
     due_ms: list[int] | None = None  # of each message: when it is to be published, by the cluster's clock
+    incarnation: int = 0  # of the topic that is meant; topic_replaced if it is another by now. 0: any
 
 
 class PublishReply(Properties, frozen=True):
@@ -384,6 +387,9 @@ class Subscribe(Properties, frozen=True):
     partition named here that another one owns is answered by REDIRECT, and nothing is opened. On a stream
     that is open, with the same topic, subscription and consumer, it adds partitions to the consumer, whose
     limit of permits stays what it is.
+
+    Who comes back says what it was subscribed to: another topic of that name is answered by topic_replaced,
+    another subscription or none by subscription_not_found, and nothing is made.
     """
 
     TYPE = Type.SUBSCRIBE
@@ -397,6 +403,8 @@ class Subscribe(Properties, frozen=True):
     lease_ms: int | None = None  # None: that of the subscription
     permits: int = 1_000
     partitions: list[int] | None = None  # None: all, if this worker owns all
+    incarnation: int = 0  # of the topic that is meant, 0: any
+    subscription_incarnation: int = 0  # as the answer before has said; 0: any, or one that is made now
 
 
 class SubscribeReply(Properties, frozen=True):
@@ -408,6 +416,7 @@ class SubscribeReply(Properties, frozen=True):
     partitions: int
     held: int | None = None  # so many messages follow that are marked `held`; what else the name had is void
     epochs: dict[int, int] = {}  # partition -> epoch in which this worker serves it: the larger is the newer
+    subscription_incarnation: int = 0  # another subscription of that name has another
 
 
 class Unsubscribe(Properties, frozen=True):
@@ -542,6 +551,7 @@ class Read(Properties, frozen=True):
     end: int
     limit: int = 5_000
     journal: bool = False
+    incarnation: int = 0  # of the topic that is meant, as in PartitionOffsets; 0: any
 
 
 class ReadReply(Properties, frozen=True):
@@ -570,6 +580,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     journal_earliest: int
     journal_latest: int
     sought: int = 0  # grows with each seek, another when it was made anew; a commit repeats it
+    incarnation: int = 0  # of the topic
 
 
 class Owed(Properties, frozen=True):

@@ -174,15 +174,14 @@ def answer_in(file: Any) -> Any:
 
 def insist(step: Callable[[bool], Any], mend: Callable[[], object]) -> Any:
     """Take a step, which is told whether it is another attempt, until it succeeds or patience ends."""
-    end, attempt = time.monotonic() + PATIENCE, 0
-    while True:
+    end = time.monotonic() + PATIENCE
+    for attempt in itertools.count():
         try:
             return step(attempt > 0)
         except Trouble as trouble:
             if time.monotonic() > end:
                 raise TimeoutError(str(trouble)) from trouble
         time.sleep(min(0.02 * 2**attempt, 1.0) * random.uniform(0.5, 1.0))
-        attempt += 1
         mend()
 
 
@@ -206,51 +205,56 @@ class Client:
 
     def publish(self, topic: str, messages: Iterable[tuple[str, bytes]], **attributes: str) -> list[str]:
         """Publish up to 1,000 messages, each a key and a body; their ids, "" for what nobody is owed."""
-        count = len(insist(lambda _: self.map(topic), self.close))
-        said = json.dumps(attributes) if attributes else ""
-        texts: dict[int, list[str]] = {}  # by partition
-        uids, ids, commands = list[str](), dict[str, str](), list[list[Any]]()
+        incarnation, owners = insist(lambda _: self.map(topic), self.close)
+        said, messages = json.dumps(attributes) if attributes else "", list(messages)
+        texts, uids, ids, commands = dict[int, list[str]](), list[str](), dict[str, str](), list[list[Any]]()
         for key, body in messages:
             uid = new_name()  # once: a retry has the same
             about = f"{int(time.time() * 1000)}  {len(body) or ''} {said}"
-            texts.setdefault(zlib.crc32((key or uid).encode()) % count, []).extend((key, uid, about))
+            texts.setdefault(zlib.crc32((key or uid).encode()) % len(owners), []).extend((key, uid, about))
             uids.append(uid)
             if body:  # an empty one is none
                 commands.append(["HSET", f"kl:bodies:{topic}:{uid[:6]}", uid, body])
         self.bodies(*commands)
-        for partition, flat in texts.items():
-            ids.update(zip(flat[1::3], self._publish(topic, partition, flat), strict=True))
+        try:
+            for partition, flat in texts.items():
+                meant = {"topic": topic, "partition": partition, "incarnation": incarnation}
+                ids.update(zip(flat[1::3], self._publish(meant, flat), strict=True))
+        except Refused as refused:
+            if refused.args[0] == "topic_replaced":  # what was stored is gone: all of it once more, as if new
+                return self.publish(topic, messages, **attributes)
+            raise
         return [ids[uid] for uid in uids]
 
-    def _publish(self, topic: str, partition: int, texts: list[str]) -> list[str]:
+    def _publish(self, meant: dict[str, Any], texts: list[str]) -> list[str]:
         def step(again: bool) -> Frame:
-            owner = self._link(self.map(topic)[partition])
-            return owner.ask(PUBLISH, {"topic": topic, "partition": partition, "again": again}, texts)
+            _, owners = self.map(meant["topic"])
+            owner = self._link(owners[meant["partition"] % len(owners)])  # any will do if it is another topic
+            return owner.ask(PUBLISH, {**meant, "again": again}, texts)
 
         reply, count = insist(step, self.close).properties, len(texts) // 3
         if reply.get("unowed"):
             return [""] * count
         first, known = itertools.count(reply["first"]), reply.get("duplicates", {})
         ids = [known.get(place) or f"{reply['ledger']}-{next(first)}" for place in range(count)]
-        return [f"{partition}:{id}" for id in ids]
+        return [f"{meant['partition']}:{id}" for id in ids]
 
     def bodies(self, *commands: list[Any]) -> list[Any]:
         """What the payload store that the cluster advertises answers; what is written expires one day."""
 
         def step(_: bool) -> list[Any]:
             info = self._link(*self.seeds).info
-            written = {command[1] for command in commands if command[0] == "HSET"}
-            expire = [["PEXPIRE", key, info["payload_lifetime_ms"]] for key in written]
+            expire = [["PEXPIRE", it[1], info["payload_lifetime_ms"]] for it in commands if it[0] == "HSET"]
             return redis(info["payloads"], ["MULTI"], *commands, *expire, ["EXEC"])[-1]
 
         return insist(step, self.close) if commands else []
 
-    def map(self, topic: str) -> list[str]:
-        """The address of each partition's owner; Trouble while one has none."""
+    def map(self, topic: str) -> tuple[int, list[str]]:
+        """The topic's incarnation, and the address of each partition's owner; Trouble while one has none."""
         info = self._link(*self.seeds).ask(INFO, {"topic": topic}).properties
         if -1 in (owners := info.get("owners") or [-1]):
             raise Trouble(f"some partitions of {topic} have no owner")
-        return [info["workers"][owner]["address"] for owner in owners]
+        return info["incarnation"], [info["workers"][owner]["address"] for owner in owners]
 
     def _link(self, *addresses: str) -> Link:
         """A connection to one of these workers."""
@@ -269,10 +273,9 @@ class Consumer:
     """Messages of a subscription, one at a time."""
 
     def __init__(self, client: Client, topic: str, subscription: str, name: str = "", permits: int = 100):
-        self.client, self.topic, self.subscription = client, topic, subscription
-        self.name, self.permits, self.mode = name or new_name(), permits, None
-        self.links: dict[int, Link] = {}  # by partition
-        self.waiting: deque[Message] = deque()
+        self.client, self.topic, self.permits, self.mode = client, topic, permits, ""
+        self.who = dict[str, Any](topic=topic, subscription=subscription, consumer=name or new_name())
+        self.links, self.waiting = dict[int, Link](), deque[Message]()  # links by partition
         self.handed: set[tuple[int, int, int]] = set()  # partition, token, entry of what the application has
 
     def __enter__(self) -> "Consumer":
@@ -300,10 +303,8 @@ class Consumer:
     def body(self, message: Message) -> bytes:
         """The body of a message."""
         size, _, name = message.about.split(" ", 4)[3].partition(":")
-        if not size:
-            return b""
         name = name or message.uid
-        [found] = self.client.bodies(["HGET", f"kl:bodies:{self.topic}:{name[:6]}", name])
+        [found] = self.client.bodies(["HGET", f"kl:bodies:{self.topic}:{name[:6]}", name]) if size else [b""]
         if found is None:
             raise KeyError(f"the body of {message.id} is gone")
         return found
@@ -344,7 +345,7 @@ class Consumer:
     def _begin(self) -> None:
         """Subscribe with every owner, under the same name: they list what is ours, and the rest is void."""
         self._hang_up()
-        insist(lambda _: self._subscribe(self.client.map(self.topic)), self._hang_up)
+        insist(lambda _: self._subscribe(*self.client.map(self.topic)), self._hang_up)
 
     def _hang_up(self) -> None:
         for link in set(self.links.values()):
@@ -352,15 +353,15 @@ class Consumer:
         self.links.clear()
         self.waiting.clear()
 
-    def _subscribe(self, owners: list[str]) -> None:
+    def _subscribe(self, incarnation: int, owners: list[str]) -> None:
+        self.who.setdefault("incarnation", incarnation)  # what comes after has to be of the same topic
         for address in dict.fromkeys(owners):  # that of the lowest partition first
             link = Link(address)
             partitions = [number for number, owner in enumerate(owners) if owner == address]
             self.links.update(dict.fromkeys(partitions, link))
-            permits = max(1, self.permits // len(set(owners)))
-            who = {"topic": self.topic, "subscription": self.subscription, "consumer": self.name}
-            how = {"mode": self.mode, "partitions": partitions, "permits": permits}
-            self.mode = link.ask(SUBSCRIBE, {"stream": 1, **who, **how}).properties["mode"]
+            how = {"stream": 1, "partitions": partitions, "permits": max(1, self.permits // len(set(owners)))}
+            reply = link.ask(SUBSCRIBE, {**self.who, **how}).properties
+            self.mode, self.who["subscription_incarnation"] = reply["mode"], reply["subscription_incarnation"]
 
     def _take(self, frame: Frame) -> None:
         """Look at what a worker has pushed."""

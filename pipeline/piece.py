@@ -6,9 +6,13 @@ from pipeline.offsets import Range
 
 
 class Piece(InputPartition):
-    """A range for one task; from position `dense` on every entry has to be there."""
+    """A range for one task; from position `dense` on every entry has to be there.
 
-    def __init__(self, range_: Range, dense: int) -> None:
+    It is of the topic with that `incarnation`, and not of another one of its name.
+    """
+
+    def __init__(self, range_: Range, dense: int, incarnation: int) -> None:
         super().__init__(range_)
         self.range = range_
         self.dense = dense
+        self.incarnation = incarnation

@@ -41,8 +41,10 @@ def _pages(remote: Remote, options: ReadOptions, piece: Piece) -> Iterator[Page]
     topic, partition, end = piece.range.topic, piece.range.partition, piece.range.end
 
     def ask(start: int) -> "Future[Page]":
-        read = remote.client.read
-        return remote.start(read, topic, partition, start, end, limit=_PAGE, journal=options.journal)
+        read, meant = remote.client.read, piece.incarnation
+        return remote.start(
+            read, topic, partition, start, end, limit=_PAGE, journal=options.journal, incarnation=meant
+        )
 
     start = piece.range.start
     coming = ask(start)

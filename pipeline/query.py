@@ -105,9 +105,10 @@ class Query:
             for topic, said in self._said.items()
         }
 
-    def dense(self, topic: str, partition: int) -> int:
-        """The position from which on every entry has to be there."""
-        return self._said[topic][partition].sparse
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """The position from which on every entry has to be there, and the incarnation of the topic."""
+        said = self._said[topic][partition]
+        return said.sparse, said.incarnation
 
     def commit(self, positions: Positions, *, wait: bool = False) -> None:
         """Drain what lies before; in the background, but one after the other."""
@@ -181,8 +182,8 @@ class Query:
         """A partition has not been moved since, nor made anew."""
         if self.sought[topic][partition] != before:
             raise self._moved(
-                f"subscription {self._subscription!r} of topic {topic!r} was moved by a seek, to offset "
-                f"{self._said[topic][partition].position} of partition {partition}"
+                f"subscription {self._subscription!r} of topic {topic!r} was moved by a seek, or made anew: "
+                f"it is at offset {self._said[topic][partition].position} of partition {partition}"
             )
 
     def _moved(self, why: str) -> SubscriptionMoved:

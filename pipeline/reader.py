@@ -30,11 +30,9 @@ class BatchReader(DataSourceReader):
         with Remote(self._options.connection) as remote:
             found = [remote.call(self._plan, remote.client, topic) for topic in self._options.topics]
         ranges = [piece.range for pieces in found for piece in pieces]
-        dense = {
-            (piece.range.topic, piece.range.partition): piece.dense for pieces in found for piece in pieces
-        }
+        whole = {(piece.range.topic, piece.range.partition): piece for pieces in found for piece in pieces}
         return [
-            Piece(range_, dense[range_.topic, range_.partition])
+            Piece(range_, (of := whole[range_.topic, range_.partition]).dense, of.incarnation)
             for range_ in split(ranges, self._options.min_partitions)
         ]
 
@@ -61,5 +59,5 @@ class BatchReader(DataSourceReader):
         for bounds, start in zip(all_bounds, starts, strict=True):
             range_ = Range(topic, bounds.partition, start, seek.end_in(topic, bounds, options.end))
             if range_.size:
-                pieces.append(Piece(range_, bounds.dense))
+                pieces.append(Piece(range_, bounds.dense, bounds.incarnation))
         return pieces

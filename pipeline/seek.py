@@ -11,12 +11,12 @@ from pipeline.offsets import EARLIEST, LATEST, Start, wanted
 
 
 class Bounds:
-    """Where a partition can be read: from `floor` up to, not including, `end`; `dense` as in Piece."""
+    """Where a partition can be read: from `floor` up to, not including, `end`; the rest as in Piece."""
 
-    __slots__ = ("dense", "end", "floor", "partition")
+    __slots__ = ("dense", "end", "floor", "incarnation", "partition")
 
     def __init__(self, said: PartitionOffsets, *, journal: bool = False) -> None:
-        self.partition = said.partition
+        self.partition, self.incarnation = said.partition, said.incarnation
         if journal:
             self.floor, self.end, self.dense = said.journal_earliest, said.journal_latest, said.journal_latest
         elif said.position is None:
@@ -77,7 +77,9 @@ async def _since(client: AsyncClient, topic: str, bounds: Bounds, ms: int) -> in
     low, high = bounds.floor, bounds.end
     while low < high:
         middle = (low + high) // 2
-        page = await client.read(topic, bounds.partition, middle, high, limit=1)
+        page = await client.read(
+            topic, bounds.partition, middle, high, limit=1, incarnation=bounds.incarnation
+        )
         if not page.ranges or int(page.flat[2].partition(" ")[0]) >= ms:
             high = middle
         else:

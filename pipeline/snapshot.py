@@ -67,6 +67,8 @@ def take(spark: SparkSession, server: str, topic: str, out: Path) -> Snapshot:
         journal = _read(spark, server, topic, journal="true", failOnDataLoss="false")
         journal.drop("topic").write.parquet(str(out / JOURNAL))
         last_look = client.offsets(topic)
+    if first_look[0].incarnation != last_look[0].incarnation:
+        raise Trouble(f"topic {topic!r} was deleted and made anew while it was looked at: try again")
     snapshot = Snapshot(
         topic=topic,
         taken_at=datetime.now(UTC),

@@ -80,7 +80,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = query.resume(offsets.load(start), offsets.load_sought(start))
         finish = query.resume(offsets.load(end), offsets.load_sought(end))
         ranges = offsets.split(offsets.ranges(begin, finish), self._options.min_partitions)
-        return [Piece(range_, query.dense(range_.topic, range_.partition)) for range_ in ranges]
+        return [Piece(range_, *query.bounds(range_.topic, range_.partition)) for range_ in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Let the broker forget what lies before."""

@@ -2,7 +2,8 @@
 --
 -- Uses   journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
---        2 meta     hash    epoch, lease_ms, ledgers, ledger, last, clock, lead, journal, dedupe_ms, marks_at
+--        2 meta     hash    epoch, first_epoch, lease_ms, ledgers, ledger, last, clock, lead, journal, dedupe_ms, marks_at,
+--                           incarnation
 --        3 log      stream
 --        4 journal  stream
 --        5 delayed  zset    "<number> <uid>" -> due, ms
@@ -10,7 +11,8 @@
 --        7 marks:1  hash
 --        8 subs     hash    subscription -> cursor
 -- ARGV   1 worker   2 ttl_ms   3 known_epoch: the newest epoch the caller has heard of
--- Returns  {"OK", epoch, sweep, now_ms, next_due_ms or 0, marks_due_ms or 0, {subscription, mode, delivery, ...}}
+-- Returns  {"OK", epoch, sweep, now_ms, next_due_ms or 0, marks_due_ms or 0, {subscription, mode, delivery, ...},
+--           incarnation of the topic}
 --            sweep is 1 when an interrupted reclaim has to be finished; a delayed message is due next; promote
 --            is to be called for old marks; the subscriptions that have consumers, whose sessions are to be ended
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
@@ -19,7 +21,7 @@ local lease, meta, log, journal, delayed, marks_0, marks_1, subs = unpack(KEYS)
 local LEDGERS = 300 -- that are looked for in one call; those behind them stay, with entries or without
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at', 'lease_ms')
+local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at', 'lease_ms', 'incarnation')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
@@ -59,6 +61,7 @@ local newest = epoch .. ':' .. last + 1
 kept[#kept + 1] = newest
 
 redis.call('SET', lease, worker .. ' ' .. epoch, 'PX', ttl_ms)
+redis.call('HSETNX', meta, 'first_epoch', epoch)
 redis.call('HSET', meta, 'epoch', epoch, 'lease_ms', ttl_ms, 'ledger', newest, 'ledgers', table.concat(kept, ' '))
 if stored[7] and stored[7] ~= '0' then
   write_record(journal, stored[7], now, 'moved', '', worker .. ' ' .. epoch, last + 1)
@@ -79,4 +82,4 @@ for _, name in ipairs(redis.call('HKEYS', subs)) do
     end
   end
 end
-return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0, now, next_due, marks_due, in_use }
+return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0, now, next_due, marks_due, in_use, tonumber(stored[12] or 0) }

@@ -1,12 +1,13 @@
 -- offsets: where a partition's log and journal begin and end, and how far a subscription is.
 --
--- KEYS   1 meta     hash    last
+-- KEYS   1 meta     hash    last, incarnation
 --        2 log      stream
 --        3 subs     hash    subscription -> cursor
 --        4 sub      hash    sparse, sought
 --        5 journal  stream
 -- ARGV   1 subscription, or ""
--- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal, sought}
+-- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal, sought,
+--           incarnation of the topic}
 --            positions: each the next entry to read; before `sparse` what the subscription owes may have holes;
 --            sought: a number that grows with each seek, and is another where the subscription was made anew
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
@@ -14,7 +15,8 @@
 local meta, log, subs, sub, journal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local name = ARGV[1]
 
-local last = tonumber(redis.call('HGET', meta, 'last') or nil)
+local about = redis.call('HMGET', meta, 'last', 'incarnation')
+local last = tonumber(about[1])
 if not last then
   return { 'NO_TOPIC' }
 end
@@ -30,5 +32,5 @@ end
 local newest = redis.call('XREVRANGE', journal, '+', '-', 'COUNT', 1)[1]
 return {
   'OK', first_entry(log) or last + 1, last + 1, position, sparse + 1, first_entry(journal) or 1,
-  newest and entry_of(newest[1]) + 1 or 1, sought,
+  newest and entry_of(newest[1]) + 1 or 1, sought, tonumber(about[2] or 0),
 }

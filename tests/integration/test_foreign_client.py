@@ -464,7 +464,9 @@ def page_session() -> list[bytes]:
 OF_THE_DAY = {
     *("worker", "workers", "release", "payloads", "time_ms", "published_ms", "token", "deadline_ms"),
     *("heartbeat_ms", "session_ms", "payload_lifetime_ms", "max_frame", "ledger", "ledgers", "epochs"),
+    *("incarnation", "subscription_incarnation"),
 }
+REPEATED = {"token", "incarnation"}
 
 
 def timeless(received: Received) -> tuple[Any, ...]:
@@ -475,25 +477,24 @@ def timeless(received: Received) -> tuple[Any, ...]:
 
 
 def test_the_session_of_the_page_goes_as_it_is_written(broker: RunningBroker) -> None:
-    """The client's frames are sent as they stand, but for the topic's name, and the token in the receipt."""
+    """The client's frames are sent as they stand, but for the topic's name and numbers that it was told."""
     name = f"t{uuid4().hex[:5]}".encode()
-    wire = [data.replace(b"orders", name) for data in page_session()]
-    token = b""
+    numbers: dict[bytes, bytes] = {}  # as the page has them, and as they are
     with TinyClient(broker.url) as client:
-        for data in wire:
+        for data in page_session():
             shown = unpack_frame(data[4:])
             if shown.type not in (OK, DATA):
-                client.socket.sendall(data.replace(page_token(wire), token) if shown.type == ACK else data)
+                data = data.replace(b"orders", name)
+                for of_the_page, told in numbers.items():
+                    data = data.replace(of_the_page, told)
+                client.socket.sendall(data)
                 continue
             received = client.receive()
             assert timeless(received) == timeless(shown)
-            if received.type == DATA:
-                token = struct.pack(">Q", received.properties["token"])
+            for number in REPEATED & received.properties.keys():
+                numbers[packed(shown, number)] = packed(received, number)
 
 
-def page_token(wire: list[bytes]) -> bytes:
-    """The token of the page's DATA, as it is packed."""
-    [token] = [
-        data.properties["token"] for data in (unpack_frame(item[4:]) for item in wire) if data.type == DATA
-    ]
-    return struct.pack(">Q", token)
+def packed(received: Received, number: str) -> bytes:
+    """A number as it is on the wire."""
+    return struct.pack(">Q", received.properties[number])

@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import socket
 import threading
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,7 @@ import pytest
 from tests.running import RunningBroker
 
 PAGE = Path(__file__).resolve().parents[2] / "docs"
+DELETE_TOPIC, DESCRIBE_TOPIC = 15, 17
 KEYS = [f"key-{number}" for number in range(12)]
 
 
@@ -78,6 +81,60 @@ def test_what_is_refused_has_a_name(broker: RunningBroker, topic: str) -> None:
             consumer.receive(10)
         assert refused.value.args[0] == "consumer_replaced"
     client.close()
+
+
+def make_anew(client: Any, topic: str, partitions: int) -> None:
+    """Delete a topic and make another one of its name, which has no subscription."""
+    client.ask(DELETE_TOPIC, topic=topic)
+    client.ask(reference.CREATE_TOPIC, topic=topic, partitions=partitions)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 5])
+def test_a_consumer_that_was_cut_off_does_not_go_on_in_another_topic_of_that_name(
+    broker: RunningBroker, topic: str, partitions: int
+) -> None:
+    client = reference.Client(seeds(broker))
+    client.ask(reference.CREATE_TOPIC, topic=topic, partitions=2)
+    consumer = reference.Consumer(client, topic, "s")
+    with consumer:
+        for link in set(consumer.links.values()):
+            link.socket.shutdown(socket.SHUT_RDWR)
+        make_anew(client, topic, partitions)
+        with pytest.raises(reference.Refused) as refused:
+            consumer.receive(10)
+        assert refused.value.args[0] == "topic_replaced"
+    assert client.ask(DESCRIBE_TOPIC, topic=topic, counts=True).get("subscriptions") is None
+    client.close()
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 5])
+def test_what_is_published_while_a_topic_is_made_anew_is_placed_by_its_new_number_of_partitions(
+    broker: RunningBroker, topic: str, partitions: int
+) -> None:
+    class Late(reference.Client):  # type: ignore[misc, name-defined]
+        """Stores bodies, between the map and the publish, only when the topic is another one."""
+
+        def bodies(self, *commands: list[Any]) -> Any:
+            if not done:
+                done.append(True)
+                make_anew(client, topic, partitions)
+                client.ask(reference.CREATE_SUBSCRIPTION, topic=topic, subscription="s")
+            return super().bodies(*commands)
+
+    done: list[bool] = []
+    client, late = reference.Client(seeds(broker)), Late(seeds(broker))
+    client.ask(reference.CREATE_TOPIC, topic=topic, partitions=2)
+    ids = late.publish(topic, [(key, key.encode()) for key in KEYS])
+    assert [int(id.partition(":")[0]) for id in ids] == [
+        zlib.crc32(key.encode()) % partitions for key in KEYS
+    ]
+    with reference.Consumer(client, topic, "s") as consumer:
+        found = [consumer.receive(10) for _ in KEYS]
+        assert {message.key: consumer.body(message) for message in found} == {
+            key: key.encode() for key in KEYS
+        }
+    client.close()
+    late.close()
 
 
 @pytest.mark.slow

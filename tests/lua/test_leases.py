@@ -24,7 +24,8 @@ async def test_a_free_partition_is_acquired_and_each_time_opens_a_larger_epoch(
 ) -> None:
     await engine.create_topic(topic)
     first = await must_acquire(engine, topic)
-    assert first == Lease(topic, 0, "w1", first.epoch, now_ms=first.now_ms)
+    made = await engine.describe_topic(topic)
+    assert first == Lease(topic, 0, "w1", first.epoch, now_ms=first.now_ms, incarnation=made.incarnation)
     assert first.epoch == first.now_ms, "epochs are times, unless they come too fast"
     assert await engine.release(first)
     assert (await must_acquire(engine, topic, worker="w2")).epoch > first.epoch

@@ -7,11 +7,15 @@ from threading import Event, Thread
 
 import msgspec
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from client import Client, OutgoingMessage
-from client.errors import SubscriptionBusy, SubscriptionMoved, SubscriptionNotFound
+from client.errors import SubscriptionBusy, SubscriptionMoved, SubscriptionNotFound, TopicReplaced
+from pipeline.columns import MESSAGES
 from pipeline.options import ReadOptions
 from pipeline.query import Query
+from pipeline.reader import BatchReader
+from pipeline.stream import StreamReader
 from tests.running import RunningBroker
 
 DEADLINE = 60.0
@@ -126,7 +130,7 @@ def test_a_seek_wins_over_the_query_that_runs_and_over_its_checkpoint(
     query.close()
     assert [at.position for at in client.offsets(topic, "spark")] == [6, 6]
 
-    with pytest.raises(SubscriptionMoved, match=r"to offset 6 of partition 1.*new checkpointLocation"):
+    with pytest.raises(SubscriptionMoved, match=r"at offset 6 of partition 1.*new checkpointLocation"):
         (late := start()).resume(middle, checkpoint)
     late.close()
     anew = start()
@@ -134,6 +138,55 @@ def test_a_seek_wins_over_the_query_that_runs_and_over_its_checkpoint(
     anew.resume({topic: {0: 6, 1: 6}}, anew.sought)
     anew.commit({topic: {0: 7, 1: 8}}, wait=True)
     assert [at.position for at in client.offsets(topic, "spark")] == [7, 8]
+
+
+def make_anew(client: Client, topic: str, partitions: int) -> None:
+    """Delete the topic, and make another one of that name with as much in it."""
+    client.delete_topic(topic)
+    client.create_topic(topic, partitions=partitions)
+    client.create_subscription(topic, "spark", mode="cursor", start="earliest")
+    client.publish_many(topic, [OutgoingMessage(str(at), key=str(at)) for at in range(100)])
+
+
+@pytest.mark.parametrize("partitions", [2, 5])
+def test_a_checkpoint_of_a_topic_that_is_gone_is_not_one_of_another_topic_of_that_name(
+    client: Client, topic: str, start: Callable[..., Query], partitions: int
+) -> None:
+    query = start()
+    begin = query.begin()
+    ends = query.latest()
+    checkpoint = query.sought
+    query.commit(ends, wait=True)
+    query.close()
+    make_anew(client, topic, partitions)
+    for position in (begin, ends):  # at first nobody has ever claimed the new subscription
+        with pytest.raises((SubscriptionNotFound, SubscriptionMoved), match="new checkpointLocation"):
+            (late := start()).resume(position, checkpoint)
+        late.close()
+    assert {at.position for at in client.offsets(topic, "spark")} == {1}
+
+
+@pytest.mark.parametrize("partitions", [2, 5])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_what_was_planned_for_a_topic_is_not_read_from_another_one_of_that_name(
+    broker: RunningBroker, client: Client, topic: str, partitions: int, streaming: bool
+) -> None:
+    given = {"server": broker.url, "subscribe": topic, "subscription": "spark"}
+    options = ReadOptions.parse(given, streaming=streaming)
+    if streaming:
+        stream = StreamReader(options, MESSAGES)
+        begin = stream.initialOffset()
+        pieces = stream.partitions(begin, stream.latestOffset(begin, ReadAllAvailable()))
+        stream.stop()
+        read = stream.read
+    else:
+        batch = BatchReader(options, MESSAGES)
+        pieces, read = batch.partitions(), batch.read
+    assert sum(len(rows) for piece in pieces for rows in read(piece)) == 100
+    make_anew(client, topic, partitions)
+    for piece in pieces:
+        with pytest.raises(TopicReplaced):
+            list(read(piece))
 
 
 @pytest.mark.slow
