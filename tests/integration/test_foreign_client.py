@@ -464,7 +464,7 @@ def page_session() -> list[bytes]:
 OF_THE_DAY = {
     *("worker", "workers", "release", "payloads", "time_ms", "published_ms", "token", "deadline_ms"),
     *("heartbeat_ms", "session_ms", "payload_lifetime_ms", "max_frame", "ledger", "ledgers", "epochs"),
-    *("incarnation", "subscription_incarnation"),
+    *("incarnation", "subscription_incarnation", "payloads_beside"),
 }
 REPEATED = {"token", "incarnation"}
 
