@@ -283,10 +283,7 @@ class Administration:
         check_name("topic", topic)
         kind, value = place_of(position)
         count = (await self.describe_topic(topic)).partitions
-        if partition is not None and not (type(partition) is int and 0 <= partition < count):
-            raise InvalidArgument(
-                f"no partition {partition!r:.30} in topic {topic!r}: it has 0 to {count - 1}"
-            )
+        self.check_partition(topic, partition, count)
         for number in range(count) if partition is None else (partition,):
             keys = subscription_keys(topic, number, name)
             answer = await self.store.run("subscription/seek", keys, "", name, kind, value)

@@ -299,8 +299,8 @@ def topic_settings(stored: dict[str, str]) -> TopicSettings:
         int(stored["partitions"]),
         stored["retain"] == "1",
         int(stored["dedupe_ms"]),
-        int(stored.get("journal", "0")),  # topics of an older release have none
-        int(stored.get("incarnation", "0")),
+        int(stored["journal"]),
+        int(stored["incarnation"]),
     )
 
 

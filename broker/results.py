@@ -249,8 +249,8 @@ class Backoff(msgspec.Struct, frozen=True):
 
     initial: float
     factor: float = 2.0
-    maximum: float = 3600.0
-    jitter: float = 0.0
+    maximum: float = 300.0
+    jitter: float = 0.2
 
 
 class SubscriptionSettings(msgspec.Struct, frozen=True):

@@ -17,8 +17,8 @@ class Backoff(msgspec.Struct, frozen=True):
 
     initial: float = 1.0
     factor: float = 2.0
-    maximum: float = 60.0
-    jitter: float = 0.0
+    maximum: float = 300.0
+    jitter: float = 0.2
 
 
 class OutgoingMessage(msgspec.Struct, frozen=True):

@@ -277,7 +277,7 @@ async def test_a_nack_returns_the_message_after_its_delay_with_the_retry_count_r
 
 async def test_a_timeout_does_the_same_with_backoff(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
-    await client.create_subscription(topic, "s", lease=0.2, backoff=Backoff(0.2, 2.0, 1.0))
+    await client.create_subscription(topic, "s", lease=0.2, backoff=Backoff(0.2, 2.0, 1.0, 0.0))
     async with client.subscribe(topic, "s", auto_extend=False) as consumer:
         began = time.monotonic()
         await publish(client, topic, "a")

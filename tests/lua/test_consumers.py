@@ -53,7 +53,7 @@ async def test_a_graceful_leave_gives_everything_back_at_once_and_uncharged(
     engine: Engine, topic: str
 ) -> None:
     story = await Story.begin(engine, topic)
-    await story.subscribe(consumers=("c", "d"), backoff=Backoff(60.0))
+    await story.subscribe(consumers=("c", "d"), backoff=Backoff(60.0, jitter=0.0))
     await story.publish_many(4)
     held = [receipts(await story.fetch("c", permits=2))[0] for _ in range(2)]
     assert await engine.leave(story.lease, "s", "c") == 2

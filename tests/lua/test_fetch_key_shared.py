@@ -150,7 +150,7 @@ async def test_a_timeout_returns_the_whole_lane_and_charges_its_head_with_backof
     timed: ManualTime, topic: str
 ) -> None:
     story = await Story.begin(timed.engine, topic)
-    await story.subscribe(mode=MODE, backoff=Backoff(2.0))
+    await story.subscribe(mode=MODE, backoff=Backoff(2.0, jitter=0.0))
     await story.publish("a", "a", "b")
     await timed.engine.fetch(story.lease, "s", [Room("c", 2, lease_ms=1_000)])
     await timed.advance(1_000)

@@ -163,7 +163,7 @@ async def test_many_parts_of_one_run_are_nacked_in_one_call(engine: Engine, topi
 
 async def test_an_uncharged_nack_is_how_a_pause_gives_back(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
-    await story.subscribe(backoff=Backoff(3_000.0))
+    await story.subscribe(backoff=Backoff(3_000.0, maximum=3_000.0, jitter=0.0))
     receipt = await one_run(story, 3)
     assert (await engine.nack(story.lease, "s", [receipt], charged=False)).stale == []
     assert await story.retries() == {}
@@ -172,7 +172,7 @@ async def test_an_uncharged_nack_is_how_a_pause_gives_back(engine: Engine, topic
 
 async def test_backoff_grows_with_each_retry_up_to_its_maximum(timed: ManualTime, topic: str) -> None:
     story = await Story.begin(timed.engine, topic)
-    await story.subscribe(backoff=Backoff(1.0, factor=3.0, maximum=5.0))
+    await story.subscribe(backoff=Backoff(1.0, factor=3.0, maximum=5.0, jitter=0.0))
     await story.publish_many(1)
     for wait_ms in (1_000, 3_000, 5_000, 5_000):
         [receipt] = receipts(await story.fetch())

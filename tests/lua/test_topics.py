@@ -38,7 +38,7 @@ async def test_making_a_topic_again_leaves_what_is_in_it(engine: Engine, topic: 
 
 
 async def test_a_half_made_topic_is_not_there_until_somebody_finishes_it(engine: Engine, topic: str) -> None:
-    fields = ["partitions", "3", "retain", "0", "dedupe_ms", "1000"]
+    fields = ["partitions", "3", "retain", "0", "dedupe_ms", "1000", "journal", "0"]
     assert await engine.store.run("topic/create", [topic_key(topic)], 5, *fields) == ["OK"]
     with pytest.raises(TopicNotFound):
         await engine.describe_topic(topic)
@@ -49,7 +49,7 @@ async def test_a_half_made_topic_is_not_there_until_somebody_finishes_it(engine:
 
 
 async def test_a_half_made_topic_can_be_deleted(engine: Engine, topic: str) -> None:
-    fields = ["partitions", "3", "retain", "0", "dedupe_ms", "1000"]
+    fields = ["partitions", "3", "retain", "0", "dedupe_ms", "1000", "journal", "0"]
     await engine.store.run("topic/create", [topic_key(topic)], 5, *fields)
     await engine.store.run("partition/create", [PartitionKeys.of(topic, 1).meta], 5, "retain", 0)
     await engine.delete_topic(topic)

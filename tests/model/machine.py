@@ -81,7 +81,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @initialize(backoff=st.booleans(), other=st.sampled_from(MODES), alone=st.booleans())
     def start(self, backoff: bool, other: str, alone: bool) -> None:
         """Make the topic, and the other subscription too unless the first is to be alone."""
-        waits = Backoff(initial=1.0, factor=2.0, maximum=4.0) if backoff else None
+        waits = Backoff(initial=1.0, factor=2.0, maximum=4.0, jitter=0.0) if backoff else None
         self.pair = Pair(self.world, {"main": self.mode, "other": other}, waits, self.journal)
         for name in NAMES[:1] if alone else NAMES:
             self.pair.create_subscription(name, "latest")
