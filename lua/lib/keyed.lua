@@ -26,6 +26,7 @@ local function lanes_ahead(most)
   return names, entries
 end
 
+local PARKED = 3 -- of the effort, for a lane that has to wait, besides its messages
 local run -- the run that messages without a key go on with
 local last_of = {} -- the entry last added to a lane's text
 local parked, stretch = {}, {} -- stretches of lanes that have to wait, and the newest
@@ -84,6 +85,7 @@ local function append_or_park(lane, entry)
   elseif record.consumer ~= '' then
     leave_out(record.consumer)
   end
+  effort = effort - (record.touched and 0 or PARKED)
   stretch = { record = record, lane = lane, first = entry, last = entry }
   parked[#parked + 1] = stretch
   record.due = record.waiting > 0 and record.due or now
@@ -107,8 +109,8 @@ end
 -- as may be served, or more where the caller knows their keys.
 local function sort_into_lanes()
   local budget = math.max(tonumber(ARGV[3]), #known_keys)
-  local most = math.min(permits_left(), limit)
-  while most > 0 and cursor < last_entry and roomiest() and limit > 0 do
+  local most = math.min(permits_left(), limit, math.max(effort, 1))
+  while most > 0 and cursor < last_entry and roomiest() and limit > 0 and effort > 0 do
     local names, entries = lanes_ahead(most)
     if #names == 0 then
       pass_hole(cursor, last_entry + 1)
@@ -123,14 +125,17 @@ local function sort_into_lanes()
       local top = waits or roomiest()
       if waits then
         stretch.last, stretch.record.waiting = entry, stretch.record.waiting + 1
-      elseif not top or limit <= 0 then
+      elseif not top or limit <= 0 or effort <= 0 then
         break
-      elseif lane == '=' then
-        add_to_run(top, entry, share)
-      elseif known[lane] then
-        append_or_park(lane, entry)
       else
-        begin_lane(top, lane, entry)
+        effort = effort - 1
+        if lane == '=' then
+          add_to_run(top, entry, share)
+        elseif known[lane] then
+          append_or_park(lane, entry)
+        else
+          begin_lane(top, lane, entry)
+        end
       end
       if entries and entry > cursor + 1 then
         pass_hole(cursor, entry)

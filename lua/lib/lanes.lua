@@ -17,6 +17,7 @@
 local known, touched = {}, {}
 local rewritten, new_deadlines = {}, {} -- lanes whose text was changed, and their deadlines or false
 local changes = {} -- consumer -> what happens to its leases
+local queued = {} -- 0, member, ...: messages of lanes of keys that have come back, for the queue
 
 local function is_run(lane)
   return string.byte(lane) == 35
@@ -241,4 +242,5 @@ local function flush(option)
   flush_leases(option)
   call_with('ZREM', ready, unlisted)
   call_with('ZADD', ready, listed)
+  call_with('ZADD', queue, queued)
 end

@@ -1,6 +1,7 @@
 -- leasing: handing messages to consumers, and what the caller is told of it.
 
 local limit = tonumber(ARGV[3]) -- messages that this call may still deliver
+local effort = 1050 -- that it may still take, some 5 ms: a message that begins a lane of a key takes one
 local deliveries = {} -- consumer index, first, last, ...
 local kept_deadlines = {} -- lane, deadline, ...: lanes whose deadline is not counted from now
 local redelivered = {} -- entries that were delivered before, or waited

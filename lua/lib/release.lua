@@ -101,7 +101,7 @@ end
 -- Takes back what is leased of a key's lane from `first` on, and charges no other.
 local function release_lane(record, first, charged, due, what)
   note_released(record, first)
-  local kept, members, count = {}, {}, 0
+  local kept, count = {}, 0
   local rest = (charged == 'all' or charged == 'first') and 'released' or what
   for _, range in ipairs(ranges_of(record)) do
     if range[1] < first then
@@ -114,12 +114,11 @@ local function release_lane(record, first, charged, due, what)
           note(entry == first and what or rest, record.consumer, entry, entry)
         end
       end
-      members[#members + 1] = 0
-      members[#members + 1] = queue_member(record.lane, from, range[2])
+      queued[#queued + 1] = 0
+      queued[#queued + 1] = queue_member(record.lane, from, range[2])
       count = count + range[2] - from + 1
     end
   end
-  call_with('ZADD', queue, members)
   if charged ~= 'none' then
     due = charge(first, due)
   end

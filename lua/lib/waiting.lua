@@ -1,10 +1,13 @@
 -- waiting: serving lanes whose messages came back, or had to stay behind others.
 
--- Adds the lanes of `owner` ("": of nobody) that can be served by now, longest waiting first; answers whether it
--- has any at all, and may miss that for "".
-local function add_ready(found, owner, most)
+local LANE = 5 -- of the effort, for a lane that is served
+
+-- Adds lanes of `owner` ("": of nobody) that can be served by now, longest waiting first, from the one at a place on;
+-- answers how many, and whether it has any there at all, which it may miss for "".
+local function add_ready(found, owner, place, most)
   local upto = owner == '' and '[' .. ready_member(owner, now, '\255') or '(' .. owner .. '\1'
-  local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', upto, 'LIMIT', 0, most)
+  local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', upto, 'LIMIT', place, most)
+  local before = #found
   for _, member in ipairs(members) do
     local due, lane = string.sub(member, #owner + 2, #owner + 16), string.sub(member, #owner + 18)
     if tonumber(due) > now then
@@ -12,7 +15,35 @@ local function add_ready(found, owner, most)
     end
     found[#found + 1] = { due = due, lane = lane, owner = owner }
   end
-  return #members > 0
+  return #found - before, #members > 0
+end
+
+-- The lanes that can be served, as many as there is room and effort for, and a few more: of each consumer a share,
+-- and what others leave of theirs.
+local function find_ready()
+  local found, most = {}, math.min(math.ceil(effort / LANE), limit)
+  local share = math.ceil(most / (#heap + 1))
+  local hungry = {}
+  local function look(owner, permits)
+    local wanted = math.min(permits, share)
+    local count, any = add_ready(found, owner, 0, wanted)
+    if count == share and permits > share then
+      hungry[#hungry + 1] = { owner, permits - share }
+    end
+    return any
+  end
+  for _, consumer in ipairs(heap) do
+    if consumer.permits > 0 then
+      consumer.waited_for = look(consumer.name, consumer.permits)
+    end
+  end
+  look('', permits_left())
+  local left = math.floor((most - #found) / math.max(#hungry, 1))
+  for _, one in ipairs(left > 0 and hungry or {}) do
+    add_ready(found, one[1], share, math.min(one[2], left))
+  end
+  table.sort(found, function(left, right) return left.due < right.due end)
+  return found
 end
 
 -- When the next lane of `owner` falls due.
@@ -38,12 +69,13 @@ local function serve_run(consumer, record, most)
   return rest and get('#' .. last + 1) or nil
 end
 
+local taken, rests = {}, {} -- members of the queue that are served, and what is left of them
+
 local function serve_lane(consumer, record, most)
   if record.consumer == '' then
     lease_to(consumer, record)
   end
   local members = redis.call('ZRANGEBYLEX', queue, '[' .. record.lane .. '\0', '(' .. record.lane .. '\1', 'LIMIT', 0, most)
-  local taken, rest = {}, nil
   for _, member in ipairs(members) do
     if most == 0 then
       break
@@ -51,7 +83,8 @@ local function serve_lane(consumer, record, most)
     taken[#taken + 1] = member
     local first, last = stretch_of(member)
     if last - first + 1 > most then
-      rest = queue_member(record.lane, first + most, last)
+      rests[#rests + 1] = 0
+      rests[#rests + 1] = queue_member(record.lane, first + most, last)
       last = first + most - 1
     end
     for entry = first, last do
@@ -61,35 +94,24 @@ local function serve_lane(consumer, record, most)
     record.waiting = record.waiting - (last - first + 1)
     most = most - (last - first + 1)
   end
-  call_with('ZREM', queue, taken)
-  if rest then
-    redis.call('ZADD', queue, 0, rest)
-  end
   record.due = now -- what is left queues up behind the other lanes
 end
 
 local function serve_waiting()
-  if limit <= 0 or not roomiest() or redis.call('EXISTS', ready) == 0 then
+  if limit <= 0 or effort <= 0 or not roomiest() or redis.call('EXISTS', ready) == 0 then
     return
   end
-  local found = {}
-  for _, consumer in ipairs(heap) do
-    if consumer.permits > 0 then
-      consumer.waited_for = add_ready(found, consumer.name, math.min(consumer.permits, limit))
-    end
-  end
-  add_ready(found, '', math.min(permits_left(), limit))
-  table.sort(found, function(left, right) return left.due < right.due end)
-  local names = {}
+  local found, names = find_ready(), {}
   for index, item in ipairs(found) do
     names[index] = item.lane
   end
   load(names)
   for _, item in ipairs(found) do
     local consumer = room[item.owner] or item.owner == '' and roomiest()
-    if limit <= 0 then
+    if limit <= 0 or effort <= 0 then
       break
     elseif consumer and consumer.permits > 0 then
+      effort = effort - LANE
       local record = get(item.lane)
       if is_run(item.lane) then
         while record and consumer and limit > 0 do
@@ -101,6 +123,8 @@ local function serve_waiting()
       end
     end
   end
+  call_with('ZREM', queue, taken)
+  call_with('ZADD', queue, rests)
 end
 
 local later = {} -- consumer index, due, ...: who has lanes waiting, though it has room

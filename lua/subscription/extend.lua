@@ -22,12 +22,32 @@ local function extend(record, found)
   end
 end
 
+-- Extends a lane of a key whose text says that the receipt holds, which stays as it is; answers whether it does.
+local function extend_text(lane, item, first, last)
+  local text = known[lane]
+  local consumer, leased = string.match(type(text) == 'string' and text or '', '^([^|]+)|.*|([^|]*)$')
+  if not consumer or settler ~= '' and consumer ~= settler then
+    return false
+  elseif leased ~= item and not string.find(' ' .. leased .. ' ', ' ' .. item .. ' ', 1, true) then
+    return false
+  end
+  local timed = changes_of(consumer).timed
+  timed[#timed + 1] = deadline
+  timed[#timed + 1] = lane
+  if journaled then
+    note('extended', consumer, first, last)
+  end
+  return true
+end
+
 local function cost(lane)
   return 10, lane ~= '' and 0 or 2
 end
 
 local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
-  if lane ~= '' then
+  if extend_text(lane, item, first, last) then
+    return { { first, last } }
+  elseif lane ~= '' then
     local found = held_of_lane(get(lane), item, first, last)
     if found[1] then
       extend(get(lane), found)

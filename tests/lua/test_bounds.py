@@ -394,3 +394,63 @@ async def test_a_message_deleted_from_the_midst_of_what_waits_is_passed(engine: 
     engine.forget(topic, 0)
     assert await story.take("free", 6) == [2, 3, 4, 6, 7]
     assert await story.take("free", 6) == [8, 9, 10]
+
+
+async def test_a_fetch_serves_a_bounded_number_of_lanes_that_wait(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared", consumers=("c", *(f"idle-{number}" for number in range(60))))
+    await story.publish(*(f"k{number}" for number in range(700)))
+    first = await story.fetch(permits=350)
+    second = await story.fetch(permits=350)
+    await story.nack(*receipts(first))
+    await story.nack(*receipts(second))
+    rooms = [Room("c", 1_000), *(Room(f"idle-{number}", 1) for number in range(60))]
+    seen: list[int] = []
+    calls = 0
+    while len(seen) < 700:
+        result = await engine.fetch(story.lease, "s", rooms)
+        calls += 1
+        taken = entries(result.deliveries)
+        assert len(taken) <= 210
+        assert result.more or len(seen) + len(taken) == 700
+        seen += taken
+        rooms = rooms[:1]
+    assert calls <= 5, "the shares of those for whom nothing waits go to the others"
+    assert set(seen[:200]) <= set(range(1, 351)), "the longest waiting comes first"
+
+
+async def test_what_waits_for_one_consumer_keeps_nothing_from_the_others(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    names = [f"c{number}" for number in range(20)]
+    await story.subscribe(mode="key_shared", consumers=names)
+    keys = [f"k{number}" for number in range(499)]
+    await story.publish(*keys)
+    await story.take("c0", permits=480)
+    for name in names[1:]:
+        await story.take(name, 1)
+    await story.publish(*keys, "new")
+    while not await story.take("c1", 1):  # its own is the first that is not behind those of another
+        pass
+    while not await story.take("c1", 1):  # then all others wait
+        pass
+    result = await engine.fetch(story.lease, "s", [Room(name, 1_000) for name in names])
+    assert {delivery.consumer for delivery in result.deliveries} == {*names} - {"c1"}
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_a_flood_of_lanes_that_have_to_wait_delays_no_lane_that_can_be_served(
+    engine: Engine, topic: str, turns: int
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared", consumers=("full", "free"))
+    await story.publish("ready", *(f"k{number}" for number in range(999)))
+    [ready, *_] = await story.fetch("full", 1_000)
+    for _ in range(turns):  # then fresh messages come first, or what waits
+        await story.publish("other")
+        assert len(await story.take("free", 1)) == 1
+    await story.publish(*(f"k{number}" for number in range(999)))
+    await story.nack(ready.receipt)
+    calls = 0
+    while not await story.take("free", 5):
+        calls += 1
+    assert calls <= 1
