@@ -1,8 +1,9 @@
 """The longest call of each script in a large keyspace: `python -m loadtest.calls_bench`.
 
 One partition with 1,000 consumers, 100,000 lanes in flight, 10 subscriptions, 3,000 ledgers that one stuck
-entry keeps. A script blocks every partition of its server, so none may take 10 ms. Figures are the CPU time
-of the server during a call; each script is called as a worker calls it, some times over.
+entry keeps. A script blocks every partition of its server, so none may take 10 ms. Each script is called as a
+worker calls it, some times over. Two figures: the longest call as the server counts it (commandstats), for
+which the machine should be otherwise idle; and the most CPU time of the server for a call, its log included.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ class Watched:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.longest: Counter[str] = Counter()  # script -> microseconds
+        self.wall: Counter[str] = Counter()  # script -> microseconds
+        self.cpu: Counter[str] = Counter()
         self._run = engine.store.run
 
     def __enter__(self) -> "Watched":
@@ -43,15 +45,21 @@ class Watched:
     def __exit__(self, *_: object) -> None:
         self.engine.store.run = self._run  # type: ignore[method-assign]
 
-    async def _spent(self) -> int:
-        """CPU time of the server's one thread that runs commands: others on this machine do not count."""
+    async def _spent(self) -> tuple[int, int]:
+        """What scripts have taken so far; and the CPU time of the server's one thread that runs commands."""
+        stats = await self.engine.store.command("INFO", "commandstats")
+        calls = (stats.get(f"cmdstat_{name}") for name in ("eval", "evalsha"))
+        wall = sum(int(call["usec"]) for call in calls if call)
         used = await self.engine.store.command("INFO", "cpu")
-        return round(sum(float(used[f"used_cpu_{kind}_main_thread"]) for kind in ("user", "sys")) * 1e6)
+        cpu = sum(float(used[f"used_cpu_{kind}_main_thread"]) for kind in ("user", "sys"))
+        return wall, round(cpu * 1e6)
 
     async def _timed(self, script: str, keys: Sequence[str], *arguments: str | bytes | int) -> list[Any]:
         before = await self._spent()
         answer = await self._run(script, keys, *arguments)
-        self.longest[script] = max(self.longest[script], await self._spent() - before)
+        after = await self._spent()
+        self.wall[script] = max(self.wall[script], after[0] - before[0])
+        self.cpu[script] = max(self.cpu[script], after[1] - before[1])
         return answer
 
 
@@ -120,10 +128,10 @@ class Crowd:
             at += len(chosen)
             rooms = [Room(name, max(1, permits // len(chosen)), HOUR_MS) for name in chosen]
             result = await self.engine.fetch(self.lease, subscription, rooms)
-            if not result.deliveries:
+            if not result.deliveries and not result.more:
                 break
             taken += [delivery.receipt for delivery in result.deliveries]
-            self.held.setdefault(subscription, []).extend(taken[-len(result.deliveries) :])
+            self.held.setdefault(subscription, []).extend(one.receipt for one in result.deliveries)
         return taken
 
     async def work(self) -> None:
@@ -198,8 +206,9 @@ async def longest_calls(engine: Engine) -> list[Figure]:
         await crowd.work()
     await engine.delete_topic(TOPIC)
     return [
-        Figure(f"longest call: {script}", spent / 1_000, BAR_MS, 1.0, "ms", at_most=True)
-        for script, spent in watched.longest.most_common()
+        Figure(f"longest call: {script}{kind}", spent[script] / 1_000, BAR_MS, 1.0, "ms", at_most=True)
+        for script, _ in watched.wall.most_common()
+        for kind, spent in (("", watched.wall), (", CPU", watched.cpu))
     ]
 
 
