@@ -40,7 +40,7 @@ port {port}
 bind {host}
 dir {folder}
 sentinel monitor {name} {host} {master} 1
-sentinel down-after-milliseconds {name} 500
+sentinel down-after-milliseconds {name} 3000
 sentinel failover-timeout {name} 5000
 """
 POLL_SECONDS = 0.002

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from client import wire
 from client.wire import Frame, Properties, Type
 
-PATIENCE = 30.0  # seconds for what should take milliseconds: machines stall
+PATIENCE = 60.0  # seconds for what should take milliseconds: machines stall
 
 P = TypeVar("P", bound=Properties)
 _STREAMS = count(1)

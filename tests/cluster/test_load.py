@@ -55,7 +55,7 @@ async def cluster_of_two(
     topic: str, partitions: int
 ) -> AsyncIterator[tuple[RunningBroker, Engine, dict[str, Peer]]]:
     """Two workers that look at loads often, and a topic with a subscription."""
-    with RunningBroker(workers=2, partition_lease=1.5, rebalance_interval=0.2) as broker:
+    with RunningBroker(workers=2, rebalance_interval=0.2) as broker:
         engine = Engine.connect(broker.redis_url)
         async with connect(broker.urls[0]) as one, connect(broker.urls[1]) as two:
             await one.answer(wire.CreateTopic(topic, partitions))
@@ -113,7 +113,8 @@ async def test_of_two_hot_partitions_on_one_worker_one_moves_and_then_all_stay(t
             before, version = await epochs(engine), (await engine.owners()).version
             await asyncio.sleep(4)  # twenty looks at the load, in which nothing has a reason to move
             assert (await engine.owners()).version <= version + 1, "they were tossed to and fro"
-            assert sum((await epochs(engine)).values()) <= sum(before.values()) + 2
+            after = await epochs(engine)
+            assert sum(after[place] != before[place] for place in before) <= 2
         await settled(engine, *broker.ids)
 
 
@@ -127,7 +128,7 @@ async def test_one_hot_partition_alone_is_not_tossed_to_and_fro(topic: str) -> N
                 reports = await engine.brokers()
                 return max(report.script_ms for report in reports) > 20
 
-            await until(measured)
+            await until(measured, 60)
             await asyncio.sleep(5)  # twenty-five looks
         assert (await engine.owners()).version <= version + 1
         await settled(engine, *broker.ids)
@@ -135,7 +136,7 @@ async def test_one_hot_partition_alone_is_not_tossed_to_and_fro(topic: str) -> N
 
 @pytest.mark.slow
 async def test_an_operator_need_not_wait_for_the_next_looks(topic: str) -> None:
-    with RunningBroker(workers=2, partition_lease=1.5, rebalance_interval=600.0) as broker:
+    with RunningBroker(workers=2, rebalance_interval=600.0) as broker:
         engine = Engine.connect(broker.redis_url)
         async with connect(broker.urls[0]) as one, connect(broker.urls[1]) as two:
             await one.answer(wire.CreateTopic(topic, 4))

@@ -147,7 +147,7 @@ async def test_a_worker_that_stops_hands_over_what_it_has_and_nothing_else_moves
 
 
 async def test_the_partitions_of_a_killed_worker_are_taken_over(topic: str) -> None:
-    with RunningBroker(workers=3, partition_lease=1.5) as broker:
+    with RunningBroker(workers=3, partition_lease=4.0) as broker:
         async with watched(broker) as engine, connect(broker.urls[0]) as peer:
             await create(peer, topic, 12)
             await settled(engine, *broker.ids)
@@ -160,7 +160,7 @@ async def test_the_partitions_of_a_killed_worker_are_taken_over(topic: str) -> N
 
 
 async def test_the_controller_can_die_too(topic: str) -> None:
-    with RunningBroker(workers=3, partition_lease=1.5) as broker:
+    with RunningBroker(workers=3, partition_lease=4.0) as broker:
         async with watched(broker) as engine, connect(broker.urls[0]) as peer:
             await create(peer, topic, 9)
             await settled(engine, *broker.ids)
@@ -177,7 +177,7 @@ async def test_the_controller_can_die_too(topic: str) -> None:
 
 
 async def test_a_worker_that_dies_twice_in_a_row_keeps_its_name_and_its_share(topic: str) -> None:
-    with RunningBroker(workers=2, partition_lease=1.5) as broker:
+    with RunningBroker(workers=2, partition_lease=4.0) as broker:
         async with watched(broker) as engine, connect(broker.urls[0]) as peer:
             await create(peer, topic, 6)
             await settled(engine, *broker.ids)

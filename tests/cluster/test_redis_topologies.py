@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # real processes, and leases that run out
 T = TypeVar("T")
 
 PARTITIONS = 12
-FAST = {"cluster-node-timeout": "1000"}
+FAST = {"cluster-node-timeout": "3000"}
 
 
 class Traffic:

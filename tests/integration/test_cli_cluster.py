@@ -161,7 +161,7 @@ def test_nobody_drains_the_last_worker(topic: str) -> None:
 
 def test_a_worker_that_is_lost_is_said_to_be_and_doctor_finds_all_served(topic: str) -> None:
     """When others have taken over, there is nothing wrong but the worker."""
-    with RunningBroker(workers=2, partition_lease=1.0) as broker:
+    with RunningBroker(workers=2, partition_lease=3.0) as broker:
         run(broker, "topic", "create", topic, "--partitions", "4")
         broker.kill_worker(1)
 
@@ -169,7 +169,12 @@ def test_a_worker_that_is_lost_is_said_to_be_and_doctor_finds_all_served(topic: 
             states = [worker["state"] for worker in run(broker, "cluster", "--json")["workers"]]
             return "lost" in states
 
+        def taken_over() -> bool:
+            places = run(broker, "cluster", "--topic", topic, "--json")["partitions"]
+            return {place["holder"] for place in places} == {"worker-0"}
+
         wait_until(lost)
+        wait_until(taken_over)
         shown = run(broker, "cluster")
         assert "warning: worker-1 at 127.0.0.1:" in shown
         assert "has not been heard of for" in shown

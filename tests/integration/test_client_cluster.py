@@ -21,7 +21,7 @@ KEYS = 20
 @pytest.fixture(scope="module")
 def three() -> Iterator[RunningBroker]:
     """Three workers whose partitions are taken over quickly."""
-    with RunningBroker(workers=3, partition_lease=1.5) as broker:
+    with RunningBroker(workers=3, partition_lease=4.0) as broker:
         yield broker
 
 

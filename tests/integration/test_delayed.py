@@ -128,7 +128,7 @@ async def test_what_is_no_time_to_wait_for_is_refused(client: AsyncClient, topic
 
 
 async def test_what_is_due_while_no_worker_runs_comes_when_one_does(topic: str) -> None:
-    with RunningBroker(partition_lease=1.0) as broker:
+    with RunningBroker(partition_lease=3.0) as broker:
         async with AsyncClient(broker.url) as client:
             await client.create_topic(topic, partitions=3)
             await client.create_subscription(topic, "s")
@@ -144,7 +144,7 @@ async def test_what_is_due_while_no_worker_runs_comes_when_one_does(topic: str) 
 
 
 async def test_another_worker_takes_over_what_waits(topic: str) -> None:
-    with RunningBroker(workers=2, partition_lease=1.0) as broker:
+    with RunningBroker(workers=2, partition_lease=3.0) as broker:
         async with AsyncClient(broker.url) as client:
             await client.create_topic(topic, partitions=4)
             async with client.subscribe(topic, "s") as consumer:

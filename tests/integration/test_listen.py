@@ -60,7 +60,7 @@ async def listening(url: str, patience: float = 10.0) -> AsyncIterator[Ear]:
     store = Store.connect(url, patience=patience)
     ear = Ear(store)
     try:
-        with anyio.fail_after(40):
+        with anyio.fail_after(120):
             await ear.subscribed()
             yield ear
     finally:
@@ -86,7 +86,7 @@ async def test_a_listener_takes_one_connection_and_gives_it_back(server: Server)
     async with listening(server.url) as ear:
         assert listeners(server) == 1
         await ear.hears(server.url)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while listeners(server):  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
@@ -134,7 +134,7 @@ async def test_a_store_that_may_not_listen_says_so_once(
     ask(server.port, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels")
     store = Store.connect(server.url.replace("redis://", "redis://deaf:secret@"))
     ear = Ear(store)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not caplog.records:  # noqa: ASYNC110
             await anyio.sleep(0.01)
         await anyio.sleep(0.5)

@@ -79,7 +79,7 @@ def bodies_of(*contents: bytes) -> list[tuple[str, bytes]]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until something is true."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while True:
             try:
                 if condition():
@@ -255,7 +255,7 @@ async def test_a_connection_that_the_server_has_closed_is_made_again(server_url:
 
 async def until_it_works(call: Callable[[], Awaitable[T]]) -> T:
     """Repeat a call while it answers that the store is away."""
-    with anyio.fail_after(15):
+    with anyio.fail_after(60):
         while True:
             try:
                 return await call()
@@ -345,7 +345,7 @@ port {port}
 bind 127.0.0.1
 dir {folder}
 sentinel monitor mymaster 127.0.0.1 {master} 1
-sentinel down-after-milliseconds mymaster 500
+sentinel down-after-milliseconds mymaster 3000
 sentinel failover-timeout mymaster 5000
 """
 

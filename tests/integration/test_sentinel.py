@@ -21,7 +21,7 @@ port {port}
 bind 127.0.0.1
 dir {folder}
 sentinel monitor mymaster 127.0.0.1 {master} 1
-sentinel down-after-milliseconds mymaster 500
+sentinel down-after-milliseconds mymaster 3000
 sentinel failover-timeout mymaster 5000
 """
 
@@ -68,7 +68,7 @@ async def engine_behind(sentinel_port: int) -> AsyncIterator[Engine]:
 
 async def until(port: int, text: str, *command: str) -> None:
     """Wait until a server's answer to a command has a text in it."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
             if text in ask(port, *command):
@@ -98,7 +98,7 @@ async def begin(engine: Engine, topic: str) -> Lease:
 async def go_on(engine: Engine, old: Lease, master: Server) -> None:
     """The worker takes the partition again, above the epoch that it knows; all of it on the new master."""
     held = None
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while held is None:
             try:
                 held = await engine.acquire(old.topic, 0, "w1", ttl_ms=60_000, known_epoch=old.epoch)

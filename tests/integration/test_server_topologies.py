@@ -11,7 +11,7 @@ from broker.topology import sentinel_pair, three_node_cluster
 
 pytestmark = pytest.mark.slow  # a fail-over takes seconds
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -42,7 +42,7 @@ def test_sentinel_promotes_the_replica_of_a_master_that_dies(server_binary: Path
 
 def test_a_cluster_promotes_the_replica_of_a_node_that_dies(server_binary: Path) -> None:
     """Each node has one, which takes its slots over."""
-    config = {"cluster-node-timeout": "1000"}
+    config = {"cluster-node-timeout": "3000"}
     with three_node_cluster(binary=server_binary, config=config, replicas=True) as cluster:
         assert len(cluster.replicas) == 3
         ports = [node.port for node in (*cluster.nodes, *cluster.replicas)]

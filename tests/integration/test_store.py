@@ -29,7 +29,7 @@ SCRIPTS = Scripts(
         "partition/delete": "redis.call('SET', KEYS[1], ARGV[1]) return {'OK'}",
     }
 )
-PATIENCE = 0.3
+PATIENCE = 1.5  # seconds
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ def stopped(server: Server) -> Iterator[None]:
 
 async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
     """Repeat a call while it answers that Redis is away."""
-    with anyio.fail_after(15):
+    with anyio.fail_after(60):
         while True:
             try:
                 return await call()
@@ -64,7 +64,7 @@ async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that gives no sign of itself."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.02)
 
@@ -212,7 +212,7 @@ async def test_a_server_that_hangs_is_unavailable_until_it_goes_on(server_binary
     with single_server(binary=server_binary) as server:
         async with store_on(server.url, PATIENCE) as store:
             await store.run("test/write", ["k"], 1)
-            with stopped(server), anyio.fail_after(10):
+            with stopped(server), anyio.fail_after(60):
                 for _ in range(2):  # first on the connection that there is, then on a new one
                     with pytest.raises(Unavailable):
                         await store.run("test/write", ["k"], 2)
@@ -463,7 +463,7 @@ async def test_a_server_that_is_busy_with_a_script_is_unavailable(server_binary:
                     return "BUSY" in str(error)
                 return False
 
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while not await says_busy():  # noqa: ASYNC110
                     await anyio.sleep(0.01)
             ask(server.port, "SCRIPT", "KILL")

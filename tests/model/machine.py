@@ -22,7 +22,7 @@ from tests.model.pair import CONSUMERS, NAMES, WORKERS, Pair, World
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 FEW, MANY = 25, 130  # examples
-SECONDS = 3_600 if DEEP else 120
+SECONDS = 3_600 if DEEP else 600
 MODES = ("shared", "key_shared", "exclusive", "failover")
 KEYS = ("a", "b", "", "=a")
 LEASES_MS = (5_000, 1_000, 30_000)
