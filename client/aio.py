@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from types import TracebackType
+from typing import cast
 from weakref import WeakSet
 
 from client import wire
@@ -23,7 +24,7 @@ from client.bodies import Bodies
 from client.cluster import Cluster
 from client.columns import Columns, Tally
 from client.consumer import Consumer
-from client.errors import InvalidArgument, TopicNotFound
+from client.errors import InvalidArgument, TopicNotFound, answers
 from client.handlers import Handler
 from client.message import Message
 from client.options import Options
@@ -104,11 +105,11 @@ class AsyncClient(Administration, Reading):
         try:
             # All at once: while the broker is away each takes its time.
             await asyncio.gather(*(consumer.close(patience) for consumer in list(self._consumers)))
+        finally:
+            await self._producer.close()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE):
                     await self._bodies.finish()
-        finally:
-            await self._producer.close()
             with suppress(TimeoutError):  # a store may wait for threads
                 async with asyncio.timeout(_CLOSE):
                     await self._bodies.close()
@@ -138,11 +139,14 @@ class AsyncClient(Administration, Reading):
         return await self._producer.publish_one(topic, message)
 
     async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
-        """Publish messages, those of a partition in the order given; the first error when all have ended.
+        """Publish messages, those of a partition in the order given; answers when all are stored.
+
+        If some are and others are not it raises PublishFailed, whose `published` has what became of each. If
+        all have failed alike it raises just that: TopicNotFound, say.
 
         >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
         """
-        return await self._producer.publish(topic, messages)
+        return answers(await self._producer.publish(topic, messages))
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, a few thousand at a time; await the task for what became of them.
@@ -166,7 +170,7 @@ class AsyncClient(Administration, Reading):
         attributes: Mapping[str, str] | None = None,
         durability: str | None = None,
     ) -> dict[str, Published]:
-        """Publish the same message to several topics; raises the first error when all have ended."""
+        """Publish the same message to several topics; it fails as publish_many does, in the topics' order."""
         if isinstance(topics, str):
             raise InvalidArgument(f"topics is {topics!r}: use a list of names, or publish")
         names = list(dict.fromkeys(topics))
@@ -177,12 +181,10 @@ class AsyncClient(Administration, Reading):
             ),
             return_exceptions=True,
         )
-        published = {}
-        for topic, answer in zip(names, found, strict=True):
-            if isinstance(answer, BaseException):
+        for answer in found:
+            if isinstance(answer, BaseException) and not isinstance(answer, Exception):
                 raise answer
-            published[topic] = answer
-        return published
+        return dict(zip(names, answers(cast("list[Published | Exception]", found)), strict=True))
 
     def subscribe(
         self,

@@ -9,12 +9,15 @@ from time import monotonic
 
 from client.errors import BrokerError, InvalidArgument, Overloaded
 from client.payloads import PayloadStore, is_redis, open_store, public
+from client.seeds import backoff
 from client.tasks import Tasks
 from client.wire import InfoReply
 
 _AT_ONCE = 1_000  # names in one call of the store
 _TEND = 3_600.0  # seconds between two looks at a topic's bodies,
 _TEND_FULL = 10.0  # and while the store has no room
+_DOUBT = 1.0  # seconds in which a store that answers has carried out what it was sent before
+_DOOMED = 100_000  # bodies that wait to be deleted while the store is away
 _LIFETIME = 7 * 24 * 3600.0  # seconds, where the cluster does not say
 _log = logging.getLogger("keylane.client")
 
@@ -125,12 +128,24 @@ class Bodies:
         except Exception as error:  # a store of the user's own may raise anything
             _log.warning("old bodies of topic %s stay for now: %s", topic, error)
 
-    def forget(self, topic: str, names: Sequence[str]) -> None:
-        """Delete bodies in the background; a lifetime takes what that misses."""
+    def forget(self, topic: str, names: Sequence[str], *, doubtful: bool = False) -> None:
+        """Delete bodies in the background; a lifetime takes what that misses.
+
+        It is `doubtful` when the store may have yet to carry out what stores them.
+        """
         if names:
             self._doomed.setdefault(topic, []).extend(names)
+            if doubtful:
+                self._tasks.start(self._forget_again(topic, names))
             if self._deleting is None:
                 self._deleting = self._tasks.start(self._delete())
+
+    async def _forget_again(self, topic: str, names: Sequence[str]) -> None:
+        """Delete bodies once more, some time after the store has answered."""
+        if self._deleting is not None:
+            await asyncio.wait({self._deleting})
+        await asyncio.sleep(_DOUBT)
+        self.forget(topic, names)
 
     def delete(self, topic: str, names: Sequence[str], done: Callable[[], None]) -> None:
         """Delete bodies because a worker says so, who is told; else it asks another client."""
@@ -155,6 +170,8 @@ class Bodies:
     async def close(self) -> None:
         """Stop deleting, and close the store if it is ours."""
         await self._tasks.cancel()
+        for topic, names in self._doomed.items():
+            _warn(topic, names, "the client was closed")
         if self._own and self._store is not None:
             await self._store.close()
 
@@ -174,20 +191,29 @@ class Bodies:
         return self._store
 
     async def _delete(self) -> None:
+        attempt = 0
         try:
             while self._doomed:
                 topic, names = self._doomed.popitem()
+                some = names[:_AT_ONCE]
                 if len(names) > _AT_ONCE:
                     self._doomed[topic] = names[_AT_ONCE:]
                 try:
                     store = self._store or await self._open()
-                    await store.delete(topic, names[:_AT_ONCE])
+                    await store.delete(topic, some)
+                    attempt = 0
                 except Exception as error:
-                    _log.warning(
-                        "%d bodies of %r were not deleted and stay until their lifetime ends: %s",
-                        len(names),
-                        topic,
-                        error,
-                    )
+                    if isinstance(error, BrokerError) and error.retriable and self.doomed < _DOOMED:
+                        self._doomed.setdefault(topic, []).extend(some)
+                        await asyncio.sleep(backoff(attempt))
+                        attempt += 1
+                    else:
+                        _warn(topic, some, error)
         finally:
             self._deleting = None
+
+
+def _warn(topic: str, names: Sequence[str], reason: object) -> None:
+    _log.warning(
+        "%d bodies of %r were not deleted and stay until their lifetime ends: %s", len(names), topic, reason
+    )

@@ -25,20 +25,25 @@ BrokerError
 ├── StaleReceipt
 ├── PayloadMissing
 ├── DurabilityNotReached     retriable
+├── PublishFailed                        of some messages of a call; retriable where all its errors are
 ├── IncompatibleVersion
 └── ProtocolError
 """
 
 import copy
 import re
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+if TYPE_CHECKING:
+    from client.types import Published
 
 
 class BrokerError(Exception):
     """The broker said no; `code` says why and `retriable` whether trying again can help."""
 
     code: ClassVar[str] = "broker_error"
-    retriable: ClassVar[bool] = False
+    retriable: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -175,6 +180,40 @@ class DurabilityNotReached(BrokerError):
     def __init__(self, text: str, *, stored: bool = False) -> None:
         super().__init__(text)
         self.stored = stored
+
+
+class PublishFailed(BrokerError, ExceptionGroup[Exception]):
+    """Some messages of a call failed; `published` has the answer or the error of each of them."""
+
+    published: "Sequence[Published | Exception]"
+
+    def __new__(cls, text: str, errors: Sequence[Exception], *_: object) -> Self:
+        """As Python makes groups of exceptions."""
+        return super().__new__(cls, text, errors)
+
+    def __init__(
+        self, text: str, errors: Sequence[Exception], published: "Sequence[Published | Exception]" = ()
+    ) -> None:
+        super().__init__(text, errors)
+        self.published = published
+        self.retriable = all(getattr(error, "retriable", False) for error in errors)
+
+    def derive(self, excs: Sequence[Exception]) -> Self:  # type: ignore[override]
+        """The same with some of its errors, as `except*` wants it."""
+        return type(self)(self.message, excs, self.published)
+
+
+def answers(published: "Sequence[Published | Exception]") -> "list[Published]":
+    """What was published; PublishFailed unless all was, or what went wrong where that is the same for all."""
+    errors = list({id(answer): answer for answer in published if isinstance(answer, Exception)}.values())
+    if not errors:
+        return cast("list[Published]", published)
+    failed = sum(isinstance(answer, Exception) for answer in published)
+    if failed == len(published) and len({type(error) for error in errors}) == 1:
+        raise errors[0]
+    raise PublishFailed(
+        f"{failed} of {len(published)} messages were not published: {errors[0]}", errors, published
+    )
 
 
 class IncompatibleVersion(BrokerError):

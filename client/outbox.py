@@ -1,9 +1,10 @@
 """What waits to be published to one partition: gathered into frames, sent in order, sent again in order."""
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from client import wire
@@ -21,6 +22,7 @@ from client.errors import (
 )
 from client.map import TopicMap
 from client.outgoing import Slice
+from client.room import Room
 from client.seeds import backoff
 from client.tasks import Tasks
 from client.wire import MAX_BATCH, Frame
@@ -32,15 +34,6 @@ _RIGHT_PLACE = Overloaded | BacklogFull | DurabilityNotReached  # said by the wo
 _GATHER = 1.0  # seconds in which publishes share a frame: they share its time limit as well
 
 
-class Answer(NamedTuple):
-    """What became of `size` messages of a frame, from its message `start` on."""
-
-    parcel: "Parcel"
-    reply: wire.PublishReply
-    start: int
-    size: int
-
-
 class _State(Enum):
     FILLING = 1
     UPLOADING = 2
@@ -50,34 +43,80 @@ class _State(Enum):
     DONE = 6
 
 
+class Ticket:
+    """Some messages of a call, all in one parcel, and who waits for their answer."""
+
+    __slots__ = ("answer", "count", "length", "parcel", "refused", "start")
+
+    def __init__(
+        self, parcel: "Parcel", answer: "asyncio.Future[wire.PublishReply | None]", count: int
+    ) -> None:
+        self.parcel = parcel
+        self.answer = answer  # None: each of them was refused
+        self.start = parcel.size  # their places in the frame
+        self.count = count
+        self.length = 0  # bytes that they take
+        self.refused: dict[int, Exception] = {}  # those that are not in the frame any more, of all of them
+
+    def fail(self, error: BaseException) -> None:
+        """Tell who waits."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # retrieved: somebody who was cancelled does not look
+
+
+class Added(NamedTuple):
+    """What went into an outbox for a call, and who will answer."""
+
+    outbox: "Outbox"
+    durability: str
+    places: list[int]  # in the call
+    tickets: list[Ticket]
+
+    def withdraw(self) -> None:
+        """Nobody waits any more: what was never sent is not going to be."""
+        for ticket in self.tickets:
+            ticket.answer.cancel()
+            self.outbox.withdraw(ticket)
+
+
 class Parcel:
     """The messages of one PUBLISH frame and who waits for them."""
 
     __slots__ = (
         "answer",
         "bodies",
-        "calls",
         "created",
         "dues",
         "durability",
         "flat",
+        "gone",
+        "leaving",
+        "length",
+        "queued",
         "resent",
         "size",
         "state",
         "strict",
         "text",
+        "tickets",
+        "upload",
     )
 
     def __init__(self, created: float, durability: str, later: bool) -> None:
         self.created = created
         self.durability = durability
         self.dues: list[int] | None = [] if later else None
-        self.answer: asyncio.Future[Frame] | None = None  # that is waited for
+        self.answer: asyncio.Future[Frame] | None = None  # that is waited for; None if it was never sent
         self.flat: list[str] = []  # key, uid, about, …
         self.bodies: dict[int, tuple[str, bytes]] = {}  # place in the frame -> name, body
-        self.calls: list[tuple[asyncio.Future[Answer], int, int]] = []
+        self.tickets: list[Ticket] = []
         self.size = 0  # messages
         self.text = 0  # characters
+        self.queued = self.length = 0  # messages and bytes for which it has room
+        self.gone: set[int] = set()  # places to be left out of the frame
+        self.leaving: list[Ticket] = []  # whose bodies are being stored
+        self.upload: asyncio.Task[Exception | None] | None = None
         self.state = _State.FILLING
         self.resent = False
         self.strict = False  # without it nothing goes out that was added behind it, in the same way
@@ -85,44 +124,49 @@ class Parcel:
     def fail(self, error: BaseException) -> None:
         """Tell everybody who waits."""
         self.state = _State.DONE
-        for future, _, _ in self.calls:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # retrieved: somebody who was cancelled does not look
-
-    def leave_out(self, refused: Mapping[int, BaseException]) -> list[str]:
-        """Go on without some of those who wait, by their places in `calls`; the names of their bodies."""
-        before, calls, names = (self.flat, self.bodies, self.dues), self.calls, list[str]()
-        self.flat, self.bodies, self.calls, self.size = [], {}, [], 0
-        self.dues = None if self.dues is None else []
-        for at, (future, start, count) in enumerate(calls):
-            bodies = {place: before[1][place] for place in range(start, start + count) if place in before[1]}
-            if (error := refused.get(at)) is not None:
-                names += [name for name, _ in bodies.values()]
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # retrieved: somebody who was cancelled does not look
-                continue
-            self.calls.append((future, self.size, count))
-            self.flat += before[0][start * 3 : (start + count) * 3]
-            self.bodies.update({place - start + self.size: body for place, body in bodies.items()})
-            if self.dues is not None and before[2] is not None:
-                self.dues += before[2][start : start + count]
-            self.size += count
-        return names
+        for ticket in self.tickets:
+            ticket.fail(error)
 
     def succeed(self, reply: wire.PublishReply) -> None:
         """Tell everybody who waits."""
         self.state = _State.DONE
-        for future, start, count in self.calls:
-            if not future.done():
-                future.set_result(Answer(self, reply, start, count))
+        for ticket in self.tickets:
+            if not ticket.answer.done():
+                ticket.answer.set_result(reply)
+
+    def close_ranks(self) -> None:
+        """Leave those out that have gone."""
+        gone = sorted(self.gone)
+        self.gone = set()
+        for place in reversed(gone):
+            del self.flat[place * 3 : place * 3 + 3]
+            if self.dues is not None:
+                del self.dues[place]
+        self.bodies = {place - bisect_left(gone, place): body for place, body in self.bodies.items()}
+        for ticket in self.tickets:
+            before, within = bisect_left(gone, ticket.start), bisect_left(gone, ticket.start + ticket.count)
+            ticket.start -= before
+            ticket.count -= within - before
+        self.size -= len(gone)
+
+    def unused(self, reply: wire.PublishReply) -> list[str]:
+        """The names of bodies that no message in the log needs."""
+        if not self.bodies or not (reply.duplicates or reply.unowed):
+            return []
+        return [
+            name
+            for place, (name, _) in self.bodies.items()
+            # Sent twice, a duplicate may be this very message, and the body in use.
+            if (not self.resent if place in reply.duplicates else reply.unowed)
+        ]
 
 
 class Outbox:
     """The way of one producer into one partition: order holds within it, whatever the durability."""
 
-    def __init__(self, where: TopicMap, partition: int, limit: float, bodies: Bodies, tasks: Tasks) -> None:
+    def __init__(
+        self, where: TopicMap, partition: int, limit: float, bodies: Bodies, room: Room, tasks: Tasks
+    ) -> None:
         self.topic = where.topic
         self.partition = partition
         self._map = where
@@ -130,6 +174,7 @@ class Outbox:
         where.watchers[self._look] = None
         self._limit = limit  # seconds until what is not answered is given up
         self._bodies = bodies
+        self._room = room  # of which its parcels have theirs, until they end
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Parcel] = deque()  # the last may still be filled
@@ -144,19 +189,19 @@ class Outbox:
         self._error: BrokerError | None = None  # what went wrong last
         self._broken: BaseException | None = None  # a strict parcel was given up: none goes out any more
 
-    def add(self, item: Slice, *, strict: bool = False) -> list[asyncio.Future[Answer]]:
-        """Queue messages and bodies; a future for each frame.
+    def add(self, item: Slice, *, strict: bool = False) -> list[Ticket]:
+        """Queue messages and bodies, for which there is room; a ticket for each frame.
 
         With `dues` they are to be published later, each at its time. What is `strict` has no gaps: once a
         part was given up, nothing behind that is sent, and who publishes all of it again keeps the order.
         """
         flat, bodies, text, dues = item.flat, item.bodies, item.text, item.dues
-        if strict and self._broken is not None:
-            refused: asyncio.Future[Answer] = self._loop.create_future()
-            refused.set_exception(self._broken)
-            return [refused]
-        answers = []
         size = len(flat) // 3
+        if strict and self._broken is not None:
+            refused = Ticket(Parcel(0.0, item.durability, False), self._loop.create_future(), size)
+            refused.fail(self._broken)
+            return [refused]
+        tickets = []
         start = 0
         while start < size:
             parcel = self._open_parcel(item.durability, bool(dues))
@@ -164,25 +209,65 @@ class Outbox:
             count = min(size - start, MAX_BATCH - parcel.size)
             if parcel.text + text > self._most:
                 count = _fitting(flat, start, count, self._most - parcel.text)
-            answer: asyncio.Future[Answer] = self._loop.create_future()
-            parcel.calls.append((answer, parcel.size, count))
+            ticket = Ticket(parcel, self._loop.create_future(), count)
+            parcel.tickets.append(ticket)
+            length = 0
             for place in range(start, start + count) if bodies else ():
                 if (body := bodies.get(place)) is not None:
                     parcel.bodies[place - start + parcel.size] = body
+                    length += len(body[1])
             if count == size:
                 parcel.flat += flat
-                parcel.text += text
+                characters = text
             else:
                 some = flat[start * 3 : (start + count) * 3]
                 parcel.flat += some
-                parcel.text += sum(map(len, some))
+                characters = sum(map(len, some))
+            parcel.text += characters
+            ticket.length = length + characters
+            parcel.length += ticket.length
+            parcel.queued += count
+            self._room.take(count, ticket.length)
             if parcel.dues is not None:
                 parcel.dues += dues[start : start + count]
             parcel.size += count
             start += count
-            answers.append(answer)
+            tickets.append(ticket)
         self._schedule()
-        return answers
+        return tickets
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Nobody waits for these messages: they go, unless they were sent, or may have been."""
+        parcel = ticket.parcel
+        if parcel.state is _State.DONE or parcel.answer is not None or ticket not in parcel.tickets:
+            return
+        parcel.tickets.remove(ticket)
+        if not parcel.tickets:
+            self._end(parcel)
+            self._schedule()
+        elif parcel.upload is not None:
+            parcel.leaving.append(
+                ticket
+            )  # the store has the bodies in hands: they take room until it is done
+        else:
+            self._let_go(parcel, ticket)
+
+    def _let_go(self, parcel: Parcel, ticket: Ticket) -> None:
+        """Nothing is left of these messages but their places."""
+        places = range(ticket.start, ticket.start + ticket.count)
+        parcel.gone.update(places)
+        names = [parcel.bodies.pop(place)[0] for place in places if place in parcel.bodies]
+        if parcel.state is not _State.FILLING:
+            self._bodies.forget(self.topic, names, doubtful=parcel.state is _State.UPLOADING)
+        texts = slice(ticket.start * 3, (ticket.start + ticket.count) * 3)
+        parcel.text -= sum(map(len, parcel.flat[texts]))
+        parcel.flat[texts] = [""] * (3 * ticket.count)
+        self._release(parcel, ticket.count, ticket.length)
+
+    def _release(self, parcel: Parcel, messages: int, length: int) -> None:
+        parcel.queued -= messages
+        parcel.length -= length
+        self._room.give(messages, length)
 
     @property
     def idle(self) -> bool:
@@ -196,7 +281,8 @@ class Outbox:
             if timer is not None:
                 timer.cancel()
         for parcel in (*self._started, *self._waiting):
-            parcel.fail(error)
+            parcel.resent = True  # it may have arrived: its body stays, if it was sent
+            self._drop(parcel, error)
 
     @property
     def _most(self) -> int:
@@ -251,12 +337,15 @@ class Outbox:
             self._started.append(self._waiting.popleft())
             if first.bodies:
                 first.state = _State.UPLOADING
-                self._tasks.start(self._upload(first))
+                first.upload = self._tasks.start(self._upload(first))
+                first.upload.add_done_callback(partial(self._uploaded, first))
             else:
                 first.state = _State.READY
 
     def _send(self, parcel: Parcel, connection: Connection) -> None:
         parcel.state = _State.SENT
+        if parcel.gone:
+            parcel.close_ranks()
         answer = connection.request(
             wire.Publish(
                 self.topic, self.partition, parcel.durability, again=self._again, due_ms=parcel.dues
@@ -267,45 +356,78 @@ class Outbox:
         parcel.answer, self._sent_to = answer, connection
         answer.add_done_callback(lambda answer: self._answered(parcel, answer))
 
-    async def _upload(self, parcel: Parcel) -> None:
+    # Bodies
+
+    async def _upload(self, parcel: Parcel) -> Exception | None:
+        """Store the bodies of a parcel, or find out that it cannot be."""
         attempt = 0
-        while parcel.state is _State.UPLOADING:
+        while True:
+            self._let_leave(parcel)
             try:
-                await self._bodies.put(self.topic, list(parcel.bodies.values()), parcel.durability)
-                if parcel.state is _State.UPLOADING:
-                    parcel.state = _State.READY
-                    # Only the names are needed from here on.
-                    parcel.bodies = {place: (name, b"") for place, (name, _) in parcel.bodies.items()}
+                await self._put(parcel)
             except BrokerError as error:
                 if not error.retriable:
-                    if await self._sift(parcel):
-                        continue
-                    self._drop(parcel, error)
-                    break
+                    return error
                 self._error = error
-                await asyncio.sleep(backoff(attempt))
-                attempt += 1
             except Exception as error:  # a store of the user's own may raise anything
-                self._drop(parcel, error)
-                break
+                return error
+            else:
+                return None
+            await asyncio.sleep(backoff(attempt))
+            attempt += 1
+
+    async def _put(self, parcel: Parcel) -> None:
+        """Store bodies; of those that the store refuses for good each fails by itself."""
+        refused: dict[int, Exception] = {}
+        parts = [list(parcel.bodies)]
+        while parts:
+            places = parts.pop()
+            try:
+                bodies = [parcel.bodies[place] for place in places]
+                await self._bodies.put(self.topic, bodies, parcel.durability)
+            except Exception as error:
+                if parcel.strict or (isinstance(error, BrokerError) and error.retriable):
+                    raise
+                if len(places) == 1:
+                    refused[places[0]] = error
+                else:
+                    half = len(places) // 2
+                    parts += [places[half:], places[:half]]
+        if refused:
+            self._refuse(parcel, refused)
+
+    def _refuse(self, parcel: Parcel, refused: dict[int, Exception]) -> None:
+        """Go on without some messages, of which those who wait are told."""
+        self._bodies.forget(self.topic, [parcel.bodies.pop(place)[0] for place in refused])
+        parcel.gone.update(refused)
+        for ticket in list(parcel.tickets):
+            places = range(ticket.start, ticket.start + ticket.count)
+            ticket.refused = {place - ticket.start: refused[place] for place in places if place in refused}
+            if len(ticket.refused) == ticket.count:
+                parcel.tickets.remove(ticket)
+                if not ticket.answer.done():
+                    ticket.answer.set_result(None)
+        if not parcel.tickets:
+            self._end(parcel)
+
+    def _uploaded(self, parcel: Parcel, upload: "asyncio.Task[Exception | None]") -> None:
+        parcel.upload = None
+        if parcel.state is _State.DONE:  # given up meanwhile: the store may go on with what it was sent
+            self._clear(parcel, forget=True, doubtful=True)
+        elif (error := upload.result()) is not None:
+            self._drop(parcel, error)
+        else:
+            self._let_leave(parcel)
+            parcel.state = _State.READY
+            # Only the names are needed from here on.
+            parcel.bodies = {place: (name, b"") for place, (name, _) in parcel.bodies.items()}
         self._schedule()
 
-    async def _sift(self, parcel: Parcel) -> bool:
-        """The store refuses a body for good: fail those who published it, and go on with the others."""
-        if len(parcel.calls) < 2 or parcel.strict:
-            return False
-        refused: dict[int, BrokerError] = {}
-        for at, (_, start, count) in enumerate(parcel.calls):
-            some = [parcel.bodies[place] for place in range(start, start + count) if place in parcel.bodies]
-            try:
-                await self._bodies.put(self.topic, some, parcel.durability)
-            except BrokerError as error:
-                if not error.retriable:
-                    refused[at] = error
-        if parcel.state is _State.UPLOADING and 0 < len(refused) < len(parcel.calls):
-            self._bodies.forget(self.topic, parcel.leave_out(refused))
-            return True
-        return False
+    def _let_leave(self, parcel: Parcel) -> None:
+        """The store has no bodies in hands: who wanted to leave can."""
+        leaving, parcel.leaving = parcel.leaving, []
+        for ticket in leaving:
+            self._let_go(parcel, ticket)
 
     # Answers
 
@@ -321,8 +443,9 @@ class Outbox:
                 error = problem
             else:
                 self._attempt, self._error = 0, None
-                self._started.remove(parcel)
                 parcel.succeed(reply)
+                self._bodies.forget(self.topic, parcel.unused(reply))
+                self._end(parcel, forget=False)
                 self._schedule()
                 return
         self._refused(parcel, error)
@@ -351,19 +474,33 @@ class Outbox:
 
     def _drop(self, parcel: Parcel, error: BaseException) -> None:
         in_doubt = _may_be_stored(parcel, error)
-        if parcel in self._started:
-            self._started.remove(parcel)
         parcel.fail(error)
+        self._end(parcel, forget=not in_doubt)
         if parcel.strict and self._broken is None:
             self._broken = error
             for other in [*self._started, *self._waiting]:
                 if other.strict and other.state not in (_State.SENT, _State.DONE):
-                    if other in self._waiting:
-                        self._waiting.remove(other)
                     other.resent |= other.state is _State.FAILED  # it may have arrived: its body stays
                     self._drop(other, error)
-        if not in_doubt:
-            self._bodies.forget(self.topic, [name for name, _ in parcel.bodies.values()])
+
+    def _end(self, parcel: Parcel, *, forget: bool = True) -> None:
+        """A parcel is done with: its room ends, and its bodies, if nobody is owed them."""
+        parcel.state = _State.DONE
+        if parcel in self._started:
+            self._started.remove(parcel)
+        else:
+            self._waiting.remove(parcel)
+            forget = False  # nothing was stored yet
+        if parcel.upload is not None:
+            parcel.upload.cancel()  # the bodies are in the store's hands until that has ended
+        else:
+            self._clear(parcel, forget=forget)
+
+    def _clear(self, parcel: Parcel, *, forget: bool, doubtful: bool = False) -> None:
+        if forget:
+            names = [name for name, _ in parcel.bodies.values()]
+            self._bodies.forget(self.topic, names, doubtful=doubtful)
+        self._release(parcel, parcel.queued, parcel.length)
 
     def _recover_when_quiet(self) -> None:
         sent = any(parcel.state is _State.SENT for parcel in self._started)
@@ -391,7 +528,7 @@ class Outbox:
         for parcel in self._started:
             if parcel.state is _State.FAILED:
                 parcel.state = _State.READY
-                parcel.resent = True
+                parcel.resent = parcel.answer is not None
         self._schedule()
 
     async def _reach(self, known: bool) -> bool:
@@ -414,7 +551,6 @@ class Outbox:
             if not problem.retriable:
                 for parcel in (*self._started, *self._waiting):
                     self._drop(parcel, problem)
-                self._waiting.clear()
             return False
         return True
 
@@ -456,18 +592,18 @@ class Outbox:
             if now < parcel.created + limit:
                 self._expiry = self._loop.call_at(parcel.created + limit, self._expire)
                 break
-            if parcel in self._waiting:
-                self._waiting.remove(parcel)
-            parcel.resent = True  # it may have arrived: its body stays
+            parcel.resent = True  # it may have arrived: its body stays, if it was sent
             self._drop(parcel, self._error or self._no_answer())
         self._schedule()
 
 
 def _may_be_stored(parcel: Parcel, error: BaseException) -> bool:
     """Whether messages that are given up may be in the log all the same: then their bodies stay."""
+    if parcel.answer is None:  # never sent
+        return False
     if parcel.resent or (isinstance(error, DurabilityNotReached) and error.stored):
         return True
-    if parcel.answer is None or isinstance(error, TopicNotFound):  # never sent; or gone with the topic
+    if isinstance(error, TopicNotFound):  # gone with the topic
         return False
     # Nobody has said what became of it, or somebody has failed who may have stored it before.
     return parcel.state is _State.FAILED or type(error) in (BrokerError, ProtocolError)

@@ -68,8 +68,8 @@ class Line:
         self._replies.feed(data)
 
     def drop(self) -> None:
-        """Close it without waiting."""
-        self._writer.close()
+        """Close it without waiting; what has not left yet does not."""
+        self._writer.transport.abort()
 
     async def close(self) -> None:
         """Close it."""

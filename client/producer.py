@@ -5,33 +5,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from client import wire
 from client.bodies import Bodies
 from client.cluster import Cluster
 from client.columns import Columns, Tally, sort_columns
-from client.errors import ConnectionClosed, InvalidArgument, TopicNotFound
+from client.entrance import Entrance, Entry
+from client.errors import BrokerError, ConnectionClosed, InvalidArgument, TopicNotFound
 from client.map import TopicMap
-from client.outbox import Answer, Outbox
+from client.outbox import Added, Outbox, Ticket
 from client.outgoing import Slice, check_texts, sort, sort_one
 from client.room import Room
-from client.tasks import Tasks, shared
+from client.tasks import Tasks
 from client.types import OutgoingMessage, Published
 from client.wire import pack_about
 
 _QUEUED_MESSAGES = 100_000
 _QUEUED_BYTES = 64 * 1024 * 1024
 _SLICE = 10_000  # messages of a publish_many that are prepared at once
-
-
-class _Added(NamedTuple):
-    """What went into one outbox for a call, and who will answer."""
-
-    partition: int
-    durability: str
-    places: list[int]
-    answers: list[asyncio.Future[Answer]]
 
 
 class Producer:
@@ -44,113 +36,115 @@ class Producer:
         pack_about(0, self._group)  # raises InvalidName for a group that cannot be
         self._partitions: dict[str, int] = {}
         self._maps: dict[str, tuple[TopicMap, Callable[[], None]]] = {}  # and what hears of their changes
-        self._lookups: dict[str, asyncio.Task[int]] = {}
         self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._room = Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
+        self._entrance = Entrance(self._room, self._partitions.get, self._look_up)
         self._tasks = Tasks()
         self._collecting = Tasks()
         self._closed: ConnectionClosed | None = None
 
-    async def publish(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
-        """Publish messages, those of a partition in the order given; the first error when all have ended."""
-        published: list[Published] = []
+    async def publish(
+        self, topic: str, messages: Iterable[OutgoingMessage]
+    ) -> Sequence[Published | Exception]:
+        """Publish messages, those of a partition in the order given; the answer or the error of each.
+
+        It raises what is wrong with the arguments, if nothing was queued before.
+        """
+        answers: list[Published | Exception] = []
         rest = iter(messages)
-        running: deque[asyncio.Task[list[Published]]] = deque()
+        under_way: deque[tuple[Entry, int]] = deque()
+        # Of a list all is published before what comes after it; whether an iterable ends nobody knows.
+        long = object() if isinstance(messages, Sequence) and len(messages) > _SLICE else None
         try:
             while some := list(islice(rest, _SLICE)):
-                slices, length = await self._prepare(topic, some)
-                await self._room.take(len(some), length)
-                collecting = self._collect(topic, self._add(topic, slices), len(some), length)
-                if len(some) < _SLICE and not running:
-                    return await collecting
-                running.append(self._collecting.start(collecting))
-                if len(running) > _QUEUED_MESSAGES // _SLICE:
-                    published += await running.popleft()
-            while running:
-                published += await running.popleft()
-        except asyncio.CancelledError:
-            for task in running:
-                task.cancel()
+                try:
+                    entry = await self._enter(topic, partial(self._sort, some), long)
+                    under_way.append((entry, len(some)))
+                except BrokerError as error:
+                    if not (under_way or answers):
+                        raise
+                    while under_way:
+                        answers += await self._collect(topic, *under_way.popleft())
+                    return answers + [error] * len(some)
+                if len(under_way) > _QUEUED_MESSAGES // _SLICE:
+                    answers += await self._collect(topic, *under_way.popleft())
+            self._entrance.through(topic, long)
+            while under_way:
+                answers += await self._collect(topic, *under_way.popleft())
+        except Exception:  # of an iterable
+            while under_way:
+                await self._collect(topic, *under_way.popleft())
             raise
-        except Exception:
-            if running:
-                await asyncio.wait(running)
-            raise
-        return published
+        finally:
+            self._entrance.through(topic, long)
+            for entry, _ in under_way:
+                _withdraw(entry)
+        return answers
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
-        size = len(columns)
-        count = self._partitions.get(topic) or await self._partition_count(topic)
-        slices = sort_columns(columns, count, self._group, self._cluster.drift)
-        length = sum(map(self._measure, slices))
-        await self._room.take(size, length)
-        return self._collecting.start(self._count(topic, self._add(topic, slices, strict=True), size, length))
+        len(columns)  # raises what is wrong
+        entry = await self._enter(topic, partial(self._sort_columns, columns), strict=True)
+        return self._collecting.start(self._count(topic, entry))
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
         while True:
-            count = self._partitions.get(topic) or await self._partition_count(topic)
-            item = sort_one(message, count, self._group, self._cluster.drift)
-            length = self._measure(item)
-            await self._room.take(1, length)
-            added = self._add(topic, [item])
-            try:
-                return (await self._collect(topic, added, 1, length))[0]
-            except InvalidArgument:
-                # Perhaps the topic was made anew, with fewer partitions: then nothing was stored.
-                if not item.partition or message.partition is not None:
-                    raise
-                if await self._partition_count(topic) == count:
-                    raise
+            entry = await self._enter(topic, partial(self._sort_one, message))
+            (answer,) = await self._collect(topic, entry, 1)
+            if not isinstance(answer, Exception):
+                return answer
+            # Perhaps the topic was made anew, with fewer partitions: then nothing was stored.
+            first = not entry.added[0].outbox.partition or message.partition is not None
+            if first or not isinstance(answer, InvalidArgument):
+                raise answer
+            if await self._entrance.ask(topic) == entry.count:
+                raise answer
 
     async def close(self) -> None:
         """Give up what is not answered."""
         self._closed = ConnectionClosed("the client was closed")
-        self._room.close(self._closed)
+        await self._entrance.close(self._closed)
         error = ConnectionClosed("the client was closed before the broker answered")
         for outbox in self._outboxes.values():
             outbox.close(error)
         await self._collecting.finish()  # by now everything has an answer
         await self._tasks.cancel()
 
-    async def _prepare(self, topic: str, messages: Sequence[OutgoingMessage]) -> tuple[list[Slice], int]:
-        """Messages by partition and durability, and the bytes that they take."""
-        count = self._partitions.get(topic) or await self._partition_count(topic)
-        slices = sort(messages, count, self._group, self._cluster.drift)
-        length = 0
-        for item in slices:
-            length += self._measure(item)
-        return slices, length
+    def _sort_one(self, message: OutgoingMessage, count: int) -> list[Slice]:
+        return _measured([sort_one(message, count, self._group, self._cluster.drift)])
 
-    def _measure(self, item: Slice) -> int:
-        check_texts(item.flat)
-        item.text = sum(map(len, item.flat))
-        return item.text + sum(len(body) for _, body in item.bodies.values())
+    def _sort(self, messages: Sequence[OutgoingMessage], count: int) -> list[Slice]:
+        return _measured(sort(messages, count, self._group, self._cluster.drift))
 
-    async def _partition_count(self, topic: str) -> int:
-        """Ask how many partitions there are: once, for all who want to know."""
-        lookup = self._lookups.get(topic)
-        if lookup is None:
-            lookup = self._lookups[topic] = self._tasks.start(self._look_up(topic))
-        return await shared(lookup, "the client was closed")
+    def _sort_columns(self, columns: Columns, count: int) -> list[Slice]:
+        return _measured(sort_columns(columns, count, self._group, self._cluster.drift))
+
+    async def _enter(
+        self, topic: str, sort: Callable[[int], list[Slice]], long: object = None, *, strict: bool = False
+    ) -> Entry:
+        """Queue messages behind those of the calls before."""
+        entry = Entry(sort, partial(self._add, topic, strict=strict))
+        try:
+            await self._entrance.enter(topic, entry, long)
+        except BaseException:
+            _withdraw(entry)
+            raise
+        return entry
 
     async def _look_up(self, topic: str) -> int:
-        try:
-            known = await self._cluster.map(topic)
-            if topic not in self._maps:
-                recount = partial(self._recount, known)
-                self._maps[topic] = known, recount
-                known.watchers[recount] = None
-            elif topic not in self._partitions:
-                await known.refresh()
-            if not (count := len(known.owners)):  # a worker that does not tell, or there is no topic
-                answer = await self._cluster.request(wire.DescribeTopic(topic))
-                count = wire.properties_of(answer, wire.TopicReply).partitions
-            self._partitions[topic] = count
-            return count
-        finally:
-            del self._lookups[topic]
+        known = await self._cluster.map(topic)
+        if topic not in self._maps:
+            recount = partial(self._recount, known)
+            self._maps[topic] = known, recount
+            known.watchers[recount] = None
+        elif topic not in self._partitions:
+            await known.refresh()
+        if not (count := len(known.owners)):  # a worker that does not tell, or there is no topic
+            answer = await self._cluster.request(wire.DescribeTopic(topic))
+            count = wire.properties_of(answer, wire.TopicReply).partitions
+        self._partitions[topic] = count
+        return count
 
     def _recount(self, known: TopicMap) -> None:
         """The map has changed: a topic that was made anew may have another number of partitions."""
@@ -170,112 +164,117 @@ class Producer:
             known.watchers.pop(recount, None)
             self._cluster.forget(known)
 
-    def _add(self, topic: str, slices: Sequence[Slice], strict: bool = False) -> list[_Added]:
+    def _add(self, topic: str, slices: Sequence[Slice], *, strict: bool) -> list[Added]:
         if self._closed is not None:
             raise self._closed.again()
+        if topic not in self._maps:
+            raise TopicNotFound(f"no topic {topic!r}: it was deleted")
         added = []
         for item in slices:
-            partition = item.partition
-            outbox = self._outboxes.get((topic, partition))
+            outbox = self._outboxes.get((topic, item.partition))
             if outbox is None:
-                limit = self._cluster.timeout
-                if topic not in self._maps:
-                    raise TopicNotFound(f"no topic {topic!r}: it was deleted")
-                outbox = Outbox(self._maps[topic][0], partition, limit, self._bodies, self._tasks)
-                self._outboxes[topic, partition] = outbox
-            answers = outbox.add(item, strict=strict)
-            added.append(_Added(partition, item.durability, item.places, answers))
+                where, limit = self._maps[topic][0], self._cluster.timeout
+                outbox = Outbox(where, item.partition, limit, self._bodies, self._room, self._tasks)
+                self._outboxes[topic, item.partition] = outbox
+            added.append(Added(outbox, item.durability, item.places, outbox.add(item, strict=strict)))
         return added
 
-    async def _collect(self, topic: str, added: list[_Added], size: int, length: int) -> list[Published]:
-        """Wait for the answers and put them into the order of the call."""
-        results: list[Any] = [None] * size
-        error: Exception | None = None
+    async def _collect(self, topic: str, entry: Entry, size: int) -> list[Published | Exception]:
+        """Wait for the answers and put them into the order of the call; who goes takes along what it can."""
+        answers: list[Any] = [None] * size
         try:
-            for partition, durability, places, answers in added:
-                found: list[Published] = []
-                for answer in answers:
+            for outbox, durability, places, tickets in entry.added:
+                at = 0
+                for ticket in tickets:
                     try:
-                        found += self._read(topic, partition, durability, await answer)
-                    except Exception as problem:
-                        error = error or problem
-                for place, result in zip(places, found, strict=False):
-                    results[place] = result
-        finally:
-            self._room.give(size, length)
-        if error is not None:
-            self._doubt(topic, added, error)
-            raise error
-        return results
+                        reply = await ticket.answer
+                    except Exception as error:
+                        self._doubt(topic, outbox.partition, error)
+                        found: list[Published | Exception] = [error] * ticket.count
+                    else:
+                        found = _read(outbox.partition, durability, ticket, reply)
+                    for offset, refusal in ticket.refused.items():  # in their order
+                        found.insert(offset, refusal)
+                    for place, answer in zip(places[at : at + len(found)], found, strict=True):
+                        answers[place] = answer
+                    at += len(found)
+        except BaseException:
+            _withdraw(entry)
+            raise
+        return answers
 
-    async def _count(self, topic: str, added: list[_Added], size: int, length: int) -> Tally:
+    async def _count(self, topic: str, entry: Entry) -> Tally:
         """Wait for the answers and count them."""
         tally = Tally()
-        error: Exception | None = None
-        try:
-            for item in added:
-                for answer in item.answers:
-                    try:
-                        tally += self._sum_up(topic, await answer)
-                    except Exception as problem:
-                        error = error or problem
-        finally:
-            self._room.give(size, length)
-        if error is not None:
-            self._doubt(topic, added, error)
-            raise error
+        failure: Exception | None = None
+        for item in entry.added:
+            for ticket in item.tickets:
+                try:
+                    reply = await ticket.answer
+                    assert reply is not None, "bodies that are refused fail all"
+                    tally += _sum_up(ticket, reply)
+                except Exception as error:
+                    self._doubt(topic, item.outbox.partition, error)
+                    failure = failure or error
+        if failure is not None:
+            raise failure
         return tally
 
-    def _doubt(self, topic: str, added: list[_Added], error: Exception) -> None:
+    def _doubt(self, topic: str, partition: int, error: Exception) -> None:
         """Ask for the number of partitions again where the topic may be another one by now, with fewer."""
-        beyond = isinstance(error, InvalidArgument) and any(item.partition for item in added)
-        if beyond:
+        if isinstance(error, InvalidArgument) and partition:
             self._partitions.pop(topic, None)
         elif isinstance(error, TopicNotFound):
             self._forget(topic)
 
-    def _sum_up(self, topic: str, answer: Answer) -> Tally:
-        """Count the answers for the messages of one call in one frame; bodies that nobody needs go."""
-        parcel, reply, start, count = answer
-        places = [place for place in reply.duplicates if start <= place < start + count]
-        # Sent twice, a duplicate may be this very message, and the body in use.
-        unused = [] if parcel.resent else list(places)
-        if reply.unowed:
-            unused += set(range(start, start + count)) - set(places)
-        self._bodies.forget(topic, [parcel.bodies[place][0] for place in unused if place in parcel.bodies])
-        rest = count - len(places)
-        return Tally(0 if reply.unowed else rest, len(places), rest if reply.unowed else 0)
 
-    def _read(self, topic: str, partition: int, durability: str, answer: Answer) -> list[Published]:
-        """The answers for the messages of one call in one frame."""
-        parcel, reply, start, count = answer
-        uids = parcel.flat[start * 3 + 1 : (start + count) * 3 : 3]
-        if not reply.duplicates and not reply.unowed and not reply.delayed:
-            first = reply.first + start
-            return [
-                Published(partition, uid, reply.ledger, entry, durability)
-                for entry, uid in enumerate(uids, first)
-            ]
-        entry = reply.first + start - sum(place < start for place in reply.duplicates)
-        found = []
-        lost = []
-        for place, uid in enumerate(uids, start):
-            if (first_id := reply.duplicates.get(place)) is not None:
-                ledger, _, number = first_id.partition("-")
-                found.append(Published(partition, uid, int(ledger), int(number), durability, duplicate=True))
-                # Sent twice, the duplicate may be this very message, and the body in use.
-                unused = not parcel.resent
-            elif reply.unowed:
-                found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
-                unused = True
-            elif reply.delayed:
-                found.append(Published(partition, uid, 0, 0, durability, delayed=True))
-                unused = False
-            else:
-                found.append(Published(partition, uid, reply.ledger, entry, durability))
-                entry += 1
-                unused = False
-            if unused and place in parcel.bodies:
-                lost.append(parcel.bodies[place][0])
-        self._bodies.forget(topic, lost)
-        return found
+def _withdraw(entry: Entry) -> None:
+    """Nobody waits any more: what was never sent is not going to be."""
+    for item in entry.added:
+        item.withdraw()
+
+
+def _measured(slices: list[Slice]) -> list[Slice]:
+    """Slices whose texts are right, and counted."""
+    for item in slices:
+        check_texts(item.flat)
+        item.text = sum(map(len, item.flat))
+    return slices
+
+
+def _sum_up(ticket: Ticket, reply: wire.PublishReply) -> Tally:
+    """Count the answers for the messages of one call in one frame."""
+    start, count = ticket.start, ticket.count
+    duplicates = sum(start <= place < start + count for place in reply.duplicates)
+    rest = count - duplicates
+    return Tally(0 if reply.unowed else rest, duplicates, rest if reply.unowed else 0)
+
+
+def _read(
+    partition: int, durability: str, ticket: Ticket, reply: wire.PublishReply | None
+) -> list[Published | Exception]:
+    """The answers for the messages of one call in one frame; of none if they were refused."""
+    if reply is None:
+        return []
+    start, count = ticket.start, ticket.count
+    uids = ticket.parcel.flat[start * 3 + 1 : (start + count) * 3 : 3]
+    if not reply.duplicates and not reply.unowed and not reply.delayed:
+        first = reply.first + start
+        return [
+            Published(partition, uid, reply.ledger, entry, durability)
+            for entry, uid in enumerate(uids, first)
+        ]
+    entry = reply.first + start - sum(place < start for place in reply.duplicates)
+    found: list[Published | Exception] = []
+    for place, uid in enumerate(uids, start):
+        if (first_id := reply.duplicates.get(place)) is not None:
+            ledger, _, number = first_id.partition("-")
+            found.append(Published(partition, uid, int(ledger), int(number), durability, duplicate=True))
+        elif reply.unowed:
+            found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
+        elif reply.delayed:
+            found.append(Published(partition, uid, 0, 0, durability, delayed=True))
+        else:
+            found.append(Published(partition, uid, reply.ledger, entry, durability))
+            entry += 1
+    return found

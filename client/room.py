@@ -1,49 +1,58 @@
 """A limit to what waits to be published."""
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
+from collections.abc import Callable
 
 
 class Room:
-    """A limit to the messages and bytes that wait to be published; those who wait for room queue up."""
+    """A limit to the messages and bytes that are queued.
+
+    Room is taken by what is queued, and given back when that ends, whatever became of those who wait for it.
+    Who finds none waits in line; nobody comes in between, also not while those let in have yet to notice.
+    """
 
     def __init__(self, messages: int, length: int) -> None:
         self._messages = messages
         self._length = length
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._line: OrderedDict[Callable[[], None], None] = OrderedDict()
+        self._opening: asyncio.Handle | None = None
 
-    async def take(self, messages: int, length: int) -> None:
-        """Wait for room; the last one in may use more than there is."""
-        if self._messages <= 0 or self._length <= 0 or self._waiting:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            except BaseException:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                self._next()
-                raise
+    @property
+    def free(self) -> bool:
+        """Whether who comes now may go in at once; the last one in may use more than there is."""
+        return self._messages > 0 and self._length > 0 and not self._line
+
+    def take(self, messages: int, length: int) -> None:
+        """Go in."""
         self._messages -= messages
         self._length -= length
-        self._next()
 
     def give(self, messages: int, length: int) -> None:
-        """Let the next one in."""
+        """What was queued has ended."""
         self._messages += messages
         self._length += length
-        self._next()
+        self._open_soon()
 
-    def close(self, error: Exception) -> None:
-        """Let nobody in any more."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
+    def wait(self, enter: Callable[[], None]) -> None:
+        """Have `enter` called, which takes room, when those before are in and there is some."""
+        self._line[enter] = None
 
-    def _next(self) -> None:
-        while self._waiting and self._messages > 0 and self._length > 0:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
+    def leave(self, enter: Callable[[], None]) -> None:
+        """Wait no more."""
+        self._line.pop(enter, None)
+        self._open_soon()
+
+    def _open_soon(self) -> None:
+        # Not at once: who gives room back may be in the middle of something that those let in would change.
+        if self._line and self._opening is None:
+            self._opening = asyncio.get_running_loop().call_soon(self.open)
+
+    def open(self) -> None:
+        """Let those in who wait, as far as there is room."""
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+        while self._line and self._messages > 0 and self._length > 0:
+            enter, _ = self._line.popitem(last=False)
+            enter()

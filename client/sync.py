@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from client.aio import AsyncClient
 from client.bridge import Bridge, LoopThread
 from client.columns import Columns, Tally
-from client.errors import ConnectionClosed, InvalidArgument
+from client.errors import BrokerError, ConnectionClosed, InvalidArgument, answers
 from client.message import Message
 from client.payloads import PayloadStore
 from client.sync_consumer import SyncConsumer
@@ -337,13 +337,23 @@ class Client:
         )
 
     def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
-        """Publish messages, those of a partition in the order given; raises the first error."""
+        """Publish messages, those of a partition in the order given; answers when all are stored.
+
+        If some are and others are not it raises PublishFailed, whose `published` has what became of each. If
+        all have failed alike it raises just that: TopicNotFound, say.
+        """
         # The caller's iterable runs in the caller's thread: it may block.
-        published: list[Published] = []
+        published: list[Published | Exception] = []
         rest = iter(messages)
         while some := list(islice(rest, _SLICE)):
-            published += self._call(self._client.publish_many, topic, some)
-        return published
+            try:
+                published += self._call(self._client._producer.publish, topic, some)
+            except BrokerError as error:
+                if not published:
+                    raise
+                published += [error] * len(some)
+                break
+        return answers(published)
 
     def publish_columns(self, topic: str, columns: Columns) -> Future[Tally]:
         """Queue messages given by columns, a few thousand at a time; the future tells what became of them.
@@ -364,7 +374,7 @@ class Client:
         attributes: Mapping[str, str] | None = None,
         durability: str | None = None,
     ) -> dict[str, Published]:
-        """Publish the same message to several topics; raises the first error when all have ended."""
+        """Publish the same message to several topics; it fails as publish_many does, in the topics' order."""
         return self._call(
             self._client.fan_out, topics, data, key=key, attributes=attributes, durability=durability
         )

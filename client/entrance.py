@@ -1,0 +1,188 @@
+"""The way in for what is published: in the order of the calls, whoever has to wait for what."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from client.errors import BrokerError, ConnectionClosed
+from client.outbox import Added
+from client.outgoing import Slice
+from client.room import Room
+from client.tasks import Tasks, shared
+
+_ENDED = "the client was closed"
+
+
+class Entry:
+    """Messages of a call on their way into the outboxes; `added` says where they are once they are in."""
+
+    __slots__ = ("_add", "_inside", "_slices", "_sort", "added", "count")
+
+    def __init__(self, sort: Callable[[int], list[Slice]], add: Callable[[list[Slice]], list[Added]]) -> None:
+        self.added: list[Added] = []  # none before it is in
+        self.count = 0  # of the topic's partitions, by which they were sorted
+        self._sort: Callable[[int], list[Slice]] | None = sort
+        self._add = add
+        self._slices: list[Slice] = []
+        self._inside: asyncio.Future[None] | None = None  # while somebody waits for that
+
+    def sort(self, count: int) -> None:
+        """Find out what goes into which partition."""
+        assert self._sort is not None
+        self.count = count
+        self._slices = self._sort(count)
+        self._sort = None
+
+    def add(self) -> None:
+        """Go in."""
+        slices, self._slices = self._slices, []
+        self.added = self._add(slices)
+
+    def enter(self) -> None:
+        """Go in, for somebody who waits and hears how it went."""
+        try:
+            self.add()
+        except Exception as error:
+            self.fail(error)
+        else:
+            if self._inside is not None and not self._inside.done():
+                self._inside.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """It cannot go in."""
+        if self._inside is not None and not self._inside.done():
+            self._inside.set_exception(error)
+
+    async def wait(self) -> None:
+        """Wait until it is in."""
+        self._inside = asyncio.get_running_loop().create_future()
+        try:
+            await self._inside
+        finally:
+            self._sort, self._slices = None, []  # who has gone keeps no bodies in a line
+
+
+class _Line:
+    """Those who wait to publish to a topic: for its number of partitions, or until a long call is through."""
+
+    __slots__ = ("holder", "waiting")
+
+    def __init__(self) -> None:
+        self.holder: object = None  # the long call
+        self.waiting: OrderedDict[Entry, object] = (
+            OrderedDict()
+        )  # and the long call that each is the first of
+
+
+class Entrance:
+    """Lets the calls to each topic in in their order: none overtakes one that waits for something."""
+
+    def __init__(
+        self, room: Room, count: Callable[[str], int | None], look_up: Callable[[str], Awaitable[int]]
+    ) -> None:
+        self._room = room
+        self._count = count  # of a topic's partitions, as far as is known
+        self._look_up = look_up
+        self._lookups: dict[str, asyncio.Task[int]] = {}
+        self._lines: dict[str, _Line] = {}
+        self._entries: set[Entry] = set()  # that wait
+        self._tasks = Tasks()
+
+    async def enter(self, topic: str, entry: Entry, long: object = None) -> None:
+        """Go in behind those who came before; all parts of a `long` call before those who come after it.
+
+        Who says that a call is long says when it is through.
+        """
+        line = self._lines.get(topic)
+        if line is not None and (long is None or line.holder is not long):
+            line.waiting[entry] = long
+        elif count := self._count(topic):
+            if long is not None and line is None:
+                self._lines[topic] = line = _Line()
+                line.holder = long
+            self._sort(entry, count)
+        elif line is not None:
+            self._sort(entry, await self.ask(topic))
+        else:
+            self._lines[topic] = line = _Line()
+            line.waiting[entry] = long
+            self._ask(topic)
+        if not entry.added:
+            await self._wait(topic, entry)
+
+    def through(self, topic: str, long: object) -> None:
+        """All of a long call is in, or given up."""
+        line = self._lines.get(topic)
+        if long is not None and line is not None and line.holder is long:
+            self._move_on(topic, line)
+
+    async def ask(self, topic: str) -> int:
+        """Ask how many partitions there are: once, for all who want to know."""
+        return await shared(self._ask(topic), _ENDED)
+
+    async def close(self, error: BrokerError) -> None:
+        """Let nobody in any more."""
+        for entry in self._entries:
+            entry.fail(error.again())
+        await self._tasks.cancel()
+
+    async def _wait(self, topic: str, entry: Entry) -> None:
+        self._entries.add(entry)
+        try:
+            await entry.wait()
+        finally:
+            self._entries.discard(entry)
+            self._room.leave(entry.enter)
+            if (line := self._lines.get(topic)) is not None:
+                line.waiting.pop(entry, None)
+
+    def _sort(self, entry: Entry, count: int) -> None:
+        entry.sort(count)
+        if self._room.free:
+            entry.add()
+        else:
+            self._room.wait(entry.enter)
+
+    def _move_on(self, topic: str, line: _Line) -> None:
+        """Let those in who wait for a topic, up to one who comes in several parts."""
+        line.holder = None
+        while line.waiting:
+            if not (count := self._count(topic)):
+                self._ask(topic)
+                return
+            entry, line.holder = line.waiting.popitem(last=False)
+            try:
+                entry.sort(count)
+            except Exception as error:
+                entry.fail(error)
+            else:
+                self._room.wait(entry.enter)
+            if line.holder is not None:
+                break
+        else:
+            del self._lines[topic]
+        self._room.open()
+
+    def _ask(self, topic: str) -> asyncio.Task[int]:
+        lookup = self._lookups.get(topic)
+        if lookup is None:
+            lookup = self._lookups[topic] = self._tasks.start(self._look_up_now(topic))
+            lookup.add_done_callback(partial(self._told, topic))
+        return lookup
+
+    async def _look_up_now(self, topic: str) -> int:
+        return await self._look_up(topic)
+
+    def _told(self, topic: str, lookup: asyncio.Task[int]) -> None:
+        del self._lookups[topic]
+        line = self._lines.get(topic)
+        if line is None or line.holder is not None:
+            return
+        error = ConnectionClosed(_ENDED) if lookup.cancelled() else lookup.exception()
+        if error is None:
+            self._move_on(topic, line)
+            return
+        del self._lines[topic]
+        for entry in line.waiting:
+            entry.fail(error.again() if isinstance(error, BrokerError) else error)
