@@ -15,7 +15,6 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from types import TracebackType
-from typing import cast
 from weakref import WeakSet
 
 from client import wire
@@ -170,7 +169,7 @@ class AsyncClient(Administration, Reading):
         attributes: Mapping[str, str] | None = None,
         durability: str | None = None,
     ) -> dict[str, Published]:
-        """Publish the same message to several topics; it fails as publish_many does, in the topics' order."""
+        """Publish the same message to several topics; raises the first error when all have ended."""
         if isinstance(topics, str):
             raise InvalidArgument(f"topics is {topics!r}: use a list of names, or publish")
         names = list(dict.fromkeys(topics))
@@ -181,10 +180,12 @@ class AsyncClient(Administration, Reading):
             ),
             return_exceptions=True,
         )
-        for answer in found:
-            if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+        published = {}
+        for topic, answer in zip(names, found, strict=True):
+            if isinstance(answer, BaseException):
                 raise answer
-        return dict(zip(names, answers(cast("list[Published | Exception]", found)), strict=True))
+            published[topic] = answer
+        return published
 
     def subscribe(
         self,

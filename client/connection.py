@@ -16,7 +16,7 @@ from client.wire import Frame, Properties, Type
 _ERRORS = {
     item.code: item
     for item in vars(errors).values()
-    if isinstance(item, type) and issubclass(item, BrokerError) and not issubclass(item, ExceptionGroup)
+    if isinstance(item, type) and issubclass(item, BrokerError)
 }
 _LOST_AFTER = 3  # heartbeat intervals without a byte from the other side
 _SILENCE = 2.0  # seconds without a byte from a worker that owes an answer, until it is suspected

@@ -182,38 +182,31 @@ class DurabilityNotReached(BrokerError):
         self.stored = stored
 
 
-class PublishFailed(BrokerError, ExceptionGroup[Exception]):
-    """Some messages of a call failed; `published` has the answer or the error of each of them."""
+class PublishFailed(BrokerError):
+    """Some messages of a call failed; `published` has the answer or the error of each, in their order."""
 
-    published: "Sequence[Published | Exception]"
-
-    def __new__(cls, text: str, errors: Sequence[Exception], *_: object) -> Self:
-        """As Python makes groups of exceptions."""
-        return super().__new__(cls, text, errors)
-
-    def __init__(
-        self, text: str, errors: Sequence[Exception], published: "Sequence[Published | Exception]" = ()
-    ) -> None:
-        super().__init__(text, errors)
+    def __init__(self, text: str, published: "Sequence[Published | Exception]" = ()) -> None:
+        super().__init__(text)
         self.published = published
-        self.retriable = all(getattr(error, "retriable", False) for error in errors)
+        self.exceptions = _distinct(published)  # each error once
+        self.retriable = all(getattr(error, "retriable", False) for error in self.exceptions)
 
-    def derive(self, excs: Sequence[Exception]) -> Self:  # type: ignore[override]
-        """The same with some of its errors, as `except*` wants it."""
-        return type(self)(self.message, excs, self.published)
+
+def _distinct(published: "Sequence[Published | Exception]") -> tuple[Exception, ...]:
+    return tuple({id(answer): answer for answer in published if isinstance(answer, Exception)}.values())
 
 
 def answers(published: "Sequence[Published | Exception]") -> "list[Published]":
     """What was published; PublishFailed unless all was, or what went wrong where that is the same for all."""
-    errors = list({id(answer): answer for answer in published if isinstance(answer, Exception)}.values())
+    errors = _distinct(published)
     if not errors:
         return cast("list[Published]", published)
     failed = sum(isinstance(answer, Exception) for answer in published)
-    if failed == len(published) and len({type(error) for error in errors}) == 1:
+    if failed == len(published) and len(set(map(type, errors))) == 1:
         raise errors[0]
     raise PublishFailed(
-        f"{failed} of {len(published)} messages were not published: {errors[0]}", errors, published
-    )
+        f"{failed} of {len(published)} messages were not published: {errors[0]}", published
+    ) from errors[0]
 
 
 class IncompatibleVersion(BrokerError):

@@ -124,6 +124,8 @@ class Producer:
         self, topic: str, sort: Callable[[int], list[Slice]], long: object = None, *, strict: bool = False
     ) -> Entry:
         """Queue messages behind those of the calls before."""
+        if self._closed is not None:
+            raise self._closed.again()
         entry = Entry(sort, partial(self._add, topic, strict=strict))
         try:
             await self._entrance.enter(topic, entry, long)

@@ -374,7 +374,7 @@ class Client:
         attributes: Mapping[str, str] | None = None,
         durability: str | None = None,
     ) -> dict[str, Published]:
-        """Publish the same message to several topics; it fails as publish_many does, in the topics' order."""
+        """Publish the same message to several topics; raises the first error when all have ended."""
         return self._call(
             self._client.fan_out, topics, data, key=key, attributes=attributes, durability=durability
         )

@@ -104,7 +104,7 @@ async def _publish_many(
     from rich.console import Console
     from rich.progress import Progress
 
-    from client.errors import DurabilityNotReached
+    from client.errors import DurabilityNotReached, PublishFailed
 
     first = last = None
     unowed = 0
@@ -116,12 +116,12 @@ async def _publish_many(
             size = min(BATCH, count - start)
             try:
                 answers = await client.publish_many(topic, [message] * size)
-            except DurabilityNotReached as error:
-                raise DurabilityNotReached(
-                    f"{error} (of {count}, {start} before these {size} were published, and "
-                    f"{count - start - size} behind them were not sent)",
-                    stored=error.stored,
-                ) from error
+            except (DurabilityNotReached, PublishFailed) as error:
+                where = f"of {count}, {start} before these {size} were published, and "
+                where += f"{count - start - size} behind them were not sent"
+                if isinstance(error, PublishFailed):
+                    raise PublishFailed(f"{error} ({where})", error.published) from error
+                raise DurabilityNotReached(f"{error} ({where})", stored=error.stored) from error
             first = first or answers[0].id
             last = answers[-1].id
             unowed += sum(answer.no_subscribers for answer in answers)
