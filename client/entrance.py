@@ -17,15 +17,16 @@ _ENDED = "the client was closed"
 class Entry:
     """Messages of a call on their way into the outboxes; `added` says where they are once they are in."""
 
-    __slots__ = ("_add", "_inside", "_slices", "_sort", "added", "count")
+    __slots__ = ("_add", "_slices", "_sort", "_waiter", "added", "count", "inside")
 
     def __init__(self, sort: Callable[[int], list[Slice]], add: Callable[[list[Slice]], list[Added]]) -> None:
-        self.added: list[Added] = []  # none before it is in
+        self.inside = False
+        self.added: list[Added] = []
         self.count = 0  # of the topic's partitions, by which they were sorted
         self._sort: Callable[[int], list[Slice]] | None = sort
         self._add = add
         self._slices: list[Slice] = []
-        self._inside: asyncio.Future[None] | None = None  # while somebody waits for that
+        self._waiter: asyncio.Future[None] | None = None  # for that
 
     def sort(self, count: int) -> None:
         """Find out what goes into which partition."""
@@ -38,6 +39,7 @@ class Entry:
         """Go in."""
         slices, self._slices = self._slices, []
         self.added = self._add(slices)
+        self.inside = True
 
     def enter(self) -> None:
         """Go in, for somebody who waits and hears how it went."""
@@ -46,19 +48,19 @@ class Entry:
         except Exception as error:
             self.fail(error)
         else:
-            if self._inside is not None and not self._inside.done():
-                self._inside.set_result(None)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
 
     def fail(self, error: BaseException) -> None:
         """It cannot go in."""
-        if self._inside is not None and not self._inside.done():
-            self._inside.set_exception(error)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
 
     async def wait(self) -> None:
         """Wait until it is in."""
-        self._inside = asyncio.get_running_loop().create_future()
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._inside
+            await self._waiter
         finally:
             self._sort, self._slices = None, []  # who has gone keeps no bodies in a line
 
@@ -108,7 +110,7 @@ class Entrance:
             self._lines[topic] = line = _Line()
             line.waiting[entry] = long
             self._ask(topic)
-        if not entry.added:
+        if not entry.inside:
             await self._wait(topic, entry)
 
     def through(self, topic: str, long: object) -> None:

@@ -83,7 +83,6 @@ class Producer:
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
-        len(columns)  # raises what is wrong
         entry = await self._enter(topic, partial(self._sort_columns, columns), strict=True)
         return self._collecting.start(self._count(topic, entry))
 
@@ -118,6 +117,8 @@ class Producer:
         return _measured(sort(messages, count, self._group, self._cluster.drift))
 
     def _sort_columns(self, columns: Columns, count: int) -> list[Slice]:
+        if not len(columns):
+            return []
         return _measured(sort_columns(columns, count, self._group, self._cluster.drift))
 
     async def _enter(
@@ -130,7 +131,8 @@ class Producer:
         try:
             await self._entrance.enter(topic, entry, long)
         except BaseException:
-            _withdraw(entry)
+            if not strict:  # which leaves no gaps
+                _withdraw(entry)
             raise
         return entry
 

@@ -170,3 +170,10 @@ async def test_what_is_too_large_is_refused_before_anything_is_sent(worker: Scri
         (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
         with pytest.raises(MessageTooLarge, match="key has 2000 bytes"):
             await call
+
+
+async def test_no_rows_are_nothing_to_publish(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        call = asyncio.create_task(client.publish_columns("orders", Columns(keys=[])))
+        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
+        assert await (await call) == Tally()
