@@ -115,7 +115,7 @@ def _bytes(text: str) -> int:
 def check_room(consumers: Sequence[Room]) -> int:
     """All permits together, if names, permits and leases can be right."""
     total = 0
-    for consumer, permits, lease_ms, spare in consumers:
+    for consumer, permits, lease_ms, spare, _ in consumers:
         check_name("consumer", consumer)
         total += check_int("permits", permits, 0, MAX_PERMITS)
         check_int("lease_ms", lease_ms, 1, MAX_MS)

@@ -86,6 +86,11 @@ class Settings(BaseSettings):
         ge=1024,
         description="Bytes of publishes that may wait for Redis in one worker, and of unfinished frames.",
     )
+    max_unsent_bytes: ByteSize = Field(
+        default=ByteSize(256 * MIB),
+        ge=1024,
+        description="Bytes that may wait in one worker for clients to read; beyond, the slowest are closed.",
+    )
     payloads: str = Field(
         default="", description="URL of the payload store for clients; by default the same Redis."
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
+_FETCHES = 16  # under way for one client, each of which may bring it a megabyte
 _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
 _REQUESTS = 200  # requests that one connection may have under way
 _TURNS = 2  # of those that may read and answer a lot: while Redis reads for one, the other is answered
@@ -44,6 +45,8 @@ class Connection(asyncio.Protocol):
         self.topics: set[str] = set()  # whose maps it has, and so hears of moves
         self.store = ""  # the payload store that it can delete from: see broker.disposal
         self.writable = True
+        self.fetches = 0  # under way for its consumers
+        self.unsent = 0  # bytes that waited to be sent when that was last looked at
         self.greeted = False  # INFO has been exchanged
         self.heard = 0.0  # when the last frame came, by the loop's clock
         self.peer = ""  # its address, and who it says it is: for the log
@@ -54,6 +57,7 @@ class Connection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._inflight = 0
         self._requests = 0
+        self._full = False  # too many fetches have been under way
         self._heavy: deque[Frame] = deque()  # requests that wait for their turn
         self._turns = 0  # of these that are under way
         self._drained = asyncio.Event()  # the client reads
@@ -64,6 +68,19 @@ class Connection(asyncio.Protocol):
     def alive(self) -> bool:
         """Whether anything that is sent can still arrive."""
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether messages may be fetched for it."""
+        self._full |= self.fetches >= _FETCHES
+        return self.writable and not self._full
+
+    def relieve(self) -> None:
+        """Fetches have ended: those that wait for their turn may go on."""
+        if self._full and self.fetches <= _FETCHES // 2:
+            self._full = False
+            for consumer in list(self.streams.values()):
+                consumer.give(0)
 
     @property
     def waiting(self) -> int:
@@ -144,6 +161,8 @@ class Connection(asyncio.Protocol):
         self._greeting.cancel()
         self._drained.set()
         self._drop_input()
+        self.worker.unsent -= self.unsent
+        self.unsent = 0
         self.worker.miss(self.streams.values())
         for consumer in list(self.streams.values()):
             consumer.forget()
@@ -162,7 +181,16 @@ class Connection(asyncio.Protocol):
         """Write what was sent, now."""
         if self._unsent and self._transport is not None:
             self._transport.write(b"".join(self._unsent))
+            self.measure()
+            if self.worker.unsent > self.worker.settings.max_unsent_bytes:
+                self.worker.drop_slow_readers()
         self._unsent.clear()
+
+    def measure(self) -> None:
+        """Look at what waits to be sent."""
+        if self._transport is not None:
+            before, self.unsent = self.unsent, self._transport.get_write_buffer_size()
+            self.worker.unsent += self.unsent - before
 
     def refuse(self, error: Exception, sequence: int) -> None:
         """Answer a request with an error."""

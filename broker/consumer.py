@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from broker.dispatcher import Dispatcher
 
 FRAME = 250_000  # characters of messages in one frame, about
+SHARE = 1024 * 1024  # bytes of messages for one consumer in one fetch
 _SHARE = 64  # permits below which a share of them is not worth its own call
 
 
@@ -89,10 +90,11 @@ class Consumer:
     @property
     def has_room(self) -> bool:
         """Whether a fetch may name it now."""
-        return self.credit > 0 and not self.paused and self.connection.writable
+        return self.credit > 0 and not self.paused and self.connection.takes_more
 
     def reserve(self) -> int:
         """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
+        self.connection.fetches += 1
         credit = self.credit
         share = credit if len(self.dispatchers) == 1 else max(min(credit, _SHARE), credit // 2)
         self.credit -= share
@@ -107,6 +109,7 @@ class Consumer:
 
     def unreserve(self, permits: int, left: int) -> None:
         """A fetch has ended, with some of its permits left; give() then says so."""
+        self.connection.fetches -= 1
         self.reserved -= permits
         self.credit = min(self.permits, self.credit + left)
 

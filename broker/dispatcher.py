@@ -11,7 +11,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from broker.consumer import Consumer
+from broker.consumer import SHARE, Consumer
 from broker.handover import count_messages, flat_receipts, held_frames, without
 from broker.instants import NEVER, instant
 from broker.member import NotOwner
@@ -30,6 +30,7 @@ FEW, MANY = (
     64,
 )  # consumers with the most room that a fetch names; many while there is more to give than to few
 OWN = 64  # and at most so many of those to whom something may come that is theirs alone; twice
+_LEAST = 16  # messages that a fetch may lease, however large they are
 _PATIENCE = (0.05, 1.0)  # seconds between attempts while Redis is away, shortest and longest
 _BY_ROOM = attrgetter("rank")
 
@@ -49,6 +50,7 @@ class Dispatcher:
         self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
         self._starved = False  # nobody has room, and whoever gets some will tell us
         self._width = FEW  # how many of the roomiest the next fetch names
+        self._limit = wire.MAX_BATCH  # messages that the next fetch may lease
         self._others = 0  # who has room besides those that the fetch names
         self._settles = delivery == "at_most_once"
         self._cursor = 0  # the last entry that a fetch has passed
@@ -344,7 +346,7 @@ class Dispatcher:
             else:
                 consumer.want()
         named.sort(key=_BY_ROOM)
-        rooms = [Room(one.name, one.reserve(), one.lease_ms, one.spare) for one in named]
+        rooms = [Room(one.name, one.reserve(), one.lease_ms, one.spare, SHARE) for one in named]
         for consumer in (
             named[1:] + named[:1]
         ):  # of those with the same room another one comes first next time
@@ -432,6 +434,7 @@ class Dispatcher:
             takers[room.consumer].unreserve(room.permits, left[room.consumer])
         for consumer in takers.values():
             consumer.give(0)
+            consumer.connection.relieve()
 
     def _ask_next(self, fetched: Fetched, spare: dict[str, int]) -> None:
         """Note for whom there may be more than this fetch has given."""
@@ -456,7 +459,10 @@ class Dispatcher:
         if not rooms:
             raise Unavailable("those who had room have gone meanwhile")
         at_ms = self.partition.worker.now_ms()
-        fetched = await engine.fetch_flat(lease, self.subscription, rooms, others=self._others, at_ms=at_ms)
+        fetched = await engine.fetch_flat(
+            lease, self.subscription, rooms, self._limit, others=self._others, at_ms=at_ms
+        )
+        await self._return_unread(lease, fetched)
         if not self._settles:
             return fetched, None
         forgotten: list[int] = []
@@ -472,6 +478,20 @@ class Dispatcher:
                     raise Unavailable(str(error)) from error
                 forgotten += [number for bounds in result.forgotten for number in bounds]
         return fetched, forgotten
+
+    async def _return_unread(self, lease: Lease, fetched: Fetched) -> None:
+        """Give back at once what is more than a fetch may send, and lease as much as fits the next time."""
+        if not fetched.unread:
+            self._limit = min(self._limit * 2, wire.MAX_BATCH)
+            return
+        self._limit = max(_LEAST, sum(len(share.flat) for share in fetched.shares) // 3)
+        try:
+            await self.partition.worker.engine.nack(
+                lease, self.subscription, receipts_of(fetched.unread), charged=False
+            )
+        except Fenced as error:
+            self.partition.lose(lease)
+            raise Unavailable(str(error)) from error  # as after an ack that is fenced, below
 
     def _send(self, consumer: Consumer, share: Share, fetched: Fetched, settled: list[int] | None) -> None:
         if not share.flat:

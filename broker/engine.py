@@ -40,6 +40,7 @@ from broker.arguments import (
 from broker.claims import Claims
 from broker.handover import without_lost
 from broker.keys import check_name, partition_of
+from broker.portions import Portions
 from broker.publishing import Publishing
 from broker.receipts import Receipts, checked_receipts
 from broker.registry import Registry
@@ -344,7 +345,7 @@ class Engine(Claims, Registry, Publishing):
             pack(
                 [
                     part
-                    for name, permits, lease_ms, spare in consumers
+                    for name, permits, lease_ms, spare, _ in consumers
                     for part in (name, permits, permits if spare is None else spare, lease_ms)
                 ]
             ),
@@ -364,10 +365,17 @@ class Engine(Claims, Registry, Publishing):
         if found:
             delivered = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
             self._messages[partition_keys(lease.topic, lease.partition).lease] += delivered
-        ranges = [(first, last) for _, first, last in rows(found, 3)]
-        parts, missing = await self._read(lease, ledgers, ranges)
+        portions = Portions(mode, token, list(rows(found, 3)), [room.size for room in consumers])
+        missing: list[int] = []
+        while ranges := portions.next_ranges(tail.stride):
+            parts, lost = await self._read(lease, ledgers, ranges)
+            missing += lost
+            portions.take(parts)
+        found = portions.found
+        if portions.over:
+            more = 1
         shares: dict[int, Share] = {}
-        for (index, first, last), part in zip(rows(found, 3), parts, strict=True):
+        for (index, first, last), part in zip(rows(found, 3), portions.parts, strict=True):
             share = shares.get(index)
             if share is None:
                 shares[index] = Share(consumers[index].consumer, [first, last], part)
@@ -399,6 +407,7 @@ class Engine(Claims, Registry, Publishing):
             unknown,
             left_out,
             [(consumers[index].consumer, due_ms) for index, due_ms in rows(later, 2)],
+            portions.over,
         )
 
     async def fetch_settled(
@@ -625,6 +634,8 @@ class Engine(Claims, Registry, Publishing):
             for (first, last), part in zip(covering, read, strict=True)
             for entry, fields in entries_of(first, last, part)
         }
+        if texts:
+            tail.measured(len(texts), sum(map(len, chain.from_iterable(texts.values()))))
         parts = [
             [text for entry in range(first, last + 1) for text in texts.get(entry, LOST)]
             if part is None

@@ -136,12 +136,14 @@ class Room(NamedTuple):
     """A consumer, how many messages it can take now, and the lease it asks for.
 
     A free key goes to the one with the most `spare` capacity, on all partitions together; None: its permits.
+    With `size` it gets messages of about so many bytes.
     """
 
     consumer: str
     permits: int
     lease_ms: int = 30_000
     spare: int | None = None
+    size: int | None = None
 
 
 class FetchResult(msgspec.Struct, frozen=True):
@@ -184,6 +186,9 @@ class Fetched(msgspec.Struct, frozen=True):
     later: list[
         tuple[str, int]
     ]  # consumers for whom lanes wait though they have room, and when these are due
+    unread: list[
+        str | int
+    ] = []  # receipts (lane, token, first, last, ...) of what was too large: to be given back
 
 
 class Stale(NamedTuple):

@@ -9,6 +9,8 @@ import msgspec
 from broker.results import Lease, PublishResult
 
 _SEGMENT = 500  # messages; smaller batches are put together
+READ = 4 * 1024 * 1024  # bytes that a fetch reads, about
+FEWEST, MOST = 32, 500  # entries that are read from the log at once, however small they were before
 _BLOCKED = 100  # messages passed that had to wait, so that more is looked at at once
 
 
@@ -33,6 +35,7 @@ class Tail:
         self.starts: list[int] = []  # the first entry of each
         self.cursors: dict[str, int] = {}
         self.blocked: set[str] = set()  # subscriptions whose last fetch passed much that has to wait
+        self.stride = FEWEST  # entries to be read from the log at once
 
     def __contains__(self, entry: int) -> bool:
         return bool(self.starts) and self.starts[0] <= entry < self.segments[-1].end
@@ -50,6 +53,11 @@ class Tail:
             found = found + part if found else part
             first, at = end, at + 1
         return found
+
+    def measured(self, entries: int, size: int) -> None:
+        """So many entries from the log have had so many bytes: the next are likely to be alike."""
+        fitting = READ // (size // entries + 1)
+        self.stride = max(FEWEST, min(fitting, self.stride * 2, MOST))
 
     def keys_after(self, subscription: str, most: int) -> tuple[int, list[str]] | None:
         """The next entry that a subscription has not seen, and the keys from there on, if known."""

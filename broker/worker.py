@@ -78,6 +78,7 @@ class Worker:
         self.stopping = False
         self.inflight = 0  # bytes of publishes under way
         self.buffered = 0  # bytes of frames that are not complete yet
+        self.unsent = 0  # bytes that wait for clients to read, at most
         self.held_back: set[Connection] = set()  # not listened to for now
         self.member = Member(self)
         self._ahead_ms = 0.0  # the clock of Redis minus our monotonic one
@@ -313,6 +314,21 @@ class Worker:
         log.warning("closing %s: %d bytes of an unfinished frame", largest.peer, largest.waiting)
         largest.send(wire.Error("overloaded", "too many unfinished frames; send this one again later"))
         largest.close()
+
+    def drop_slow_readers(self) -> None:
+        """Close the connections that most waits for, if it is too much for all of them together."""
+        for connection in self.connections:
+            connection.measure()
+        while self.unsent > self.settings.max_unsent_bytes:
+            slowest = max(self.connections, key=lambda connection: connection.unsent, default=None)
+            if (
+                slowest is None or not slowest.unsent
+            ):  # it waits for such as were not let in, and end by themselves
+                return
+            log.warning("closing %s: %d bytes wait for it to read", slowest.peer, slowest.unsent)
+            self.unsent -= slowest.unsent
+            slowest.unsent = 0
+            slowest.abort()
 
     # Partitions
 

@@ -66,6 +66,12 @@ def serve(
         str | None,
         flag("Bytes of publishes that may wait for Redis in one worker, and of unfinished frames.", "SIZE"),
     ] = None,
+    max_unsent_bytes: Annotated[
+        str | None,
+        flag(
+            "Bytes that may wait in one worker for clients to read; beyond, the slowest are closed.", "SIZE"
+        ),
+    ] = None,
     payloads: Annotated[
         str | None, flag("URL of the payload store for clients; by default the same Redis.", "URL")
     ] = None,

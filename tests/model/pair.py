@@ -264,7 +264,7 @@ class Pair:
                 taken[delivery.consumer] += len(delivery.messages)
             asked = [
                 Room(name, permits - taken[name], lease_ms, None if spare is None else spare - taken[name])
-                for name, permits, lease_ms, spare in asked
+                for name, permits, lease_ms, spare, _ in asked
             ]
         raise AssertionError("a fetch that always asks for another one")
 
