@@ -1,0 +1,92 @@
+"""What of a lease is sent: of each consumer the first of its messages, as many as there is room for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.portions import Portions
+from broker.tail import READ
+
+
+def message(entry: int, size: int) -> list[str]:
+    """Key, uid and about of so many characters in all."""
+    return [f"k{entry % 3}", str(entry), "x" * (size - 2 - len(str(entry)))]
+
+
+def read(portions: Portions, sizes: dict[int, int], stride: int) -> None:
+    """Read all that it asks for."""
+    while ranges := portions.next_ranges(stride):
+        portions.take(
+            [
+                [text for entry in range(first, last + 1) for text in message(entry, sizes[entry])]
+                for first, last in ranges
+            ]
+        )
+
+
+def entries(ranges: list[tuple[int, int]]) -> list[int]:
+    return [entry for first, last in ranges for entry in range(first, last + 1)]
+
+
+def sent(portions: Portions, consumer: int) -> list[int]:
+    rows = list(zip(*[iter(portions.found)] * 3, strict=True))
+    return entries([(first, last) for index, first, last in rows if index == consumer])
+
+
+def given_back(portions: Portions) -> list[int]:
+    rows = list(zip(*[iter(portions.over)] * 4, strict=True))
+    return entries([(int(first), int(last)) for _, _, first, last in rows])
+
+
+@pytest.mark.parametrize("mode", ["shared", "exclusive", "key_shared"])
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    sizes=st.lists(st.integers(10, 400), min_size=72, max_size=72),
+    rooms=st.lists(st.integers(1, 1_500), min_size=3, max_size=3),
+    stride=st.integers(1, 20),
+)
+def test_each_consumer_gets_a_prefix_up_to_its_room_and_the_rest_goes_back(
+    mode: str, lengths: list[int], sizes: list[int], rooms: list[int], stride: int
+) -> None:
+    leased, size_of, first = list[tuple[int, int, int]](), dict[int, int](), 1
+    for place, length in enumerate(lengths):
+        leased.append((place % 3, first, first + length - 1))
+        first += length
+    size_of.update(zip(range(1, first), sizes, strict=False))
+    portions = Portions(mode, 7, leased, list(rooms))
+    read(portions, size_of, stride)
+    for consumer, room in enumerate(rooms):
+        its = entries([(start, end) for index, start, end in leased if index == consumer])
+        got = sent(portions, consumer)
+        assert got == its[: len(got)]
+        assert sum(size_of[entry] for entry in got[:-1]) <= room, "only the last one may be too much"
+        if len(got) < len(its):
+            assert sum(size_of[entry] for entry in got) >= room, "there was room for more"
+    everything = sent(portions, 0) + sent(portions, 1) + sent(portions, 2) + given_back(portions)
+    assert sorted(everything) == list(range(1, first))
+    lanes = {"shared": {""}, "exclusive": {"="}, "key_shared": {"=k0", "=k1", "=k2"}}[mode]
+    assert set(portions.over[::4]) <= lanes
+    assert set(portions.over[1::4]) <= {7}
+
+
+def test_all_consumers_together_get_no_more_than_a_fetch_may_read() -> None:
+    count, size = 100, 60_000
+    leased = [(consumer, consumer * count + 1, consumer * count + count) for consumer in range(10)]
+    portions = Portions("shared", 1, leased, [1024 * 1024] * 10)
+    read(portions, dict.fromkeys(range(1, 1_001), size), 64)
+    got = sum(len(sent(portions, consumer)) for consumer in range(10))
+    assert READ <= got * size <= READ + 10 * size
+
+
+def test_without_a_room_everything_is_sent() -> None:
+    portions = Portions("key_shared", 1, [(0, 1, 1_000)], [None])
+    read(portions, dict.fromkeys(range(1, 1_001), 60_000), 500)
+    assert sent(portions, 0) == list(range(1, 1_001))
+    assert portions.over == []
+
+
+def test_what_the_log_has_lost_is_not_given_back() -> None:
+    portions = Portions("key_shared", 1, [(0, 1, 3)], [1])
+    [_] = portions.next_ranges(10)
+    portions.take([["k", "1", "about", "", "", "", "k", "3", "about"]])
+    assert portions.over == ["=k", 1, 3, 3]
