@@ -1,6 +1,7 @@
 """How much of what a fetch leased is read and sent: a consumer that reads slowly must not fill our memory."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from broker.arguments import rows
 from broker.tail import READ
@@ -14,7 +15,7 @@ class Portions:
     A consumer gets the first of its messages, so of each lane a prefix: the rest can go back.
     """
 
-    def __init__(self, mode: str, token: int, leased: list[Row], sizes: list[int | None]) -> None:
+    def __init__(self, mode: str, token: int, leased: Iterable[Row], sizes: list[int | None]) -> None:
         self.found: list[int] = []  # what is sent: place of the consumer, first, last, ...
         self.parts: list[list[str]] = []  # key, uid and about of each message, for each of these
         self.over: list[str | int] = []  # receipts of what goes back: lane, token, first, last, ...
