@@ -167,7 +167,7 @@ class Cluster(Events):
                 topic, TopicMap(topic, self._pool, self._ask_map, self._watch, self.forget)
             )
         if not known.known:
-            await self._learn(known)
+            await self.learn(known)
         return known
 
     def forget(self, known: TopicMap) -> None:
@@ -176,7 +176,7 @@ class Cluster(Events):
             del self.maps[known.topic]
             self._pool.forget(known.topic)
 
-    async def _learn(self, known: TopicMap) -> None:
+    async def learn(self, known: TopicMap) -> None:
         """Ask who serves a topic, again while workers come and go; after a failure refresh itself waits."""
         clock = asyncio.get_running_loop().time
         end = clock() + self.timeout

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
-from client.errors import BrokerError, ConnectionClosed
+from client.errors import BrokerError, ConnectionClosed, TopicReplaced
 from client.outbox import Added
 from client.outgoing import Slice
 from client.room import Room
 from client.tasks import Tasks, shared
+from client.types import OutgoingMessage
 
 _ENDED = "the client was closed"
 
@@ -17,28 +18,35 @@ _ENDED = "the client was closed"
 class Entry:
     """Messages of a call on their way into the outboxes; `added` says where they are once they are in."""
 
-    __slots__ = ("_add", "_slices", "_sort", "_waiter", "added", "count", "inside")
+    __slots__ = ("_add", "_slices", "_sort", "_waiter", "added", "inside", "left", "messages", "move")
 
-    def __init__(self, sort: Callable[[int], list[Slice]], add: Callable[[list[Slice]], list[Added]]) -> None:
+    def __init__(
+        self,
+        sort: Callable[[int], list[Slice]],
+        add: Callable[["Entry", list[Slice]], list[Added]],
+        messages: Sequence[OutgoingMessage] = (),
+    ) -> None:
         self.inside = False
         self.added: list[Added] = []
-        self.count = 0  # of the topic's partitions, by which they were sorted
+        self.messages = messages  # kept for as long as they may have to be placed anew
+        self.left = 0  # tickets without an answer, or with one that says so
+        self.move: Move | None = None  # that does so
         self._sort: Callable[[int], list[Slice]] | None = sort
         self._add = add
         self._slices: list[Slice] = []
         self._waiter: asyncio.Future[None] | None = None  # for that
 
-    def sort(self, count: int) -> None:
+    def sort(self, count: int) -> list[Slice]:
         """Find out what goes into which partition."""
         assert self._sort is not None
-        self.count = count
         self._slices = self._sort(count)
-        self._sort = None
+        return self._slices
 
     def add(self) -> None:
         """Go in."""
         slices, self._slices = self._slices, []
-        self.added = self._add(slices)
+        self.added = self._add(self, slices)
+        self._sort, self._slices = None, []
         self.inside = True
 
     def enter(self) -> None:
@@ -63,6 +71,25 @@ class Entry:
             await self._waiter
         finally:
             self._sort, self._slices = None, []  # who has gone keeps no bodies in a line
+
+
+class Move:
+    """What is under way to a topic that was replaced, in its order; to be placed anew once it is answered."""
+
+    __slots__ = ("again", "done", "entries", "error")
+
+    def __init__(self, entries: Iterable[Entry], error: TopicReplaced) -> None:
+        self.entries: list[Entry] = []
+        self.error = error
+        self.again: dict[Entry, Entry | Exception] = {}  # of each what was refused, placed anew
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        """Take one more along."""
+        self.entries.append(entry)
+        entry.move = self
 
 
 class _Line:

@@ -18,6 +18,7 @@ from client.errors import (
     Overloaded,
     ProtocolError,
     TopicNotFound,
+    TopicReplaced,
     Unavailable,
 )
 from client.map import TopicMap
@@ -162,13 +163,17 @@ class Parcel:
 
 
 class Outbox:
-    """The way of one producer into one partition: order holds within it, whatever the durability."""
+    """The way of one producer into one partition: order holds within it, whatever the durability.
+
+    It is of one topic, and not of another one of that name: for that there are others.
+    """
 
     def __init__(
         self, where: TopicMap, partition: int, limit: float, bodies: Bodies, room: Room, tasks: Tasks
     ) -> None:
         self.topic = where.topic
         self.partition = partition
+        self.incarnation = where.incarnation
         self._map = where
         self._peer = where.owner(partition)
         where.watchers[self._look] = None
@@ -188,6 +193,8 @@ class Outbox:
         self._attempt = 0
         self._error: BrokerError | None = None  # what went wrong last
         self._broken: BaseException | None = None  # a strict parcel was given up: none goes out any more
+        self.strict = False  # whether it has ever had anything strict to do
+        self._retired: TopicReplaced | None = None  # nothing goes out any more
 
     def add(self, item: Slice, *, strict: bool = False) -> list[Ticket]:
         """Queue messages and bodies, for which there is room; a ticket for each frame.
@@ -197,15 +204,16 @@ class Outbox:
         """
         flat, bodies, text, dues = item.flat, item.bodies, item.text, item.dues
         size = len(flat) // 3
-        if strict and self._broken is not None:
+        if (refusal := self._retired or (self._broken if strict else None)) is not None:
             refused = Ticket(Parcel(0.0, item.durability, False), self._loop.create_future(), size)
-            refused.fail(self._broken)
+            refused.fail(refusal)
             return [refused]
         tickets = []
         start = 0
         while start < size:
             parcel = self._open_parcel(item.durability, bool(dues))
             parcel.strict |= strict
+            self.strict |= strict
             count = min(size - start, MAX_BATCH - parcel.size)
             if parcel.text + text > self._most:
                 count = _fitting(flat, start, count, self._most - parcel.text)
@@ -269,10 +277,21 @@ class Outbox:
         parcel.length -= length
         self._room.give(messages, length)
 
+    def retire(self, error: TopicReplaced) -> None:
+        """The topic is another one: what was sent is answered still, and all else fails."""
+        self._retired = error
+        self._map.watchers.pop(self._look, None)
+        for parcel in (*self._started, *self._waiting):
+            if parcel.state is not _State.SENT:
+                self._drop(parcel, error)
+            elif parcel.answer is not None and self._sent_to is not None:
+                self._sent_to.wait_while_heard(parcel.answer, error)
+
     @property
     def idle(self) -> bool:
         """Whether nothing is under way, and nothing has to be remembered."""
-        return not (self._started or self._waiting or self._recovery or self._broken)
+        broken = self._broken is not None and self._retired is None
+        return not (self._started or self._waiting or self._recovery or broken)
 
     def close(self, error: BaseException) -> None:
         """Give up what is not answered."""
@@ -348,7 +367,12 @@ class Outbox:
             parcel.close_ranks()
         answer = connection.request(
             wire.Publish(
-                self.topic, self.partition, parcel.durability, again=self._again, due_ms=parcel.dues
+                self.topic,
+                self.partition,
+                parcel.durability,
+                again=self._again,
+                due_ms=parcel.dues,
+                incarnation=self.incarnation,
             ),
             wire.pack(parcel.flat),
         )
@@ -464,6 +488,9 @@ class Outbox:
             self._fail(parcel, error)
 
     def _fail(self, parcel: Parcel, error: BrokerError) -> None:
+        if self._retired is not None:
+            self._drop(parcel, self._retired)
+            return
         if parcel.strict and self._broken is not None:
             parcel.resent = True  # it may have arrived: its body stays
             self._drop(parcel, self._broken)
@@ -474,6 +501,8 @@ class Outbox:
 
     def _drop(self, parcel: Parcel, error: BaseException) -> None:
         in_doubt = _may_be_stored(parcel, error)
+        if parcel.gone:
+            parcel.close_ranks()
         parcel.fail(error)
         self._end(parcel, forget=not in_doubt)
         if parcel.strict and self._broken is None:
@@ -601,10 +630,10 @@ def _may_be_stored(parcel: Parcel, error: BaseException) -> bool:
     """Whether messages that are given up may be in the log all the same: then their bodies stay."""
     if parcel.answer is None:  # never sent
         return False
-    if parcel.resent or (isinstance(error, DurabilityNotReached) and error.stored):
-        return True
     if isinstance(error, TopicNotFound):  # gone with the topic
         return False
+    if parcel.resent or (isinstance(error, DurabilityNotReached) and error.stored):
+        return True
     # Nobody has said what became of it, or somebody has failed who may have stored it before.
     return parcel.state is _State.FAILED or type(error) in (BrokerError, ProtocolError)
 

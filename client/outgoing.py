@@ -16,7 +16,7 @@ class Slice:
     The slices of a partition are in the order of the call; what is for later is in slices of its own.
     """
 
-    __slots__ = ("bodies", "dues", "durability", "flat", "partition", "places", "text")
+    __slots__ = ("bodies", "dues", "durability", "flat", "incarnation", "partition", "places", "text")
 
     def __init__(self, partition: int, durability: str) -> None:
         self.partition = partition
@@ -26,6 +26,7 @@ class Slice:
         self.bodies: dict[int, tuple[str, bytes]] = {}
         self.places: list[int] = []
         self.text = 0  # characters, when they have been counted
+        self.incarnation = 0  # of the topic by whose number of partitions they were placed
 
 
 def sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float = 0.0) -> list[Slice]:

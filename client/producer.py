@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -11,8 +11,8 @@ from client import wire
 from client.bodies import Bodies
 from client.cluster import Cluster
 from client.columns import Columns, Tally, sort_columns
-from client.entrance import Entrance, Entry
-from client.errors import BrokerError, ConnectionClosed, InvalidArgument, TopicNotFound
+from client.entrance import Entrance, Entry, Move
+from client.errors import BrokerError, ConnectionClosed, TopicNotFound, TopicReplaced
 from client.map import TopicMap
 from client.outbox import Added, Outbox, Ticket
 from client.outgoing import Slice, check_texts, sort, sort_one
@@ -37,6 +37,10 @@ class Producer:
         self._partitions: dict[str, int] = {}
         self._maps: dict[str, tuple[TopicMap, Callable[[], None]]] = {}  # and what hears of their changes
         self._outboxes: dict[tuple[str, int], Outbox] = {}
+        self._retired: list[Outbox] = []  # of topics that were replaced, with answers to come
+        self._under_way: dict[str, dict[Entry, None]] = {}  # by topic, in the order in which they went in
+        self._moves: dict[str, Move] = {}  # by topic
+        self._broken: dict[str, TopicReplaced] = {}  # topics to which nothing strict goes any more
         self._room = Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
         self._entrance = Entrance(self._room, self._partitions.get, self._look_up)
         self._tasks = Tasks()
@@ -58,7 +62,7 @@ class Producer:
         try:
             while some := list(islice(rest, _SLICE)):
                 try:
-                    entry = await self._enter(topic, partial(self._sort, some), long)
+                    entry = await self._enter(topic, partial(self._sort, topic, some), some, long)
                     under_way.append((entry, len(some)))
                 except BrokerError as error:
                     if not (under_way or answers):
@@ -79,60 +83,74 @@ class Producer:
             self._entrance.through(topic, long)
             for entry, _ in under_way:
                 _withdraw(entry)
+                self._end(topic, entry)
         return answers
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
-        entry = await self._enter(topic, partial(self._sort_columns, columns), strict=True)
+        entry = await self._enter(topic, partial(self._sort_columns, topic, columns), strict=True)
         return self._collecting.start(self._count(topic, entry))
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
-        while True:
-            entry = await self._enter(topic, partial(self._sort_one, message))
-            (answer,) = await self._collect(topic, entry, 1)
-            if not isinstance(answer, Exception):
-                return answer
-            # Perhaps the topic was made anew, with fewer partitions: then nothing was stored.
-            first = not entry.added[0].outbox.partition or message.partition is not None
-            if first or not isinstance(answer, InvalidArgument):
-                raise answer
-            if await self._entrance.ask(topic) == entry.count:
-                raise answer
+        entry = await self._enter(topic, partial(self._sort_one, topic, message), [message])
+        (answer,) = await self._collect(topic, entry, 1)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def close(self) -> None:
         """Give up what is not answered."""
         self._closed = ConnectionClosed("the client was closed")
         await self._entrance.close(self._closed)
         error = ConnectionClosed("the client was closed before the broker answered")
-        for outbox in self._outboxes.values():
+        for outbox in (*self._outboxes.values(), *self._retired):
             outbox.close(error)
         await self._collecting.finish()  # by now everything has an answer
         await self._tasks.cancel()
 
-    def _sort_one(self, message: OutgoingMessage, count: int) -> list[Slice]:
-        return _measured([sort_one(message, count, self._group, self._cluster.drift)])
+    def _sort_one(self, topic: str, message: OutgoingMessage, count: int) -> list[Slice]:
+        return self._measured(topic, [sort_one(message, count, self._group, self._cluster.drift)])
 
-    def _sort(self, messages: Sequence[OutgoingMessage], count: int) -> list[Slice]:
-        return _measured(sort(messages, count, self._group, self._cluster.drift))
+    def _sort(self, topic: str, messages: Sequence[OutgoingMessage], count: int) -> list[Slice]:
+        return self._measured(topic, sort(messages, count, self._group, self._cluster.drift))
 
-    def _sort_columns(self, columns: Columns, count: int) -> list[Slice]:
+    def _sort_columns(self, topic: str, columns: Columns, count: int) -> list[Slice]:
         if not len(columns):
             return []
-        return _measured(sort_columns(columns, count, self._group, self._cluster.drift))
+        return self._measured(topic, sort_columns(columns, count, self._group, self._cluster.drift))
+
+    def _measured(self, topic: str, slices: list[Slice]) -> list[Slice]:
+        """Slices whose texts are right, and counted."""
+        incarnation = self._incarnation(topic)
+        for item in slices:
+            check_texts(item.flat)
+            item.text = sum(map(len, item.flat))
+            item.incarnation = incarnation
+        return slices
+
+    def _incarnation(self, topic: str) -> int:
+        return self._maps[topic][0].incarnation if topic in self._maps else 0
 
     async def _enter(
-        self, topic: str, sort: Callable[[int], list[Slice]], long: object = None, *, strict: bool = False
+        self,
+        topic: str,
+        sort: Callable[[int], list[Slice]],
+        messages: Sequence[OutgoingMessage] = (),
+        long: object = None,
+        *,
+        strict: bool = False,
     ) -> Entry:
         """Queue messages behind those of the calls before."""
         if self._closed is not None:
             raise self._closed.again()
-        entry = Entry(sort, partial(self._add, topic, strict=strict))
+        entry = Entry(sort, partial(self._add, topic, strict=strict), messages)
         try:
             await self._entrance.enter(topic, entry, long)
         except BaseException:
             if not strict:  # which leaves no gaps
                 _withdraw(entry)
+            self._end(topic, entry)
             raise
         return entry
 
@@ -151,11 +169,63 @@ class Producer:
         return count
 
     def _recount(self, known: TopicMap) -> None:
-        """The map has changed: a topic that was made anew may have another number of partitions."""
+        """The map has changed: the topic may be another one, which may have another number of partitions."""
         if known.owners:
             self._partitions[known.topic] = len(known.owners)
+            self._follow(known)
         else:
             self._forget(known.topic)
+
+    def _follow(self, known: TopicMap) -> None:
+        """Place what is under way anew, if the topic is another one, before anything else goes in."""
+        topic = known.topic
+        old = [
+            place
+            for place, outbox in self._outboxes.items()
+            if place[0] == topic and outbox.incarnation != known.incarnation
+        ]
+        if not old:
+            return
+        error = TopicReplaced(f"topic {topic!r} was deleted, and another one of that name made since")
+        for place in old:
+            outbox = self._outboxes.pop(place)
+            outbox.retire(error)
+            self._retired.append(outbox)
+            if outbox.strict:
+                self._broken[topic] = error
+        if topic not in self._moves:
+            self._moves[topic] = move = Move(self._under_way.get(topic, ()), error)
+            self._tasks.start(self._move(topic, move))
+
+    async def _move(self, topic: str, move: Move) -> None:
+        """When all is answered that was sent to the topic before: place anew what was refused."""
+        try:
+            for entry in move.entries:  # some join meanwhile
+                if waiting := [ticket.answer for item in entry.added for ticket in item.tickets]:
+                    await asyncio.wait(waiting)
+            del self._moves[topic]
+            move.again = {entry: self._place_anew(topic, entry) for entry in move.entries if entry.messages}
+        finally:
+            self._moves.pop(topic, None)
+            self._retired = [outbox for outbox in self._retired if not outbox.idle]
+            move.done.set_result(None)
+
+    def _place_anew(self, topic: str, entry: Entry) -> Entry | Exception:
+        places = sorted(place for item in entry.added for place in _replaced(item))
+        messages = [entry.messages[place] for place in places]
+        again = Entry(partial(self._sort, topic, messages), partial(self._add, topic, strict=False), messages)
+        try:
+            if messages:
+                again.sort(self._count_of(topic))
+                again.add()
+        except Exception as error:
+            return error
+        return again
+
+    def _count_of(self, topic: str) -> int:
+        if topic not in self._partitions:
+            raise TopicNotFound(f"no topic {topic!r}: it was deleted")
+        return self._partitions[topic]
 
     def _forget(self, topic: str) -> None:
         """There is no such topic, as far as is known: keep nothing of it but what is under way."""
@@ -168,43 +238,98 @@ class Producer:
             known.watchers.pop(recount, None)
             self._cluster.forget(known)
 
-    def _add(self, topic: str, slices: Sequence[Slice], *, strict: bool) -> list[Added]:
+    def _add(self, topic: str, entry: Entry, slices: Sequence[Slice], *, strict: bool) -> list[Added]:
         if self._closed is not None:
             raise self._closed.again()
         if topic not in self._maps:
             raise TopicNotFound(f"no topic {topic!r}: it was deleted")
+        if strict and topic in self._broken:
+            raise self._broken[topic].again()
+        move = self._moves.get(topic)
+        if move is not None:
+            move.add(entry)
+        elif slices and slices[0].incarnation != self._incarnation(topic):  # it has waited for room meanwhile
+            slices = entry.sort(self._count_of(topic))
+        self._under_way.setdefault(topic, {})[entry] = None
         added = []
         for item in slices:
-            outbox = self._outboxes.get((topic, item.partition))
-            if outbox is None:
-                where, limit = self._maps[topic][0], self._cluster.timeout
-                outbox = Outbox(where, item.partition, limit, self._bodies, self._room, self._tasks)
-                self._outboxes[topic, item.partition] = outbox
+            outbox = self._outbox(topic, item.partition, move)
             added.append(Added(outbox, item.durability, item.places, outbox.add(item, strict=strict)))
+        if len(entry.messages) > 1:
+            tickets = [ticket for item in added for ticket in item.tickets]
+            entry.left = len(tickets)
+            for ticket in tickets:
+                ticket.answer.add_done_callback(partial(_answered, entry))
         return added
+
+    def _outbox(self, topic: str, partition: int, move: Move | None) -> Outbox:
+        """Where messages wait; during a move one that refuses them, so that they go along."""
+        outbox = self._outboxes.get((topic, partition)) if move is None else None
+        if outbox is None:
+            where, limit = self._maps[topic][0], self._cluster.timeout
+            outbox = Outbox(where, partition, limit, self._bodies, self._room, self._tasks)
+            if move is None:
+                self._outboxes[topic, partition] = outbox
+            else:
+                outbox.retire(move.error)
+        return outbox
 
     async def _collect(self, topic: str, entry: Entry, size: int) -> list[Published | Exception]:
         """Wait for the answers and put them into the order of the call; who goes takes along what it can."""
-        answers: list[Any] = [None] * size
         try:
-            for outbox, durability, places, tickets in entry.added:
-                at = 0
-                for ticket in tickets:
-                    try:
-                        reply = await ticket.answer
-                    except Exception as error:
-                        self._doubt(topic, outbox.partition, error)
-                        found: list[Published | Exception] = [error] * ticket.count
-                    else:
-                        found = _read(outbox.partition, durability, ticket, reply)
-                    for offset, refusal in ticket.refused.items():  # in their order
-                        found.insert(offset, refusal)
-                    for place, answer in zip(places[at : at + len(found)], found, strict=True):
-                        answers[place] = answer
-                    at += len(found)
+            answers = await self._answers(topic, entry, size)
+            replaced = [place for place, answer in enumerate(answers) if isinstance(answer, TopicReplaced)]
+            if replaced:
+                found = await self._again(topic, entry, len(replaced))
+                for place, answer in zip(replaced, found, strict=True):
+                    answers[place] = answer
         except BaseException:
             _withdraw(entry)
             raise
+        finally:
+            self._end(topic, entry)
+        return answers
+
+    async def _again(self, topic: str, entry: Entry, size: int) -> Sequence[Published | Exception]:
+        """The answers to the messages of a call that were refused since the topic is another one."""
+        if entry.move is None and topic in self._maps:  # the map is still that of the topic before
+            try:
+                await self._cluster.learn(self._maps[topic][0])
+            except BrokerError as error:
+                return [error] * size
+        again: Entry | Exception | None = None
+        if entry.move is not None:
+            await asyncio.shield(entry.move.done)
+            again = entry.move.again.get(entry)
+        if isinstance(again, Entry):
+            return await self._collect(topic, again, size)
+        return [again or self._closed or TopicReplaced(f"topic {topic!r} was deleted")] * size
+
+    def _end(self, topic: str, entry: Entry) -> None:
+        """All that there is to know of a call is known."""
+        entry.messages = ()
+        if under_way := self._under_way.get(topic):
+            under_way.pop(entry, None)
+            if not under_way:
+                del self._under_way[topic]
+
+    async def _answers(self, topic: str, entry: Entry, size: int) -> list[Published | Exception]:
+        answers: list[Any] = [None] * size
+        for outbox, durability, places, tickets in entry.added:
+            at = 0
+            for ticket in tickets:
+                try:
+                    reply = await ticket.answer
+                except Exception as error:
+                    self._doubt(topic, error)
+                    found: list[Published | Exception] = [error] * ticket.count
+                else:
+                    found = _read(outbox.partition, durability, ticket, reply)
+                for offset, refusal in ticket.refused.items():  # in their order
+                    found.insert(offset, refusal)
+                for place, answer in zip(places[at : at + len(found)], found, strict=True):
+                    answers[place] = answer
+                at += len(found)
         return answers
 
     async def _count(self, topic: str, entry: Entry) -> Tally:
@@ -218,17 +343,16 @@ class Producer:
                     assert reply is not None, "bodies that are refused fail all"
                     tally += _sum_up(ticket, reply)
                 except Exception as error:
-                    self._doubt(topic, item.outbox.partition, error)
+                    self._doubt(topic, error)
                     failure = failure or error
+        self._end(topic, entry)
         if failure is not None:
             raise failure
         return tally
 
-    def _doubt(self, topic: str, partition: int, error: Exception) -> None:
-        """Ask for the number of partitions again where the topic may be another one by now, with fewer."""
-        if isinstance(error, InvalidArgument) and partition:
-            self._partitions.pop(topic, None)
-        elif isinstance(error, TopicNotFound):
+    def _doubt(self, topic: str, error: Exception) -> None:
+        """Keep nothing of a topic that is gone."""
+        if isinstance(error, TopicNotFound) and not isinstance(error, TopicReplaced):
             self._forget(topic)
 
 
@@ -236,14 +360,27 @@ def _withdraw(entry: Entry) -> None:
     """Nobody waits any more: what was never sent is not going to be."""
     for item in entry.added:
         item.withdraw()
+    if entry.move is not None and isinstance(again := entry.move.again.get(entry), Entry):
+        _withdraw(again)
 
 
-def _measured(slices: list[Slice]) -> list[Slice]:
-    """Slices whose texts are right, and counted."""
-    for item in slices:
-        check_texts(item.flat)
-        item.text = sum(map(len, item.flat))
-    return slices
+def _answered(entry: Entry, answer: "asyncio.Future[wire.PublishReply | None]") -> None:
+    """Let go of messages that will not have to be placed anew."""
+    if answer.cancelled() or not isinstance(answer.exception(), TopicReplaced):
+        entry.left -= 1
+        if not entry.left:
+            entry.messages = ()
+
+
+def _replaced(item: Added) -> Iterator[int]:
+    """The places in the call of messages that were refused since their topic is another one."""
+    at = 0
+    for ticket in item.tickets:
+        size = ticket.count + len(ticket.refused)
+        if not ticket.answer.cancelled() and isinstance(ticket.answer.exception(), TopicReplaced):
+            places = item.places[at : at + size]
+            yield from (place for offset, place in enumerate(places) if offset not in ticket.refused)
+        at += size
 
 
 def _sum_up(ticket: Ticket, reply: wire.PublishReply) -> Tally:

@@ -199,6 +199,7 @@ class ScriptedCluster:
         self.workers = [ScriptedWorker(worker=f"w{number}", **info) for number in range(count)]
         self.topic = topic
         self.owners = owners
+        self.incarnation = 0
         self.asked = 0  # how often the map was
 
     async def __aenter__(self) -> list[ScriptedWorker]:
@@ -219,11 +220,16 @@ class ScriptedCluster:
         return {
             "workers": [wire.WorkerAddress(item.info["worker"], item.address) for item in self.workers],
             "owners": self.owners if topic == self.topic else [],
+            "incarnation": self.incarnation if topic == self.topic else 0,
         }
 
     def move(self, partition: int, to: int) -> None:
         """Give a partition to another worker; those who asked those that answer are told."""
-        self.owners = [*self.owners[:partition], to, *self.owners[partition + 1 :]]
+        self.change([*self.owners[:partition], to, *self.owners[partition + 1 :]], self.incarnation)
+
+    def change(self, owners: list[int], incarnation: int) -> None:
+        """Have another map, perhaps of another topic of that name; those who asked are told."""
+        self.owners, self.incarnation = owners, incarnation
         for worker in self.workers:
             for link in worker.links:
                 if not link.closed.done() and not worker.silent:

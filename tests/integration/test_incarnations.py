@@ -1,6 +1,7 @@
 """Two topics of the same name at different times are different topics, whoever was away in between."""
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 
 import pytest
 
@@ -10,6 +11,7 @@ from client import (
     AsyncClient,
     InvalidArgument,
     OutgoingMessage,
+    PublishFailed,
     StaleReceipt,
     SubscriptionNotFound,
     TopicNotFound,
@@ -21,6 +23,7 @@ from tests.cluster.peer import Peer, Refused, connect
 from tests.running import RunningBroker
 
 PATIENCE = 20.0
+KEYS = [f"key-{number}" for number in range(20)]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,87 @@ async def test_a_consumer_that_is_opened_by_an_old_map_gets_all_partitions_of_th
         await client.publish_many(topic, [OutgoingMessage(partition=at) for at in range(6)])
         found = [await consumer.receive(PATIENCE) for _ in range(6)]
         assert {message.partition for message in found} == set(range(6))
+
+
+# Producers
+
+
+@pytest.mark.parametrize("partitions", [7, 3, 1])
+async def test_an_idle_producer_places_keys_by_the_count_of_the_topic_that_is_there(
+    engine: Engine, client: AsyncClient, topic: str, partitions: int
+) -> None:
+    await make(engine, topic, 3)
+    for key in KEYS:
+        await client.publish(topic, b"x", key=key)
+    await replace(engine, topic, partitions)
+    one = await client.publish(topic, b"x", key=KEYS[0])
+    many = await client.publish_many(topic, [OutgoingMessage(b"x", key=key) for key in KEYS])
+    for key, published in [(KEYS[0], one), *zip(KEYS, many, strict=True)]:
+        assert published.partition == wire.partition_of(key, partitions)
+        assert not published.duplicate
+    counts = await engine.offsets(topic)
+    assert sum(one.latest - 1 for one in counts) == len(KEYS) + 1
+
+
+async def test_publishes_under_way_keep_the_order_of_a_key_when_the_topic_is_another_one(
+    engine: Engine, client: AsyncClient, topic: str
+) -> None:
+    await make(engine, topic, 2, "key_shared")
+    await client.publish(topic, b"first", key="k")
+    await replace(engine, topic, 5, "key_shared")
+    calls: list[Awaitable[object]] = []
+    for number in range(30):
+        if number % 3:
+            calls.append(client.publish(topic, f"{number}", key="k", attributes={"at": str(number)}))
+        else:
+            some = [OutgoingMessage(b"", key=key, attributes={"at": str(number)}) for key in ("k", *KEYS)]
+            calls.append(client.publish_many(topic, some))
+    await asyncio.gather(*map(asyncio.ensure_future, calls))
+    async with client.subscribe(topic, "s", mode="key_shared") as consumer:
+        seen: list[int] = []
+        for _ in range(30 + 10 * len(KEYS)):
+            async with await consumer.receive(PATIENCE) as message:
+                if message.key == "k":
+                    seen.append(int(message.attributes["at"]))
+    assert seen == list(range(30))
+
+
+async def test_later_publishes_do_not_overtake_those_that_are_placed_anew(
+    engine: Engine, client: AsyncClient, topic: str
+) -> None:
+    """A topic is made anew in the midst of many publishes, single ones and batches, that nobody waits for."""
+    await make(engine, topic, 2, "key_shared")
+    await client.publish(topic, b"first", key="k")
+    calls: list[asyncio.Task[object]] = []
+
+    async def publish_until(done: Callable[[], bool]) -> None:
+        while not done():
+            at = {"at": str(len(calls))}
+            if len(calls) % 5:
+                call: Coroutine[None, None, object] = client.publish(topic, b"x", key="k", attributes=at)
+            else:
+                some = [OutgoingMessage(b"", key=key, attributes=at) for key in ("k", *KEYS)]
+                call = client.publish_many(topic, some)
+            calls.append(asyncio.ensure_future(call))
+            await asyncio.sleep(0)
+
+    await publish_until(lambda: len(calls) == 200)
+    replaced = asyncio.ensure_future(replace(engine, topic, 5, "key_shared"))
+    await publish_until(replaced.done)
+    known = client._cluster.maps[topic]
+    await publish_until(lambda: known.incarnation == replaced.result() and len(calls) > 600)
+    last = len(calls) - 1
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    errors = {type(one) for one in answers if isinstance(one, BaseException)}
+    assert errors <= {TopicNotFound, PublishFailed}, "for a moment there is no topic of that name"
+    async with client.subscribe(topic, "s", mode="key_shared") as consumer:
+        seen = [-1]
+        while seen[-1] < last:
+            async with await consumer.receive(PATIENCE) as message:
+                if message.key == "k":
+                    seen.append(int(message.attributes["at"]))
+    assert seen == sorted(seen)
+    assert len(seen) > 100
 
 
 # Frames

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from client import AsyncClient, Consumer, Message, OutgoingMessage, wire
-from client.errors import InvalidArgument, StaleReceipt, SubscriptionBusy, SubscriptionNotFound, TopicNotFound
+from client import AsyncClient, Columns, Consumer, Message, OutgoingMessage, wire
+from client.errors import (
+    InvalidArgument,
+    StaleReceipt,
+    SubscriptionBusy,
+    SubscriptionNotFound,
+    TopicNotFound,
+    TopicReplaced,
+)
 from client.pool import unused
 from tests.scripted_worker import PATIENCE, Link, Request, ScriptedCluster, ScriptedWorker
 
@@ -234,28 +241,110 @@ async def test_a_seed_under_another_name_is_the_same_worker() -> None:
             await asyncio.wait_for(worker.link.closed, PATIENCE)
 
 
-async def test_a_topic_made_anew_with_fewer_or_more_partitions_works() -> None:
+async def test_what_is_refused_by_another_topic_of_that_name_is_placed_by_its_number_of_partitions() -> None:
     cluster = ScriptedCluster(2, "orders", [0, 1, 0, 1, 0, 1, 0, 1])
+    cluster.incarnation = 5
     async with cluster as workers, AsyncClient(workers[0].url) as client:
         key = next(f"k{n}" for n in range(99) if wire.partition_of(f"k{n}", 8) == 7)
         published = asyncio.create_task(client.publish("orders", key=key))
         request = await workers[1].expect(wire.Publish)
-        assert request.properties.partition == 7
-        cluster.owners = [0]
-        request.error("invalid_argument", "topic 'orders' has no partition 7: it has 0 to 0")
-        accept(await workers[0].expect(wire.Publish))
+        assert (request.properties.partition, request.properties.incarnation) == (7, 5)
+        cluster.owners, cluster.incarnation = [0], 6
+        request.error("topic_replaced")
+        request = await workers[0].expect(wire.Publish)
+        assert request.properties.incarnation == 6
+        accept(request)
         assert (await published).partition == 0
         with pytest.raises(InvalidArgument):
             await client.publish("orders", key=key, partition=7)
-        cluster.owners = [0] * 8
-        workers[0].link.send(wire.Moved("orders"))
+        cluster.change([0] * 8, 7)
         await until_told(workers[0])
         await until_told(workers[0])
         published = asyncio.create_task(client.publish("orders", key=key))
         request = await workers[0].expect(wire.Publish)
-        assert request.properties.partition == 7
+        assert (request.properties.partition, request.properties.incarnation) == (7, 7)
         accept(request)
         await published
+
+
+async def test_what_comes_later_waits_until_all_that_another_topic_has_refused_is_placed_anew() -> None:
+    """Also what has waited for room, and parts of a call some of which were stored before."""
+    keys = [f"k{number}" for number in range(8)]
+    cluster = ScriptedCluster(1, "orders", [0, 0])
+    cluster.incarnation = 5
+    async with cluster as (worker,), AsyncClient(worker.url) as client:
+
+        def begin(name: str) -> asyncio.Task[Any]:
+            some = [OutgoingMessage(key=key, uid=f"{name} {key}") for key in keys]
+            return asyncio.create_task(client.publish_many("orders", some))
+
+        first = begin("a")
+        sent = {}
+        for _ in range(2):
+            request = await worker.expect(wire.Publish)
+            sent[request.properties.partition] = request
+        second = begin("b")  # waits for the answers to the first
+        cluster.change([0, 0, 0], 6)
+        await worker.expect(wire.Info)
+        await until_told(worker)
+        third = begin("c")
+        await until_told(worker)
+        accept(sent[0])  # it was in the log, and is gone with it
+        await until_told(worker)
+        assert not worker.seen(wire.Publish)
+        sent[1].error("topic_replaced")
+        got: dict[int, list[str]] = {0: [], 1: [], 2: []}
+        stored = len(sent[0].body) // 3
+        while sum(map(len, got.values())) < 3 * len(keys) - stored:
+            request = await worker.expect(wire.Publish)
+            assert request.properties.incarnation == 6
+            found = got[request.properties.partition]
+            accept(request, len(found) + 1)
+            found += uids(request)
+        for partition, names in got.items():
+            assert [name[0] for name in names] == sorted(name[0] for name in names)
+            assert {wire.partition_of(name[2:], 3) for name in names} <= {partition}
+        for call in (first, second, third):
+            assert [published.uid[2:] for published in await call] == keys
+
+
+async def test_who_goes_while_it_is_placed_anew_takes_its_messages_along() -> None:
+    cluster = ScriptedCluster(1, "orders", [0])
+    cluster.incarnation = 5
+    async with cluster as (worker,), AsyncClient(worker.url) as client:
+        calls = [asyncio.create_task(client.publish("orders", key="k", uid=name)) for name in "abc"]
+        request = await worker.expect(wire.Publish)
+        late = asyncio.create_task(client.publish("orders", key="k", uid="d"))
+        cluster.change([0, 0], 6)
+        await until_told(worker)
+        await until_told(worker)
+        for gone in (calls[1], late):
+            gone.cancel()
+        await asyncio.wait([calls[1], late])
+        request.error("topic_replaced")
+        request = await worker.expect(wire.Publish)
+        accept(request)
+        assert uids(request) == ["a", "c"]
+        assert [(await call).uid for call in (calls[0], calls[2])] == ["a", "c"]
+
+
+async def test_what_is_strict_does_not_go_on_in_another_topic_of_that_name() -> None:
+    """Who publishes by columns publishes all of it again, in order, and not the end before the beginning."""
+    cluster = ScriptedCluster(1, "orders", [0])
+    cluster.incarnation = 5
+    async with cluster as (worker,), AsyncClient(worker.url) as client:
+        columns = Columns(["", ""], [b"", b""])
+        first = await client.publish_columns("orders", columns)
+        request = await worker.expect(wire.Publish)
+        cluster.change([0, 0], 6)
+        request.error("topic_replaced")
+        with pytest.raises(TopicReplaced):
+            await first
+        await until_told(worker)
+        await until_told(worker)
+        with pytest.raises(TopicReplaced):
+            await (await client.publish_columns("orders", columns))
+        assert not worker.seen(wire.Publish)
 
 
 async def test_a_topic_that_is_deleted_fails_what_waits_for_it() -> None:
