@@ -1,6 +1,8 @@
 """What a consumer holds: its blocks, when leases end, and which messages a rewind takes along."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import repeat
 from time import monotonic
 
 from client.block import BUFFERED, HANDED, SETTLED, SETTLING, STALE, Block
@@ -17,17 +19,16 @@ ALL = -1  # instead of a partition: all of them, where the worker does not say w
 class _Listing:
     """What a worker is listing of what was held when it took partitions over."""
 
-    __slots__ = ("before", "known", "left", "seen")
+    __slots__ = ("before", "left", "places", "seen")
 
     def __init__(self, before: list[Block], left: int | None) -> None:
         self.before = before
         self.left = left  # messages that are still to be listed
         self.seen: set[tuple[Block, int]] = set()  # those of ours that were
-        self.known = {  # where they are, by partition, token and entry
-            (block.partition, block.token, entry): (block, index)
-            for block in before
-            for index, entry in enumerate(block.entries)
-        }
+        self.places: dict[tuple[int, int], list[tuple[Block, int]]] = {}  # by partition and entry
+        for block in before:
+            for index, entry in enumerate(block.entries):
+                self.places.setdefault((block.partition, entry), []).append((block, index))
 
 
 class Held:
@@ -45,9 +46,12 @@ class Held:
         self._lock = native_lock()  # over what is not handed out: other threads may take it
         self.credit = credit
         self._give_back = give_back
+        self._in_order: dict[int, dict[int, Block]] = {}  # partition -> entry -> its newest block, in lanes
+        self._overlaid: dict[Block, None] = {}  # those of which something has come again
         self._listings: dict[int, _Listing] = {}  # by partition
         self._foreseen: dict[int, list[Block]] = {}  # what we had there when we asked to be let in
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
+        self._many: dict[int, int] = {}  # partition -> lanes, to look whether they are too many
         self._extended: dict[
             tuple[int, str], float
         ] = {}  # lanes that were given more than a lease -> until when
@@ -130,13 +134,15 @@ class Held:
 
     def add(self, block: Block) -> None:
         """A block has come; what follows a nack that is under way is void."""
-        if self.mode != "shared":  # a lane that comes again, perhaps before we knew that its leases ended
-            earlier = [old for old in self.blocks if old.partition == block.partition]
-            self._forget_older(block, earlier)
+        if self.mode != "shared":
+            self._forget_older(block)
             if self._extended:
                 self._begin_lanes(block)
         if block.open:
             self.blocks[block] = None
+            if self.mode != "shared":
+                places = self._in_order.setdefault(block.partition, {})
+                places.update(dict.fromkeys(block.entries, block))
         if self._rewinding:
             self._void_rewound(block)
 
@@ -167,20 +173,12 @@ class Held:
         ):  # nobody has said that it comes: what we have may be newer
             before = dict.fromkeys((*(listing.before if listing else ()), *self.blocks))
             listing = _Listing(list(before), None)
-        earlier = [old for old in listing.before if old.partition == block.partition]
         for index, entry in enumerate(block.entries):
-            old, at = listing.known.get((block.partition, block.token, entry), (block, index))
-            if old is block or old.states[at] == STALE:
-                continue
-            listing.seen.add((old, at))
-            if old.states[at] == SETTLED:
-                pass  # after the worker had looked
-            elif self.lane(old, at):
-                self.restart([(old, at, at + 1)], self.deadline(block, index))
-            else:
-                self.extend_one(old, at, block.deadline)
-            self._close(block, index, SETTLED)
-        self._forget_older(block, earlier)
+            for old, at in listing.places.get((block.partition, entry), ()):
+                if old.token == block.token:
+                    self._keep_one(listing, old, at, block, index)
+                elif old.token < block.token:
+                    self._outdate(old, at)
         self.add(block)
         if self.mode != "shared" and len(block):
             self.extend_lanes([(block, 0, len(block))], block.deadline)  # as the broker knows it
@@ -188,6 +186,19 @@ class Held:
             listing.left -= len(block)
             if listing.left <= 0:
                 self._void_unlisted(listing)
+
+    def _keep_one(self, listing: _Listing, old: Block, at: int, block: Block, index: int) -> None:
+        """A message is listed that we have: it stays where it is."""
+        if old.states[at] == STALE:
+            return
+        listing.seen.add((old, at))
+        if old.states[at] == SETTLED:
+            pass  # after the worker had looked
+        elif self.lane(old, at):
+            self.restart([(old, at, at + 1)], self.deadline(block, index))
+        else:
+            self.extend_one(old, at, block.deadline)
+        self._close(block, index, SETTLED)
 
     def _void_unlisted(self, listing: _Listing) -> None:
         """What the broker does not list went to others while we were away."""
@@ -197,14 +208,22 @@ class Held:
                 if state <= HANDED and (old, index) not in listing.seen:
                     self._close(old, index, STALE)
 
-    def _forget_older(self, block: Block, earlier: list[Block]) -> None:
-        """What comes under a new token, the old one settles no more."""
-        entries = set(block.entries)
-        for old in earlier:
-            if old.token < block.token and not entries.isdisjoint(old.entries):
+    def _forget_older(self, block: Block) -> None:
+        """A lane comes again, perhaps before we knew that its leases ended: the old token settles no more."""
+        places = self._in_order.get(block.partition, {})
+        if places.keys().isdisjoint(block.entries):
+            return
+        again = places.keys() & block.entries
+        for old in {places[entry] for entry in again}:
+            self._overlaid[old] = None
+            if old.token < block.token:
                 for index, entry in enumerate(old.entries):
-                    if entry in entries and old.states[index] <= HANDED:
-                        self._close(old, index, STALE)
+                    if entry in again:
+                        self._outdate(old, index)
+
+    def _outdate(self, old: Block, index: int) -> None:
+        if old.states[index] <= HANDED:
+            self._close(old, index, STALE)
 
     def _void_rewound(self, block: Block) -> None:
         for index, entry in enumerate(block.entries):
@@ -275,7 +294,19 @@ class Held:
             for index in range(start, stop):
                 block.bodies.pop(index, None)
         if block.open <= 0:
-            self.blocks.pop(block, None)
+            self._drop(block)
+
+    def _drop(self, block: Block) -> None:
+        """Nothing of it is held any more."""
+        if self.blocks.pop(block, block) is block or not (places := self._in_order.get(block.partition)):
+            return
+        if block not in self._overlaid:
+            deque(map(places.pop, block.entries, repeat(None)), maxlen=0)
+            return
+        del self._overlaid[block]
+        for entry in block.entries:
+            if places.get(entry) is block:
+                del places[entry]
 
     def _close(self, block: Block, index: int, state: int) -> None:
         with self._lock:
@@ -284,7 +315,7 @@ class Held:
             block.open -= 1
             block.bodies.pop(index, None)
             if block.open <= 0:
-                self.blocks.pop(block, None)
+                self._drop(block)
 
     def clear(self, partitions: Collection[int] = (ALL,)) -> None:
         """All leases in these partitions have ended."""
@@ -371,8 +402,10 @@ class Held:
                     if key:
                         lanes["=" + key] = deadline
         count = len(self._lanes.get(partition, ()))
-        if count > _LANES and count > 2 * sum(block.open for block in self.blocks) + _LANES:
-            self._forget_lanes(partition)
+        if count > self._many.get(partition, _LANES):
+            self._many[partition] = 2 * sum(block.open for block in self.blocks) + _LANES
+            if count > self._many[partition]:
+                self._forget_lanes(partition)
 
     def _forget_lanes(self, partition: int) -> None:
         """Lanes come and go with their keys: keep those of which something is held."""

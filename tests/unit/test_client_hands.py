@@ -362,3 +362,39 @@ async def test_an_ack_that_gave_up_and_is_tried_again_may_have_been_done(
         acking = asyncio.ensure_future(message.ack())
         (await worker.expect(wire.Ack)).ok(wire.SettleReply(stale=[0, 1, 1]))
         await acking
+
+
+# What it costs
+
+
+class _Watched(dict[Any, Any]):
+    """Counts how often somebody looks at all that is held."""
+
+    walks = 0
+
+    def __iter__(self) -> Any:
+        self.walks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive"])
+async def test_what_comes_and_what_is_acked_costs_nothing_for_what_else_is_held(
+    worker: ScriptedWorker, shelf: Shelf, mode: str
+) -> None:
+    async with Open(worker, shelf, mode=mode, permits=10_000) as consumer:
+        for entry in range(1, 2_000):  # more lanes than are remembered without a need
+            worker.link.data([(entry, f"k{entry}")], token=entry)
+        messages = await take(consumer, 1_999)
+        held = consumer.held
+        held.blocks = watched = _Watched(held.blocks)
+        for message in messages[:1_500]:
+            acking = asyncio.ensure_future(message.ack())
+            (await worker.expect(wire.Ack)).ok()
+            await acking
+        for entry in range(1_999, 2_009):
+            worker.link.data([(entry, f"k{entry}")], token=5_000 + entry)
+        assert entries(await take(consumer, 10)) == list(range(1_999, 2_009))
+        assert watched.walks <= 2, "now and then, to forget lanes"
+        if mode != "shared":
+            with pytest.raises(StaleReceipt):
+                await messages[-1].ack()
