@@ -343,6 +343,8 @@ class Worker:
             for connection in self.connections:
                 if topic in connection.topics:
                     connection.send(wire.Moved(topic))
+                    if topic not in self.member.owners:  # it was deleted
+                        connection.topics.discard(topic)
         leaving = []
         for (topic, number), partition in list(self.partitions.items()):
             owner = self.member.owner(topic, number)

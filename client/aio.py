@@ -230,7 +230,7 @@ class AsyncClient(Administration, Reading):
             handler,
             concurrency,
         )
-        consumer = Consumer(self._cluster, self._bodies, next(self._streams), topic, subscription, options)
+        consumer = Consumer(self._cluster, self._bodies, self._streams, topic, subscription, options)
         self._consumers.add(consumer)
         return consumer
 

@@ -220,8 +220,7 @@ class Cluster(Events):
     def _watch(self, peer: Peer, topic: str) -> None:
         connection = peer.current
         if connection is not None and topic not in connection.maps:
-            connection.maps.add(topic)
-            connection.request(wire.Info(token=self._token or "", topic=topic))
+            connection.watch(topic, connection.request(wire.Info(token=self._token or "", topic=topic)))
 
     def settled(self, home: Peer, before: Connection | None) -> None:
         """Another worker is asked from now on: also for what the one before has not answered."""
@@ -240,6 +239,8 @@ class Cluster(Events):
         """A map has changed."""
         if known := self.maps.get(topic):
             known.renew()
+        else:
+            self._pool.forget(topic)
 
     def fell_silent(self, connection: Connection) -> None:
         """A worker does not answer: perhaps others have what it had."""

@@ -45,7 +45,7 @@ def error_from(said: wire.Error) -> BrokerError:
 def give_up(answer: asyncio.Future[Frame], error: BrokerError) -> None:
     """Wait no longer for an answer; if it comes all the same, nobody hears it."""
     if not answer.done():
-        answer.set_exception(error)
+        answer.set_exception(error.again())  # others may hear the same
         answer.exception()  # retrieved: not everybody who asked looks
 
 
@@ -180,11 +180,12 @@ class Connection(asyncio.Protocol):
         sent, began = time.time(), time.monotonic()
         who = f"keylane-python, process {os.getpid()} on {socket.gethostname()}"
         versions = (wire.OLDEST_VERSION, wire.VERSION)
-        if topic:
-            self.maps.add(topic)
-        answer = await self.request(
+        asked = self.request(
             wire.Info(versions=versions, token=token or "", client=who, topic=topic, store=self._events.store)
         )
+        if topic:
+            self.watch(topic, asked)
+        answer = await asked
         info = wire.properties_of(answer, wire.InfoReply)
         if not wire.OLDEST_VERSION <= info.version <= wire.VERSION:
             raise errors.IncompatibleVersion(
@@ -196,6 +197,15 @@ class Connection(asyncio.Protocol):
         self._largest = info.max_frame
         self._reader.limit = max(wire.MAX_FRAME, info.max_frame)
         return info
+
+    def watch(self, topic: str, asked: asyncio.Future[Frame]) -> None:
+        """A topic's map was asked for: unless that is refused, MOVED tells when it changes."""
+        self.maps.add(topic)
+        asked.add_done_callback(lambda answer: self._watched(topic, answer))
+
+    def _watched(self, topic: str, answer: asyncio.Future[Frame]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            self.maps.discard(topic)
 
     def begin_heartbeats(self) -> None:
         """Say from time to time that we are there, and notice when the worker is not."""

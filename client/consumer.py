@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from time import monotonic
@@ -46,17 +46,24 @@ class Consumer:
     """
 
     def __init__(
-        self, cluster: Cluster, bodies: Bodies, stream: int, topic: str, subscription: str, options: Options
+        self,
+        cluster: Cluster,
+        bodies: Bodies,
+        streams: Iterator[int],
+        topic: str,
+        subscription: str,
+        options: Options,
     ) -> None:
         self.topic = topic
         self.subscription = subscription
         self.name = options.name or fresh_name()
         self._cluster = cluster
         self._bodies = bodies
-        request = options.request(stream, topic, subscription, self.name)
+        request = options.request(topic, subscription, self.name)
         patience = options.patience()
         self.links = Links(
             cluster,
+            streams,
             request,
             self._opening,
             self._opened,
@@ -170,10 +177,6 @@ class Consumer:
         """The next message; TimeoutError if none comes in time."""
         return await self._within(timeout, self.__anext__())
 
-    async def receive_pulled(self, timeout: Seconds | None) -> Batch:  # noqa: ASYNC109
-        """The same, to be handed to the application later: see hand."""
-        return await self._within(timeout, self.pull(1))
-
     async def _within(self, timeout: Seconds | None, work: Coroutine[Any, Any, T]) -> T:  # noqa: ASYNC109
         limit = None if timeout is None else seconds("timeout", timeout)
         try:
@@ -193,16 +196,6 @@ class Consumer:
         # More than the permits never come together.
         return Batches(self, min(max_messages, self._permits), seconds("max_wait", max_wait))
 
-    async def pull(self, limit: int) -> Batch:
-        """At least one message, and what else is there, to be handed to the application later: see hand."""
-        return await self.take(limit, handed=False)
-
-    async def hand(self, message: Message) -> bool:
-        """Put what was pulled into the application's hands, after a pause; False if it has gone back."""
-        while self.held.paused and not self._closed and self.links.error is None:
-            await self._news()
-        return self.held.hand(message._block, message._index)
-
     async def take(self, limit: int, wait: float = 0.0, *, handed: bool = True) -> Batch:
         """At least one message, and what else is there or comes within so many seconds."""
         end: float | None = None
@@ -220,6 +213,16 @@ class Consumer:
             except TimeoutError:
                 pass
         raise StopAsyncIteration
+
+    async def pull(self, limit: int, wait: float = 0.0, timeout: Seconds | None = None) -> Batch:  # noqa: ASYNC109
+        """The same, to be handed to the application one by one: see hand. At the end ConnectionClosed."""
+        return await self._within(timeout, self.take(limit, wait, handed=False))
+
+    async def hand(self, message: Message) -> bool:
+        """Put what was pulled into the application's hands, after a pause; False if it has gone back."""
+        while self.held.paused and not self._closed and self.links.error is None:
+            await self._news()
+        return self.held.hand(message._block, message._index)
 
     # Settling and flow
 
@@ -377,4 +380,4 @@ class Batches:
 
     async def pull(self) -> Batch:
         """The next batch, to be handed to the application message by message: see Consumer.hand."""
-        return await self._consumer.take(self._max_messages, self._max_wait, handed=False)
+        return await self._consumer.pull(self._max_messages, self._max_wait)

@@ -111,9 +111,10 @@ class Handlers:
                 task = asyncio.create_task(self._work(place, message))
                 self._running.add(task)
                 task.add_done_callback(self._ended)
-        except StopAsyncIteration:
-            pass  # it is closed
-        except BrokerError as error:  # the consumer has ended; those who wait for it hear why
+        except BrokerError as error:
+            if self._consumer.closed:
+                return
+            # Those who wait for it hear why.
             _log.warning("consumer %s of %r has ended: %s", self._consumer.name, self._consumer.topic, error)
 
     async def _work(self, place: Lane, message: Message) -> None:

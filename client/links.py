@@ -1,7 +1,7 @@
 """All links of a consumer: which worker serves which of its partitions, and who does when that changes."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from time import monotonic
 
 import msgspec
@@ -29,6 +29,7 @@ class Links:
     def __init__(
         self,
         cluster: Cluster,
+        streams: Iterator[int],
         request: wire.Subscribe,
         on_opening: Callable[[Collection[int]], None],
         on_open: Callable[[Collection[int], wire.SubscribeReply], None],
@@ -38,13 +39,13 @@ class Links:
         on_end: Callable[[BrokerError], None],
     ) -> None:
         self.topic = request.topic
-        self.stream = request.stream
         self.timeout = cluster.timeout
         self.on_opening = on_opening
         self.on_data = on_data
         self.on_ended = on_ended
         self.paused = False
         self._cluster = cluster
+        self._streams = streams
         self._request = request
         self._on_open = on_open
         self._on_void = on_void
@@ -54,6 +55,8 @@ class Links:
 
     def _begin(self) -> None:
         """Nothing was asked yet."""
+        self.stream = next(self._streams)  # another each time: what comes late for the last one is not for us
+        self._request = msgspec.structs.replace(self._request, stream=self.stream)
         self.opened_all = False
         self.error: BrokerError | None = None
         self._map: TopicMap | None = None

@@ -31,14 +31,14 @@ class Options(NamedTuple):
     handler: Handler | None
     concurrency: int
 
-    def request(self, stream: int, topic: str, subscription: str, name: str) -> wire.Subscribe:
+    def request(self, topic: str, subscription: str, name: str) -> wire.Subscribe:
         """What to ask of the worker; InvalidArgument if it cannot be right."""
         if type(self.permits) is not int or not 1 <= self.permits <= MAX_PERMITS:
             raise InvalidArgument(f"permits is {self.permits!r}: use 1 to {MAX_PERMITS}")
         if self.partitions is not None and not self.partitions:
             raise InvalidArgument("partitions is empty: a consumer needs at least one partition; None is all")
         return wire.Subscribe(
-            stream,
+            0,
             topic,
             subscription,
             name,

@@ -82,7 +82,7 @@ class SyncConsumer:
         """The next message; TimeoutError if none comes in time."""
         end = None if timeout is None else monotonic() + seconds("timeout", timeout)
         while (message := self._next()) is None:
-            self._pulled.extend(self._call(self._consumer.receive_pulled, timeout))
+            self._pulled.extend(self._call(self._consumer.pull, 1, 0.0, timeout))
             timeout = None if end is None else max(0.0, end - monotonic())
         return message
 
@@ -130,7 +130,7 @@ class SyncConsumer:
 
     def _pull(self, pull: Callable[..., Awaitable[Iterable[Message]]], *args: Any) -> bool:
         """Have more messages at hand; False if it is closed, by whomever."""
-        more = self._unless_closed(_unless_over, pull, *args)
+        more = self._unless_closed(pull, *args)
         if more is None:
             return False
         self._pulled.extend(more)
@@ -157,15 +157,6 @@ class SyncConsumer:
             # At most once it cannot go back: in a pause it waits.
             if message._block.gone is not None and self._unless_closed(consumer.hand, message):
                 return SyncMessage(message, self._bridge)
-
-
-async def _unless_over(
-    pull: Callable[..., Awaitable[Iterable[Message]]], *args: Any
-) -> Iterable[Message] | None:
-    try:
-        return await pull(*args)
-    except StopAsyncIteration:
-        return None
 
 
 def _inner(messages: Iterable[SyncMessage]) -> list[Message]:

@@ -51,11 +51,14 @@ async def shared(task: asyncio.Task[T], ended: str) -> T:
     """
     try:
         return await asyncio.shield(task)
+    except BrokerError as problem:
+        error = problem.again()  # each has one of its own, and with it the way to nobody else
     except asyncio.CancelledError:
         waiter = asyncio.current_task()
         if task.cancelled() and waiter is not None and not waiter.cancelling():
             raise ConnectionClosed(ended) from None
         raise
+    raise error
 
 
 async def finished(task: asyncio.Task[None], hurry: Callable[[], None]) -> None:

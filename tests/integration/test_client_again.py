@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from client import AsyncClient, BrokerError, ConnectionClosed, SubscriptionBusy, TopicNotFound, errors
-from client.connection import Redirected
+from broker.config import Settings
+from broker.topology import single_server
+from broker.worker import Worker
+from client import AsyncClient, BrokerError, ConnectionClosed, SubscriptionBusy, TopicNotFound, errors, wire
+from client.connection import Connection, Redirected
 from client.map import TopicMap
 from client.outbox import Outbox
 from tests.running import RunningBroker
+from tests.scripted_worker import ScriptedWorker
 
 PATIENCE = 60.0
 
@@ -92,5 +96,72 @@ async def test_nothing_of_a_deleted_topic_stays_in_the_client(client: AsyncClien
 
 def _kept(topic: str) -> list[str]:
     gc.collect()
-    kept = [item for item in gc.get_objects() if isinstance(item, TopicMap | Outbox)]
-    return [item.topic for item in kept if item.topic.startswith(topic)]
+    kept = [item for item in gc.get_objects() if isinstance(item, TopicMap | Outbox | Connection)]
+    names = [name for item in kept for name in (item.maps if isinstance(item, Connection) else [item.topic])]
+    return [name for name in names if name.startswith(topic)]
+
+
+async def test_nothing_of_a_deleted_topic_stays_in_a_worker_s_connections(topic: str) -> None:
+    with single_server() as server:
+        worker, ready = Worker(Settings(port=0), server.url, worker_id=topic), asyncio.Event()
+        serving = asyncio.create_task(worker.serve(ready.set))
+        await ready.wait()
+        async with AsyncClient(f"keylane://{worker.address}") as client:
+            for number in range(5):
+                name = f"{topic}-{number}"
+                await client.create_topic(name, partitions=2)
+                await client.create_subscription(name, "s")
+                await client.publish(name, b"x")
+                async with client.subscribe(name, "s") as consumer:
+                    await (await consumer.receive(PATIENCE)).ack()
+                assert [name in connection.topics for connection in worker.connections] == [True]
+                await client.delete_topic(name)
+            async with asyncio.timeout(PATIENCE):
+                while any(connection.topics for connection in worker.connections):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        worker.stop()
+        await serving
+
+
+async def test_a_consumer_that_was_cancelled_while_it_opened_can_be_entered_again_at_once() -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url) as client:
+        consumer = client.subscribe("orders", "s")
+        opening = asyncio.create_task(consumer.__aenter__())
+        first = await worker.expect(wire.Subscribe)
+        opening.cancel()
+        await asyncio.wait({opening})
+        opening = asyncio.create_task(consumer.__aenter__())
+        second = await worker.expect(wire.Subscribe)
+        first.ok(wire.SubscribeReply("shared", "at_least_once", 30_000, 1))
+        left = await worker.expect(wire.Unsubscribe)
+        assert left.properties.stream == first.properties.stream != second.properties.stream
+        left.ok()
+        second.ok(wire.SubscribeReply("shared", "at_least_once", 30_000, 1))
+        await opening
+        worker.link.data(1, stream=second.properties.stream)
+        await consumer.receive(PATIENCE)
+        closing = asyncio.create_task(consumer.close())
+        await worker.expect_leaving()
+        await closing
+
+
+async def test_an_error_that_many_hear_is_each_one_s_own(topic: str) -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url, timeout=1) as client:
+        connection = await client._cluster.connection()
+        asked = [connection.request(wire.Topics()) for _ in range(10)]
+        await worker.expect(wire.Topics)
+        worker.link.drop()
+        heard = await asyncio.gather(*asked, return_exceptions=True)
+        heard += await asyncio.gather(
+            *(connection.request(wire.Topics()) for _ in range(10)), return_exceptions=True
+        )
+        assert {type(error) for error in heard} == {ConnectionClosed}
+        assert len(set(map(id, heard))) == 20
+
+
+async def test_an_error_of_what_many_wait_for_is_each_one_s_own(client: AsyncClient, topic: str) -> None:
+    heard = await asyncio.gather(*(client.publish(topic, b"x") for _ in range(10)), return_exceptions=True)
+    assert {type(error) for error in heard} == {TopicNotFound}
+    assert len(set(map(id, heard))) == 10
+    depths = {len(traceback.extract_tb(error.__traceback__)) for error in heard if error is not None}  # type: ignore[union-attr]
+    assert max(depths) < 20
