@@ -417,7 +417,7 @@ class Held:
         """Cut a part into what one receipt can stand for: consecutive entries of one lane."""
         entries = block.entries
         lane = self.lane(block, start)
-        if self.mode != "key_shared" and entries[stop - 1] - entries[start] == stop - 1 - start:
+        if self.mode != "key_shared" and isinstance(entries, range):
             yield lane, start, stop
             return
         keys = block.texts[start * 3 : stop * 3 : 3] if self.mode == "key_shared" else [""] * (stop - start)

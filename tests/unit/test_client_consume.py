@@ -135,6 +135,20 @@ async def test_a_batch_is_acked_with_one_receipt(worker: ScriptedWorker, shelf: 
         assert outcomes == ["settled"] * 2 + ["stale"] * 2 + ["settled"] * 996
 
 
+@pytest.mark.parametrize(("mode", "lane"), [("shared", ""), ("exclusive", "=")])
+async def test_entries_that_are_not_in_a_row_have_receipts_of_their_own_in_whatever_order_they_come(
+    worker: ScriptedWorker, shelf: Shelf, mode: str, lane: str
+) -> None:
+    """As many as from the first to the last, and yet not these."""
+    async with Open(worker, shelf, mode=mode) as consumer:
+        worker.link.data([(entry, "") for entry in (1, 2, 7, 8, 5, 6)])
+        acking = asyncio.ensure_future(consumer.ack(await anext(consumer.batches())))
+        request = await worker.expect(wire.Ack)
+        assert request.body == [lane, 1, 1, 2, lane, 1, 7, 8, lane, 1, 5, 6]
+        request.ok()
+        assert await acking == ["settled"] * 6
+
+
 async def test_lanes_have_receipts_of_their_own(worker: ScriptedWorker, shelf: Shelf) -> None:
     async with Open(worker, shelf, mode="key_shared") as consumer:
         worker.link.data([(1, "a"), (2, "a"), (3, "b"), (4, ""), (5, ""), (7, "")], token=5)
