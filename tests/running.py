@@ -15,7 +15,7 @@ from broker.config import Settings
 from broker.server import Server, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
-STOP_SECONDS = 20.0
+STOP_SECONDS = 60.0
 
 
 @dataclass

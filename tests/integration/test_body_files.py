@@ -166,7 +166,7 @@ async def test_a_full_disk_keeps_no_parts_of_files_and_sweeps_what_is_left_over(
         assert names_in(small_disk) == {file_of(published.uid)}
 
         fill(small_disk / "filler")
-        async with AsyncClient(broker.url, payloads=store, timeout=0.5) as hasty:
+        async with AsyncClient(broker.url, payloads=store, timeout=2.0) as hasty:
             for _ in range(3):
                 with pytest.raises(Overloaded, match="has no room"):
                     await hasty.publish(topic, b"x" * 20_000)

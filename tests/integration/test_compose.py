@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow  # each command is a process
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 OTHER_VARIABLES = {"KEYLANE_SERVER"}  # of the client's commands
-START_SECONDS = 30.0
+START_SECONDS = 90.0
 
 
 @pytest.fixture(scope="module")

@@ -277,12 +277,12 @@ async def test_a_nack_returns_the_message_after_its_delay_with_the_retry_count_r
 
 async def test_a_timeout_does_the_same_with_backoff(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
-    await client.create_subscription(topic, "s", lease=0.2, backoff=Backoff(0.2, 2.0, 1.0, 0.0))
+    await client.create_subscription(topic, "s", lease=1.0, backoff=Backoff(0.2, 2.0, 1.0, 0.0))
     async with client.subscribe(topic, "s", auto_extend=False) as consumer:
         began = time.monotonic()
         await publish(client, topic, "a")
         (message,) = await take(consumer, 1)
-        for count, wait in ((1, 0.4), (2, 1.0)):  # leases and backoffs up to then
+        for count, wait in ((1, 1.2), (2, 2.6)):  # leases and backoffs up to then
             (message,) = await take(consumer, 1)
             assert message.retry_count == count
             assert time.monotonic() - began >= wait - 0.05

@@ -386,10 +386,10 @@ def test_what_was_sent_behind_a_failed_publish_does_not_overtake_it(
 
 @pytest.mark.slow
 def test_silence_is_broken_by_heartbeats_and_ended_by_hanging_up() -> None:
-    with RunningBroker(heartbeat=0.2) as broker, TinyClient(broker.url) as client:
-        assert client.call(INFO, {}).properties["heartbeat_ms"] == 200
+    with RunningBroker(heartbeat=1.0) as broker, TinyClient(broker.url) as client:
+        assert client.call(INFO, {}).properties["heartbeat_ms"] == 1_000
         assert client.call(HEARTBEAT, {}).type == OK
-        assert {client.hear().type for _ in range(6)} == {HEARTBEAT}
+        assert {client.hear().type for _ in range(3)} == {HEARTBEAT}
         client.polite = False
         with pytest.raises((EOFError, ConnectionError)):
             client.receive()

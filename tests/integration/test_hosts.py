@@ -54,7 +54,7 @@ def answers(*hosts: str, before: Callable[[], object] = lambda: None) -> Callabl
 async def test_ipv6_addresses_are_told_in_brackets(topic: str) -> None:
     with RunningBroker(workers=2, host="::1") as broker:
         ports = [worker.settings.port for worker in broker.workers]
-        async with AsyncClient(f"keylane://[::1]:{ports[0]}", timeout=5) as client:
+        async with AsyncClient(f"keylane://[::1]:{ports[0]}", timeout=30) as client:
             await client.create_topic(topic, partitions=4)
             await client.create_subscription(topic, "s")
             for partition in range(4):
@@ -132,7 +132,7 @@ async def test_who_trickles_bytes_before_info_does_not_keep_a_place(topic: str) 
 
 async def test_a_client_keeps_to_the_largest_frame_of_the_worker(topic: str) -> None:
     with RunningBroker(max_frame=256 * 1024) as broker:
-        async with AsyncClient(broker.url, timeout=5) as client:
+        async with AsyncClient(broker.url, timeout=30) as client:
             await client.create_topic(topic, partitions=1)
             await client.create_subscription(topic, "s")
             large = {"note": "\N{MUSICAL SYMBOL G CLEF}" * 10_000}  # four bytes each

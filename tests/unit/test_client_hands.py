@@ -134,10 +134,10 @@ async def test_what_was_never_in_hands_goes_back_uncharged_before_its_lease_ends
 ) -> None:
     """Of a handler that hangs for longer than leases are kept."""
     work = Work()
-    async with Open(worker, shelf, lease=0.4, auto_extend=0.5, handler=work, concurrency=1):
-        worker.link.data(3, lease=0.4)
+    async with Open(worker, shelf, lease=2.0, auto_extend=2.5, handler=work, concurrency=1):
+        worker.link.data(3, lease=2.0)
         await work.reach(1)
-        request = await _given_back(worker, 0.4)
+        request = await _given_back(worker, 2.0)
         assert (request.body, request.properties.charged) == (["", 1, 2, 3], False)
         request.ok()
         work.end(1)
@@ -151,8 +151,8 @@ async def test_what_was_never_in_hands_goes_back_uncharged_before_its_lease_ends
 async def test_what_waits_is_given_back_though_leases_are_not_extended(
     worker: ScriptedWorker, shelf: Shelf, mode: str, receipts: list[str | int]
 ) -> None:
-    async with Open(worker, shelf, mode=mode, lease=0.5, auto_extend=False) as consumer:
-        worker.link.data(3, lease=0.5)
+    async with Open(worker, shelf, mode=mode, lease=2.5, auto_extend=False) as consumer:
+        worker.link.data(3, lease=2.5)
         (first,) = await take(consumer, 1)
         acking = asyncio.ensure_future(first.ack())
         (await worker.expect(wire.Ack)).ok()
@@ -347,7 +347,7 @@ async def test_an_ack_whose_first_attempt_was_done_unheard_is_settled(
 async def test_an_ack_that_gave_up_and_is_tried_again_may_have_been_done(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
-    async with Open(worker, shelf, timeout=0.2) as consumer:
+    async with Open(worker, shelf, timeout=2.0) as consumer:
         worker.link.data(1)
         (message,) = await take(consumer, 1)
         acking = asyncio.ensure_future(message.ack())

@@ -291,7 +291,7 @@ async def test_a_redirect_is_tried_again(worker: ScriptedWorker, client: AsyncCl
 
 
 async def test_when_the_time_is_up_the_last_error_is_raised(worker: ScriptedWorker) -> None:
-    async with AsyncClient(worker.url, timeout=0.3) as client:
+    async with AsyncClient(worker.url, timeout=2.0) as client:
         await know_topic(worker, client)
         published = asyncio.create_task(client.publish("orders"))
         refusing = asyncio.create_task(refuse_all(worker, "overloaded"))
