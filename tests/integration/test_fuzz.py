@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 def target() -> Iterator[RunningBroker]:
     """A worker that is soon out of patience."""
     with RunningBroker(
-        heartbeat=0.5, session=1.0, max_frame=MAX_FRAME, max_inflight_bytes=2 * MAX_FRAME, log_level="warning"
+        heartbeat=2.0, session=5.0, max_frame=MAX_FRAME, max_inflight_bytes=2 * MAX_FRAME, log_level="warning"
     ) as broker:
         yield broker
 
