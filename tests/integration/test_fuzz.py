@@ -19,7 +19,11 @@ from client.wire import FrameReader, Type
 from tests.running import RunningBroker
 
 MAX_FRAME = 4 * 1024 * 1024
-CODES = {item.code for item in errors.BrokerError.__subclasses__()}
+CODES = {
+    item.code
+    for item in vars(errors).values()
+    if isinstance(item, type) and issubclass(item, errors.BrokerError)
+}
 PATIENCE = 60.0  # seconds in which whatever is waited for has to happen
 GROWTH = 48 * 2**20  # bytes; the tail cache alone may take a good part of it
 
