@@ -21,8 +21,9 @@ from client.types import Mode, Outcome
 
 FLUSH = 0.05  # seconds between lines
 UNANSWERED = 1_000  # publishes that a producer has under way
+ENOUGH = 3_000  # publishes, from which on it slows down: where all takes long, there is no end otherwise
 GIVEN_BACK = 0.02  # share of the batches of which something is nacked
-TIMEOUT = 60.0  # seconds that an operation may take, whatever happens
+TIMEOUT = 200.0  # seconds that an operation may take, whatever happens
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -164,6 +165,8 @@ class Application:
                 await room.acquire()
                 calls.create_task(self._publish(client, number, key, partition, room))
                 number += 1
+                if number == ENOUGH:
+                    pause *= 10
                 due = max(due + pause, time.monotonic() - 1)
                 await asyncio.sleep(due - time.monotonic())  # the call begins before the next
 

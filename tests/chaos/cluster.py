@@ -55,7 +55,7 @@ class Cluster:
         """With a client for the operator, and an engine to look at Redis."""
         engine = Engine.connect(broker.redis_url)
         try:
-            async with AsyncClient(broker.url, timeout=60) as client:
+            async with AsyncClient(broker.url, timeout=200) as client:
                 yield cls(broker, servers, engine, client, topic)
         finally:
             await engine.close()
