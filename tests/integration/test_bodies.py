@@ -19,7 +19,7 @@ from client.connection import Connection
 from client.payloads_files import FileStore
 from tests.running import RunningBroker
 
-DEADLINE = 60.0
+DEADLINE = 150.0
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ from tests.scripted_worker import ScriptedWorker
 pytestmark = pytest.mark.slow  # each command is a process
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 30.0
+DEADLINE = 150.0
 
 Keylane = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -17,7 +17,7 @@ from tests.running import RunningBroker
 pytestmark = pytest.mark.slow  # several workers, and each command is a process
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 40.0
+DEADLINE = 150.0
 
 Keylane = Callable[..., Any]
 

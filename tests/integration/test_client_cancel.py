@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 PARTITIONS = 2
 KEYS = 6
 MEGABYTE = 1024 * 1024
-DEADLINE = 60.0
+DEADLINE = 150.0
 
 
 @pytest.fixture(scope="module")

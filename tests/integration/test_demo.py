@@ -13,7 +13,7 @@ from client import Client
 from tests.running import RunningBroker
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 60.0
+DEADLINE = 150.0
 
 
 @pytest.mark.slow

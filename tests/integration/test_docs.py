@@ -32,7 +32,9 @@ def test_the_python_examples_of_the_readme_run_and_run_again() -> None:
         for example in examples * 2:
             assert "keylane://127.0.0.1:9999" in example
             program = example.replace("keylane://127.0.0.1:9999", broker.url)
-            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True, timeout=200
+            )
             assert (done.returncode, done.stderr) == (0, "")
             shown.append(re.sub(r"\b0:\d{13}-", "0:<ledger>-", done.stdout))
     assert shown == [
@@ -65,7 +67,7 @@ def test_the_commands_of_readme_and_operations_page_work() -> None:
                     env=environment,
                     capture_output=True,
                     text=True,
-                    timeout=60,
+                    timeout=200,
                 )
                 assert done.returncode == 0, (page, line, done.stderr)
                 if line.startswith("keylane subscribe"):

@@ -23,7 +23,7 @@ def findings(broker: RunningBroker, redis: str) -> dict[str, Any]:
         [KEYLANE, "doctor", "--server", broker.url, "--redis", redis, "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     found = {item["check"]: item for item in json.loads(done.stdout)}
     assert done.returncode == (0 if all(item["ok"] for item in found.values()) else 1), done.stderr

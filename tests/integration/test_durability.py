@@ -136,7 +136,7 @@ async def test_the_command_line_says_whether_they_were_stored(
                 [str(Path(sys.executable).parent / "keylane"), *words],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=200,
                 env={**os.environ, "KEYLANE_SERVER": url},
             )
             assert done.returncode == 1

@@ -30,7 +30,7 @@ def run_locust(folder: Path, server: str, topic: str, *options: str) -> "subproc
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 

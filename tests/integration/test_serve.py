@@ -21,7 +21,7 @@ from client import AsyncClient, StaleReceipt
 pytestmark = pytest.mark.slow  # each command is a process
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 60.0
+DEADLINE = 150.0
 
 
 class Serving:
@@ -76,7 +76,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
         [KEYLANE, "serve", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env={**os.environ, **(env or {})},
     )
 

@@ -21,7 +21,7 @@ from broker.topology import replica_pair, sentinel_pair, single_server, three_no
 pytestmark = pytest.mark.slow  # each command is a process
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 60.0
+DEADLINE = 150.0
 COMMAND = re.compile(rb"(?:^|\r\n)\*\d+\r\n")
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 

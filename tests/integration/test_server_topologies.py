@@ -11,7 +11,7 @@ from broker.topology import sentinel_pair, three_node_cluster
 
 pytestmark = pytest.mark.slow  # a fail-over takes seconds
 
-DEADLINE = 60.0
+DEADLINE = 150.0
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
