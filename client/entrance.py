@@ -118,6 +118,10 @@ class Entrance:
         self._entries: set[Entry] = set()  # that wait
         self._tasks = Tasks()
 
+    def clear(self, topic: str) -> bool:
+        """Whether who comes now need not wait in any line."""
+        return topic not in self._lines and self._room.free
+
     async def enter(self, topic: str, entry: Entry, long: object = None) -> None:
         """Go in behind those who came before; all parts of a `long` call before those who come after it.
 

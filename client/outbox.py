@@ -423,6 +423,7 @@ class Outbox:
     def _refuse(self, parcel: Parcel, refused: dict[int, Exception]) -> None:
         """Go on without some messages, of which those who wait are told."""
         self._bodies.forget(self.topic, [parcel.bodies.pop(place)[0] for place in refused])
+        self._let_leave(parcel)
         parcel.gone.update(refused)
         for ticket in list(parcel.tickets):
             places = range(ticket.start, ticket.start + ticket.count)
@@ -431,6 +432,7 @@ class Outbox:
                 parcel.tickets.remove(ticket)
                 if not ticket.answer.done():
                     ticket.answer.set_result(None)
+        parcel.close_ranks()
         if not parcel.tickets:
             self._end(parcel)
 

@@ -145,6 +145,11 @@ class Producer:
         if self._closed is not None:
             raise self._closed.again()
         entry = Entry(sort, partial(self._add, topic, strict=strict), messages)
+        count = self._partitions.get(topic)
+        if count and long is None and self._entrance.clear(topic):  # as for most
+            entry.sort(count)
+            entry.add()
+            return entry
         try:
             await self._entrance.enter(topic, entry, long)
         except BaseException:

@@ -557,6 +557,20 @@ async def test_bodies_that_the_store_refuses_fail_one_by_one(
     assert room(known) == (100_000, 64 * 1024 * 1024)
 
 
+async def test_what_fails_beside_a_refused_body_has_its_own_error(
+    worker: ScriptedWorker, known: AsyncClient, shelf: Shelf
+) -> None:
+    many = [OutgoingMessage(b"x" * (1_000_001 if n == 1 else 10), key="k", uid=f"u{n}") for n in range(4)]
+    published = asyncio.create_task(known.publish_many("orders", many))
+    request = await worker.expect(wire.Publish)
+    assert uids(request) == ["u0", "u2", "u3"]
+    await known.close()
+    with pytest.raises(PublishFailed) as caught:
+        await published
+    kinds = [type(answer) for answer in caught.value.published]
+    assert kinds == [ConnectionClosed, MessageTooLarge, ConnectionClosed, ConnectionClosed]
+
+
 async def test_what_fails_alike_for_all_is_raised_itself(
     worker: ScriptedWorker, known: AsyncClient, shelf: Shelf
 ) -> None:
