@@ -89,7 +89,10 @@ class Producer:
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
         entry = await self._enter(topic, partial(self._sort_columns, topic, columns), strict=True)
-        return self._collecting.start(self._count(topic, entry))
+        counting = self._collecting.start(self._count(topic, entry))
+        # Not by itself: cancelled before its first step it would never get there.
+        counting.add_done_callback(lambda _: self._end(topic, entry))
+        return counting
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
@@ -350,7 +353,6 @@ class Producer:
                 except Exception as error:
                     self._doubt(topic, error)
                     failure = failure or error
-        self._end(topic, entry)
         if failure is not None:
             raise failure
         return tally

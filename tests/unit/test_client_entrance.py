@@ -170,6 +170,7 @@ async def test_columns_whose_task_is_cancelled_keep_room_until_they_are_answered
     await accept_all(worker, 98_000)
     await turns()
     assert room(known) == whole
+    assert not known._producer._under_way, "nothing is remembered of what has ended"
 
 
 async def test_room_is_given_in_turn_and_nobody_comes_in_between() -> None:
