@@ -246,9 +246,7 @@ class Cluster(Events):
         """A worker does not answer: perhaps others have what it had."""
         self._pool.suspect(connection)
         for known in self.maps.values():
-            if any(
-                peer is not None and peer.current is connection for peer in (known.everything, *known.owners)
-            ):
+            if any(peer is not None and peer.current is connection for peer in known.owners):
                 known.renew()
 
     def told_time(self, drift: float, trip: float) -> None:

@@ -13,7 +13,6 @@ from client.wire import Type
 Part = tuple[Block, int, int]  # block, first index, index behind the last
 _LANES = 1_000  # that are remembered without a need
 _SLACK = 1.0  # seconds that clocks may differ by
-ALL = -1  # instead of a partition: all of them, where the worker does not say which it serves
 
 
 class _Listing:
@@ -148,26 +147,24 @@ class Held:
 
     def foresee(self, partitions: Collection[int]) -> None:
         """A worker is asked for a new session: what is settled from now on it may have listed before."""
-        blocks = [block for block in self.blocks if _among(block, partitions)]
+        blocks = [block for block in self.blocks if block.partition in partitions]
         self._foreseen.update(dict.fromkeys(partitions, blocks))
 
     def reopen(self, partitions: Collection[int], listed: int | None) -> None:
         """They have a new session: so many of the messages held will be listed, and the rest is void."""
         for block in self.blocks:  # of what is being settled nobody can tell any more whether it was
-            if _among(block, partitions):
+            if block.partition in partitions:
                 block.ended.update(index for index, state in enumerate(block.states) if state == SETTLING)
         foreseen = [block for partition in partitions for block in self._foreseen.pop(partition, ())]
         both = dict.fromkeys((*foreseen, *self.blocks))
-        listing = _Listing([block for block in both if _among(block, partitions)], listed)
-        if ALL in partitions:
-            self._listings.clear()
+        listing = _Listing([block for block in both if block.partition in partitions], listed)
         self._listings.update(dict.fromkeys(partitions, listing))
         if listed == 0:
             self._void_unlisted(listing)
 
     def keep(self, block: Block) -> None:
         """A block lists what is held, perhaps delivered before: what we have stays as it is."""
-        listing = self._listings.get(block.partition) or self._listings.get(ALL)
+        listing = self._listings.get(block.partition)
         if (
             listing is None or listing.left is None
         ):  # nobody has said that it comes: what we have may be newer
@@ -317,9 +314,9 @@ class Held:
             if block.open <= 0:
                 self._drop(block)
 
-    def clear(self, partitions: Collection[int] = (ALL,)) -> None:
-        """All leases in these partitions have ended."""
-        for block in [block for block in self.blocks if _among(block, partitions)]:
+    def clear(self, partitions: Collection[int] | None = None) -> None:
+        """All leases in these partitions have ended, or in all."""
+        for block in [one for one in self.blocks if partitions is None or one.partition in partitions]:
             for index, state in enumerate(block.states):
                 if state < SETTLED:
                     self._close(block, index, STALE)
@@ -439,7 +436,3 @@ class Held:
             for index, state in enumerate(block.states):
                 if state <= HANDED:
                     yield block, index
-
-
-def _among(block: Block, partitions: Collection[int]) -> bool:
-    return block.partition in partitions or ALL in partitions

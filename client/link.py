@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from client import wire
 from client.connection import Connection, Redirected, error_from
 from client.errors import BrokerError, ConnectionClosed, Fenced, SubscriptionBusy
-from client.held import ALL
 from client.pool import Peer
 from client.seeds import backoff
 from client.wire import Frame, Properties, Type
@@ -59,10 +58,9 @@ class Link:
         What was asked here and is not answered may have been done: this one says so, unless it says nothing.
         """
         self.open.discard(partition)
-        for at in list(self._asked) if partition == ALL else [partition]:
-            for answer in self._asked.pop(at, ()):
-                if self.current is not None:
-                    self.current.wait_while_heard(answer, Redirected(self._links.topic, at, ""))
+        for answer in self._asked.pop(partition, ()):
+            if self.current is not None:
+                self.current.wait_while_heard(answer, Redirected(self._links.topic, partition, ""))
         self.wake()
 
     def pause(self, paused: bool) -> None:
@@ -102,9 +100,8 @@ class Link:
     async def leave(self) -> None:
         """Tell the worker that the consumer is closed: what it holds goes back."""
         if (connection := self._let_go()) is not None:
-            open_here = None if ALL in self.open else sorted(self.open)
             with suppress(BrokerError):  # then the worker has ended it, or will when the session does
-                await connection.request(wire.Unsubscribe(self._links.stream, open_here))
+                await connection.request(wire.Unsubscribe(self._links.stream, sorted(self.open)))
 
     def close(self) -> None:
         """Hear nothing more."""

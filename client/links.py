@@ -10,7 +10,6 @@ from client import wire
 from client.cluster import Cluster
 from client.connection import Redirected
 from client.errors import BrokerError, ConnectionClosed, TopicReplaced, Unavailable
-from client.held import ALL
 from client.link import Link, final
 from client.map import TopicMap
 from client.permits import Permits
@@ -133,7 +132,7 @@ class Links:
 
     def serving(self, partition: int) -> Link | None:
         """Who serves a partition."""
-        return self._serving.get(partition) or self._serving.get(ALL)
+        return self._serving.get(partition)
 
     async def reach(self, partition: int, within: float) -> Link:
         """The same, waiting for it if need be."""
@@ -172,13 +171,13 @@ class Links:
 
     def subscribe(self, partitions: Iterable[int], permits: int) -> wire.Subscribe:
         """What to ask of a worker."""
-        chosen, meant = sorted(partitions), (self._incarnation, self._of_subscription)
-        request = msgspec.structs.replace(
-            self._request, incarnation=meant[0], subscription_incarnation=meant[1]
+        return msgspec.structs.replace(
+            self._request,
+            incarnation=self._incarnation,
+            subscription_incarnation=self._of_subscription,
+            partitions=sorted(partitions),
+            permits=permits,
         )
-        if chosen == [ALL]:
-            return request
-        return msgspec.structs.replace(request, partitions=chosen, permits=permits)
 
     def may_open(self, link: Link) -> bool:
         """The worker of the lowest partition says who is alone on an exclusive subscription: ask it first."""
@@ -188,7 +187,8 @@ class Links:
 
     def opened(self, link: Link, partitions: frozenset[int], reply: wire.SubscribeReply) -> None:
         """A worker serves partitions."""
-        late = {at for at in partitions if self._is_late(link, at, reply.epochs.get(at, 0))}
+        # What another worker has opened after it: the larger epoch is the newer.
+        late = {at for at in partitions if reply.epochs.get(at, 0) < self._epochs.get(at, 0)}
         self._epochs.update({at: epoch for at, epoch in reply.epochs.items() if at not in late})
         link.open -= late
         before = {at: self._serving[at] for at in partitions - late if at in self._serving}
@@ -212,12 +212,6 @@ class Links:
         self._news.set()
         for other in self._links.values():
             other.wake()
-
-    def _is_late(self, link: Link, partition: int, epoch: int) -> bool:
-        """Whether what a worker has opened was opened by another after it: the larger epoch is the newer."""
-        if epoch:
-            return epoch < self._epochs.get(partition, 0)
-        return self._to_serve.get(partition) is not link and self.serving(partition) is not None
 
     def moved(self, link: Link, partition: int, address: str, permits: int) -> None:
         """A worker serves a partition no more; what is held of it stays so, and takes permits along."""
@@ -284,7 +278,9 @@ class Links:
                 TopicReplaced(f"topic {self.topic!r} was deleted, and another one of that name made since")
             )
             return
-        self._know_partitions(self._map)
+        if not self._to_serve:
+            chosen = self._request.partitions
+            self._to_serve = dict.fromkeys(range(len(self._map.owners)) if chosen is None else sorted(chosen))
         for partition, before in self._to_serve.items():
             peer = self._map.owner(partition)
             link = before if peer is None else self._link(peer)
@@ -298,23 +294,6 @@ class Links:
         self._share()
         if None in self._to_serve.values() and self._asking is None:
             self._asking = self._tasks.start(self._await_owners())
-
-    def _know_partitions(self, known: TopicMap) -> None:
-        """Which partitions there are is known from the map, where workers tell."""
-        if self._request.partitions is not None:
-            wanted: Iterable[int] = self._request.partitions
-        else:
-            wanted = range(len(known.owners)) if known.owners else [ALL]
-        if not self._to_serve:
-            self._to_serve = dict.fromkeys(sorted(wanted))
-        elif ALL in self._to_serve and known.owners:
-            link = self._to_serve.pop(ALL)
-            self._to_serve = dict.fromkeys(wanted, link)
-            if link is not None:
-                link.wanted = set(wanted)
-                if self._serving.pop(ALL, None) is link:
-                    link.open = set(wanted)
-                    self._serving = dict.fromkeys(wanted, link)
 
     def _link(self, peer: Peer) -> Link:
         link = self._links.get(peer)

@@ -26,7 +26,6 @@ class TopicMap:
     ) -> None:
         self.topic = topic
         self.owners: list[Peer | None] = []  # None: nobody yet
-        self.everything: Peer | None = None  # who serves all, where the worker does not say
         self.incarnation = 0  # of the topic: another one of its name has another; 0: not known
         self.max_frame = wire.MAX_FRAME  # bytes that its workers take
         self.watchers: dict[Callable[[], None], None] = {}
@@ -43,19 +42,17 @@ class TopicMap:
     @property
     def known(self) -> bool:
         """Whether it was ever answered."""
-        return bool(self.owners) or self.everything is not None
+        return bool(self.owners)
 
     def owner(self, partition: int) -> Peer | None:
         """Who serves a partition; of one that is not there, who will say so."""
-        if not self.owners:
-            return self.everything
         if 0 <= partition < len(self.owners):
             return self.owners[partition]
         return next(filter(None, self.owners), None)
 
     def names(self, peer: Peer) -> bool:
         """Whether a worker serves something of the topic."""
-        return peer is self.everything or peer in self.owners
+        return peer in self.owners
 
     async def refresh(self) -> None:
         """Ask, together with all who want that; after answers that told nothing new, not at once."""
@@ -76,7 +73,7 @@ class TopicMap:
         """A worker says who has a partition; the rest of the map may be old, too."""
         if address and 0 <= partition < len(self.owners):
             owners = [*self.owners[:partition], self._pool.peer(address), *self.owners[partition + 1 :]]
-            self._set(owners, None, self.incarnation)
+            self._set(owners, self.incarnation)
 
     async def _refresh(self) -> None:
         loop = asyncio.get_running_loop()
@@ -91,7 +88,7 @@ class TopicMap:
                     changed = self._take(*await self._ask(self.topic))
                 except BrokerError as error:
                     if isinstance(error, TopicNotFound):
-                        self._set([], None, 0)
+                        self._set([], 0)
                         self._gone(self)
                     if not self._again:
                         raise
@@ -110,12 +107,12 @@ class TopicMap:
             peer if worker.id == info.worker else self._pool.peer(worker.address) for worker in info.workers
         ]
         owners = [peers[at] if 0 <= at < len(peers) else None for at in info.owners]
-        return self._set(owners, None if owners else peer, info.incarnation)
+        return self._set(owners, info.incarnation)
 
-    def _set(self, owners: list[Peer | None], everything: Peer | None, incarnation: int) -> bool:
-        if (owners, everything, incarnation) == (self.owners, self.everything, self.incarnation):
+    def _set(self, owners: list[Peer | None], incarnation: int) -> bool:
+        if (owners, incarnation) == (self.owners, self.incarnation):
             return False
-        self.owners, self.everything, self.incarnation = owners, everything, incarnation
+        self.owners, self.incarnation = owners, incarnation
         for peer in set(owners):
             if peer is not None:
                 self._watch(peer, self.topic)

@@ -170,9 +170,8 @@ class Producer:
             known.watchers[recount] = None
         elif topic not in self._partitions:
             await known.refresh()
-        if not (count := len(known.owners)):  # a worker that does not tell, or there is no topic
-            answer = await self._cluster.request(wire.DescribeTopic(topic))
-            count = wire.properties_of(answer, wire.TopicReply).partitions
+        while not (count := len(known.owners)):  # it was deleted a moment ago
+            await known.refresh()
         self._partitions[topic] = count
         return count
 

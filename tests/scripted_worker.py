@@ -95,6 +95,9 @@ class ScriptedWorker:
         self.tls: ssl.SSLContext | None = None
         self.silent = False  # answers nothing any more
         self.refusal: wire.Error | None = None  # of INFO
+        self.partitions = 1  # of every topic, all of them its own
+        self.maps_wait = False  # the test answers who asks for the map of a topic
+        self._maps: asyncio.Queue[Request] = asyncio.Queue()
         self.tokens: set[str] = set()  # that were refused
         self.info: dict[str, Any] = {"version": 1, "payloads": "", "heartbeat_ms": 10_000, **info}
         self.cluster: ScriptedCluster | None = None
@@ -154,6 +157,16 @@ class ScriptedWorker:
         request.ok(wire.SubscribeReply(mode, delivery, round(lease * 1000), more.get("partitions", 1)))
         return request
 
+    async def expect_map(self) -> Request:
+        """The next who asks for the map of a topic, if these wait."""
+        return await asyncio.wait_for(self._maps.get(), PATIENCE)
+
+    async def tell_partitions(self, count: int = 1) -> None:
+        """Answer who asks for the map of a topic."""
+        request = await self.expect_map()
+        self.partitions = count
+        request.ok(self._info(request.properties.topic))
+
     async def expect_leaving(self) -> None:
         """Let a consumer go."""
         (await self.expect(wire.Unsubscribe)).ok()
@@ -168,8 +181,12 @@ class ScriptedWorker:
             link.send(self.refusal, frame.sequence)
         elif frame.type == Type.INFO:
             asked = wire.properties_of(frame, wire.Info)
-            link.send(self._info(asked.topic), frame.sequence)
-            self._waiting[frame.type].put_nowait(Request(link, frame, asked))
+            request = Request(link, frame, asked)
+            if asked.topic and self.maps_wait:
+                self._maps.put_nowait(request)
+            else:
+                request.ok(self._info(asked.topic))
+            self._waiting[frame.type].put_nowait(request)
         else:
             kinds = {kind.TYPE: kind for kind in Properties.__subclasses__() if kind.TYPE != Type.OK}
             kind = kinds.get(frame.type, Properties)  # type: ignore[call-overload]
@@ -181,7 +198,8 @@ class ScriptedWorker:
             **{
                 "worker": "scripted",
                 "release": "0",
-                "workers": [],
+                "workers": [wire.WorkerAddress("scripted", self.address)],
+                "owners": [0] * self.partitions if topic else [],
                 "time_ms": now_ms() + self.drift_ms,
                 "payload_lifetime_ms": 60_000,
                 "session_ms": 10_000,

@@ -102,7 +102,6 @@ async def worker() -> AsyncIterator[ScriptedWorker]:
 async def test_calls_are_queued_in_order_and_several_are_under_way(worker: ScriptedWorker) -> None:
     async with AsyncClient(worker.url) as client:
         first = asyncio.create_task(client.publish_columns("orders", Columns(keys=["a"] * 1_000)))
-        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
         await first
         second = await client.publish_columns("orders", Columns(keys=["b"] * 1_000))
         requests = [await worker.expect(wire.Publish), await worker.expect(wire.Publish)]
@@ -138,7 +137,6 @@ async def test_nothing_goes_out_behind_a_part_that_was_given_up(worker: Scripted
     async with AsyncClient(worker.url, payloads=Shelf()) as client:
         columns = [Columns(keys=[key] * 1_000, bodies=[b"x"] * 1_000) for key in "abcd"]
         first = asyncio.create_task(client.publish_columns("orders", columns[0]))
-        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
         others = [await first, *[await client.publish_columns("orders", some) for some in columns[1:3]]]
         accept = await worker.expect(wire.Publish)
         accept.ok(wire.PublishReply(7, 1, 1))
@@ -167,7 +165,6 @@ def test_delays_count_from_now_on_and_times_are_as_they_are() -> None:
 async def test_what_is_too_large_is_refused_before_anything_is_sent(worker: ScriptedWorker) -> None:
     async with AsyncClient(worker.url) as client:
         call = asyncio.create_task(client.publish_columns("orders", Columns(keys=["a", "b" * 2_000])))
-        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
         with pytest.raises(MessageTooLarge, match="key has 2000 bytes"):
             await call
 
@@ -175,5 +172,4 @@ async def test_what_is_too_large_is_refused_before_anything_is_sent(worker: Scri
 async def test_no_rows_are_nothing_to_publish(worker: ScriptedWorker) -> None:
     async with AsyncClient(worker.url) as client:
         call = asyncio.create_task(client.publish_columns("orders", Columns(keys=[])))
-        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
         assert await (await call) == Tally()

@@ -67,6 +67,7 @@ async def shelf() -> Shelf:
 @pytest.fixture
 async def worker() -> AsyncIterator[ScriptedWorker]:
     async with ScriptedWorker() as worker:
+        worker.maps_wait = True
         yield worker
 
 
@@ -80,14 +81,11 @@ async def client(worker: ScriptedWorker, shelf: Shelf) -> AsyncIterator[AsyncCli
 async def known(worker: ScriptedWorker, client: AsyncClient) -> AsyncClient:
     """A client that knows the topic, of one partition."""
     published = asyncio.create_task(client.publish("orders", uid="first"))
-    await tell_partitions(worker)
+    await worker.tell_partitions()
+    worker.maps_wait = False
     accept(await worker.expect(wire.Publish), 1)
     await published
     return client
-
-
-async def tell_partitions(worker: ScriptedWorker, count: int = 1) -> None:
-    (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(count, 1000))
 
 
 def accept(request: Request, first: int, **more: Any) -> None:
@@ -203,8 +201,7 @@ async def test_later_calls_do_not_overtake_those_that_wait_for_the_partitions(
     worker: ScriptedWorker, client: AsyncClient
 ) -> None:
     calls = [asyncio.create_task(client.publish("orders", key="k", uid="u0"))]
-    asked = await worker.expect(wire.DescribeTopic)
-    asked.ok(wire.TopicReply(1, 1000))
+    await worker.tell_partitions()
     for number in range(1, 200):  # one more at each step of the answer's way to the first
         calls.append(asyncio.create_task(client.publish("orders", key="k", uid=f"u{number}")))
         await asyncio.sleep(0)
@@ -223,7 +220,7 @@ async def test_a_long_list_is_published_before_what_comes_after_it(
     short = asyncio.create_task(client.publish("orders", key="k", uid="behind"))
     longer = asyncio.create_task(client.publish_many("orders", messages(120_000, first=25_000)))
     last = asyncio.create_task(client.publish("orders", key="k", uid="last"))
-    await tell_partitions(worker)
+    await worker.tell_partitions()
     found = await accept_all(worker, 145_002)
     expected = [f"u{n}" for n in range(145_000)]
     assert found == [*expected[:25_000], "behind", *expected[25_000:], "last"]
@@ -236,7 +233,7 @@ async def test_a_long_list_that_is_cancelled_lets_the_others_in(
     long = asyncio.create_task(client.publish_many("orders", messages(150_000)))
     await asyncio.sleep(0)
     short = asyncio.create_task(client.publish("orders", key="k", uid="behind"))
-    await tell_partitions(worker)
+    await worker.tell_partitions()
     first = await worker.expect(wire.Publish)
     assert not short.done()
     long.cancel()
@@ -300,7 +297,7 @@ async def test_those_who_wait_in_line_are_told_what_is_wrong(
     good = asyncio.create_task(client.publish("orders", key="k"))
     bad = asyncio.create_task(client.publish("orders", partition=7))
     many = asyncio.create_task(client.publish_many("orders", messages(3)))
-    await tell_partitions(worker)
+    await worker.tell_partitions()
     accept(await worker.expect(wire.Publish), 2)
     answers = await ended(good, bad, many)
     assert isinstance(answers[1], InvalidArgument)
@@ -311,7 +308,7 @@ async def test_who_waits_for_a_topic_that_is_not_there_hears_so_each_with_an_err
     worker: ScriptedWorker, client: AsyncClient
 ) -> None:
     calls = [asyncio.create_task(client.publish("nowhere")) for _ in range(3)]
-    (await worker.expect(wire.DescribeTopic)).error("topic_not_found", "no topic")
+    (await worker.expect_map()).error("topic_not_found", "no topic")
     answers = await ended(*calls)
     assert [answer.code for answer in answers] == ["topic_not_found"] * 3
     assert len(set(map(id, answers))) == 3
@@ -452,7 +449,7 @@ async def test_bodies_of_what_was_never_sent_go_when_the_time_is_up(
 ) -> None:
     async with AsyncClient(worker.url, payloads=shelf, timeout=0.3) as client:
         first = asyncio.create_task(client.publish("orders", b"first", key="k"))
-        await tell_partitions(worker)
+        await worker.tell_partitions()
         await worker.expect(wire.Publish)
         shelf.open.clear()
         shelf.asked.clear()

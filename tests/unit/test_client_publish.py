@@ -72,8 +72,8 @@ async def client(worker: ScriptedWorker, shelf: Shelf) -> AsyncIterator[AsyncCli
 
 async def know_topic(worker: ScriptedWorker, client: AsyncClient, partitions: int = 1) -> None:
     """Have the client ask for the number of partitions, and publish its first message."""
+    worker.partitions = partitions
     published = asyncio.create_task(client.publish("orders", uid="first"))
-    (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(partitions, 1000))
     accept(await worker.expect(wire.Publish), 1)
     await published
 
@@ -96,11 +96,12 @@ async def test_publishes_of_many_tasks_share_a_frame(worker: ScriptedWorker, cli
 
 async def test_a_thousand_callers_ask_once_for_the_partitions(worker: ScriptedWorker, shelf: Shelf) -> None:
     async with AsyncClient(worker.url) as client:
+        worker.maps_wait = True
         published = asyncio.gather(*(client.publish("other", uid=f"u{n}") for n in range(1000)))
-        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
+        await worker.tell_partitions()
         accept(await worker.expect(wire.Publish), 1)
         assert len(await published) == 1000
-        assert worker.seen(wire.DescribeTopic) == 0
+        assert worker.seen(wire.Info) == 2, "hello, and the one question"
 
 
 async def test_what_is_for_later_goes_in_frames_of_its_own_and_has_no_id(
@@ -318,8 +319,12 @@ async def test_a_topic_made_anew_is_asked_for_its_partitions_again(
     (await worker.expect(wire.Publish)).error("topic_not_found", "no topic 'orders'")
     with pytest.raises(TopicNotFound, match="no topic 'orders'"):
         await published
+    worker.partitions = 8
+    worker.link.send(wire.Moved("orders"))
+    async with asyncio.timeout(PATIENCE):
+        while len(client._cluster.maps["orders"].owners) != 8:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.005)
     published = asyncio.create_task(client.publish("orders", key="a"))
-    (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(8, 1000))
     request = await worker.expect(wire.Publish)
     assert request.properties.partition == wire.partition_of("a", 8)
     accept(request, 1)
@@ -327,6 +332,7 @@ async def test_a_topic_made_anew_is_asked_for_its_partitions_again(
 
 
 async def test_the_key_decides_the_partition_then_the_uid_then_chance(worker: ScriptedWorker) -> None:
+    worker.partitions = 8
     async with AsyncClient(worker.url) as client:
         published = asyncio.create_task(
             client.publish_many(
@@ -338,7 +344,6 @@ async def test_the_key_decides_the_partition_then_the_uid_then_chance(worker: Sc
                 ],
             )
         )
-        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(8, 1000))
         places = []
         for _ in range(3):
             request = await worker.expect(wire.Publish)
@@ -463,8 +468,6 @@ async def test_fan_out_publishes_to_each_topic_and_stores_a_body_for_each(
     worker: ScriptedWorker, client: AsyncClient, shelf: Shelf
 ) -> None:
     published = asyncio.create_task(client.fan_out(["a", "b", "a"], b"news"))
-    for _ in range(2):
-        (await worker.expect(wire.DescribeTopic)).ok(wire.TopicReply(1, 1000))
     requests = [await worker.expect(wire.Publish) for _ in range(2)]
     accept(requests[0], 5)
     requests[1].error("forbidden", "not there")
@@ -613,10 +616,11 @@ async def test_everybody_who_publishes_when_the_client_closes_is_told(
     worker: ScriptedWorker, client: AsyncClient
 ) -> None:
     body = b"x" * 1_000_000
+    worker.maps_wait = True
     asking = asyncio.create_task(client.publish("unknown"))
     many = asyncio.create_task(client.publish_many("orders", [OutgoingMessage(partition=0)] * 20_000))
     waiting = [asyncio.create_task(client.publish("orders", body, partition=0)) for _ in range(100)]
-    await worker.expect(wire.DescribeTopic)
+    await worker.expect_map()
     await worker.expect(wire.Publish)
     await client.close()
     for task in (asking, many, *waiting):
