@@ -1,4 +1,4 @@
-"""Coming back: a crowd of consumers whose worker is killed.
+"""Coming back: a crowd of consumers whose worker is killed, and those whose neighbours are.
 
 `python -m loadtest.recovery_bench 200` does it with a smaller crowd.
 """
@@ -16,15 +16,18 @@ import uvloop
 
 from broker.config import Settings
 from broker.supervisor import Running, supervise
-from client import AsyncClient, Consumer, Message, OutgoingMessage
+from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionBusy
 from loadtest.report import Figure, print_table
+from loadtest.victims import LATE, victims
 
 CROWD = 1_000
 KEYS = 100  # that each of them holds
 PARTITIONS = 1
 CLIENTS = 20  # connections that the crowd shares
-LATE = 120.0  # seconds to wait for anything
 LEASE = 5.0  # of a partition, seconds
+SESSION = 3.0  # of a consumer that is killed, seconds
+GAP_MS = 100.0  # for which the others may have to wait
+OTHERS = 10
 
 
 class Crowd:
@@ -100,12 +103,119 @@ async def killed_worker(broker: Running, size: int) -> list[Figure]:
     ]
 
 
+async def killed_neighbours(url: str, crashed: int) -> list[Figure]:
+    """The longest time between deliveries to others, from SIGKILL of many consumers until these have all."""
+    topic = "bench-crash"
+    fresh: list[float] = []  # when messages came that were published meanwhile
+    back: list[float] = []  # and those that the others had held
+
+    done: dict[Consumer, list[Message]] = {}
+
+    async def work(consumer: Consumer) -> None:
+        async for message in consumer:
+            (back if str(message.key).startswith("key") else fresh).append(time.perf_counter())
+            done.setdefault(consumer, []).append(message)
+
+    async def settle() -> None:
+        """Beside it, so that what comes is seen when it comes."""
+        while True:
+            for consumer, messages in list(done.items()):
+                del done[consumer]
+                for start in range(0, len(messages), 500):
+                    await consumer.ack(messages[start : start + 500])
+            await asyncio.sleep(0.005)
+
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncClient(url, timeout=LATE))
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s", mode="key_shared")
+        for start in range(0, crashed * KEYS, 1_000):
+            some = range(start, min(start + 1_000, crashed * KEYS))
+            await client.publish_many(topic, [OutgoingMessage(key=f"key-{number}") for number in some])
+        async with victims(url, topic, "key_shared", crashed, KEYS) as process:
+            consumers = [client.subscribe(topic, "s", mode="key_shared") for _ in range(OTHERS)]
+            await asyncio.gather(*map(stack.enter_async_context, consumers))
+            tasks = [asyncio.create_task(work(one)) for one in consumers]
+            tasks.append(asyncio.create_task(settle()))
+            number, killed = 0, 0.0
+            async with asyncio.timeout(LATE):
+                while len(back) < crashed * KEYS:
+                    await client.publish(topic, key=f"fresh-{number}")
+                    number += 1
+                    if number == 100:
+                        killed = time.perf_counter()
+                        process.kill()
+                    await asyncio.sleep(0.002)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await client.delete_topic(topic)
+    what = f"crash of {crashed} consumers x {KEYS} keys: longest gap between"
+    return [
+        Figure(f"{what} {kind}", _longest_gap(times, killed), GAP_MS, 1.0, "ms", at_most=True)
+        for kind, times in (
+            ("deliveries to others", sorted(fresh + back)),
+            ("those of fresh messages", fresh),
+        )
+    ]
+
+
+def _longest_gap(times: list[float], since: float) -> float:
+    """In ms, between the first of them at or before an instant and the last."""
+    late = [at for at in times if at >= since]
+    before = [at for at in times if at < since][-1:]
+    return max(after - at for at, after in zip([*before, *late], late, strict=False)) * 1_000
+
+
+async def successor(broker: Running, *, change: bool) -> float:
+    """Seconds from SIGKILL of an exclusive consumer, and perhaps of its worker, until another is in."""
+    topic = f"bench-successor-{int(change)}"
+    async with AsyncClient(broker.url, timeout=LATE) as client, asyncio.timeout(LATE):
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s", mode="exclusive")
+        await client.publish(topic)
+        async with victims(broker.url, topic, "exclusive", 1, 1) as process:
+            began = time.perf_counter()
+            process.kill()
+            if change:
+                await asyncio.sleep(SESSION / 6)
+                os.kill(broker.workers[0].pid, signal.SIGKILL)
+            while True:
+                try:
+                    async with client.subscribe(topic, "s", mode="exclusive") as consumer:
+                        took = time.perf_counter() - began
+                        message = await consumer.receive(LATE)
+                        await message.ack()
+                        break
+                except SubscriptionBusy:
+                    await asyncio.sleep(0.01)
+        await client.delete_topic(topic)
+    return took
+
+
 async def measure(size: int) -> list[Figure]:
-    """All of it, on a broker of its own."""
+    """All of it, on brokers of their own."""
+    figures = []
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(port=0, data_dir=Path(folder), log_level="warning", partition_lease=LEASE)
         async with supervise(settings) as broker:
-            return await killed_worker(broker, size)
+            figures += await killed_worker(broker, size)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(
+            port=0,
+            data_dir=Path(folder),
+            log_level="warning",
+            session=SESSION,
+            partition_lease=SESSION / 2,
+            heartbeat=1.0,
+        )
+        async with supervise(settings) as broker:
+            figures += await killed_neighbours(broker.url, size // 2)
+            for change, what in ((False, ""), (True, " and its worker")):
+                took = await successor(broker, change=change)
+                title = f"exclusive: the successor is in after kill -9 of the consumer{what}"
+                figures.append(Figure(title, took, SESSION + 1, 1.0, "s", at_most=True))
+    return figures
 
 
 def main() -> None:
