@@ -112,16 +112,23 @@ async def hot_key(url: str, hot: int = HOT) -> list[Figure]:
                     await message.ack()
                 return worst
 
+            async def behind(*, known: bool) -> float:
+                """Nobody has room while it all comes in; then somebody has."""
+                await idle.pause()
+                for _ in range(hot // 1_000):
+                    await client.publish_many(topic, [OutgoingMessage(key="hot") for _ in range(1_000)])
+                await client.publish(topic, key="other")
+                if not known:
+                    await _displace(client)
+                began = time.perf_counter()
+                await idle.resume()
+                message = await idle.receive()
+                took = time.perf_counter() - began
+                await message.ack()
+                return took
+
             steady = await longest()
-            # Nobody has room while it all comes in; then somebody has.
-            await idle.pause()
-            for _ in range(hot // 1_000):
-                await client.publish_many(topic, [OutgoingMessage(key="hot") for _ in range(1_000)])
-            await client.publish(topic, key="other")
-            began = time.perf_counter()
-            await idle.resume()
-            await idle.receive()
-            at_once = time.perf_counter() - began
+            at_once, unknown = await behind(known=True), await behind(known=False)
         await client.delete_topic(topic)
     return [
         Figure(
@@ -136,11 +143,29 @@ async def hot_key(url: str, hot: int = HOT) -> list[Figure]:
             f"another key behind {hot:,} of a hot one, all at once",
             at_once * 1_000,
             50,
-            None,
+            1.0,
+            "ms",
+            at_most=True,
+        ),
+        Figure(
+            "the same where the worker does not know their keys",
+            unknown * 1_000,
+            50,
+            1.0,
             "ms",
             at_most=True,
         ),
     ]
+
+
+async def _displace(client: AsyncClient) -> None:
+    """Have the worker forget what it remembers of other topics."""
+    topic, padding = "bench-displace", {"padding": "x" * 900}
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "s")
+    for _ in range(20):
+        await client.publish_many(topic, [OutgoingMessage(attributes=padding) for _ in range(1_000)])
+    await client.delete_topic(topic)
 
 
 async def _run(url: str) -> list[Figure]:
