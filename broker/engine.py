@@ -64,7 +64,6 @@ from client.wire import MAX_BATCH
 log = logging.getLogger(__name__)
 
 _LEASES = 250  # that one call renews or releases
-_AHEAD = 4_000  # keys that a fetch is told where many messages have to wait, and most are passed
 _HOLES = 100  # entries that one call looks for in every lane
 _BACK = 150  # lanes that one call gives back when they are due: others wait meanwhile
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
@@ -334,8 +333,7 @@ class Engine(Claims, Registry, Publishing):
         check_int("limit", limit, 1, MAX_BATCH)
         permits = check_room(consumers)
         tail = self._tails.of(lease)
-        ahead = _AHEAD if subscription in tail.blocked else min(limit, permits)
-        known = tail.keys_after(subscription, ahead)
+        known = tail.keys_after(subscription, min(limit, permits))
         answer = await self._run(
             "fetch",
             lease,

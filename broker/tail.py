@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections import deque
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,8 @@ _SEGMENT = 500  # messages; smaller batches are put together
 READ = 4 * 1024 * 1024  # bytes that a fetch reads, about
 FEWEST, MOST = 32, 500  # entries that are read from the log at once, however small they were before
 _BLOCKED = 100  # messages passed that had to wait, so that more is looked at at once
+_AHEAD = 30_000  # messages that are then looked at
+_LOOK = 2_000  # at a time, while one key comes again and again
 
 
 class Segment(msgspec.Struct):
@@ -49,8 +52,7 @@ class Tail:
         while first <= last:
             segment = self.segments[at]
             end = min(last + 1, segment.end)
-            part = segment.flat[(first - segment.first) * 3 : (end - segment.first) * 3]
-            found = found + part if found else part
+            found += segment.flat[(first - segment.first) * 3 : (end - segment.first) * 3]
             first, at = end, at + 1
         return found
 
@@ -59,13 +61,31 @@ class Tail:
         fitting = READ // (size // entries + 1)
         self.stride = max(FEWEST, min(fitting, self.stride * 2, MOST))
 
-    def keys_after(self, subscription: str, most: int) -> tuple[int, list[str]] | None:
-        """The next entry that a subscription has not seen, and the keys from there on, if known."""
+    def keys_after(self, subscription: str, most: int) -> tuple[int, list[str | int]] | None:
+        """The next entry that a subscription has not seen, and the keys from there on, if known.
+
+        Where much has to wait, further ahead: how often a key comes again behind itself is then a number.
+        """
         cursor = self.cursors.get(subscription)
         if cursor is None or most < 1 or cursor + 1 not in self:
             return None
+        if subscription in self.blocked:
+            return cursor + 1, self._stretches(cursor + 1)
         flat = self.read(cursor + 1, min(cursor + most, self.segments[-1].end - 1))
-        return (cursor + 1, flat[::3]) if flat else None
+        return (cursor + 1, list(flat[::3])) if flat else None
+
+    def _stretches(self, first: int) -> list[str | int]:
+        """The keys from an entry on, with numbers; as long as they are few."""
+        found: list[str | int] = []
+        for start in range(first, min(first + _AHEAD, self.segments[-1].end), _LOOK):
+            flat = self.read(start, min(start + _LOOK, self.segments[-1].end) - 1) or []
+            for key, same in groupby(flat[::3]):
+                found.append(key)
+                if again := sum(1 for _ in same) - 1:
+                    found.append(again)
+            if len(found) > _LOOK // 10:
+                break
+        return found
 
     def passed(self, subscription: str, cursor: int, found: list[int]) -> None:
         """A fetch has gone as far as this, and leased ranges: place of the consumer, first, last, ..."""

@@ -1,17 +1,23 @@
 -- keyed: serving what lies after the cursor, each message into the lane of its key.
 
-local known_from = tonumber(ARGV[4])
+local known_from = tonumber(ARGV[4]) -- the entry that the next of these keys is of
 local known_keys = known_from and cmsgpack.unpack(ARGV[5]) or {}
+local known_at = 1
 
--- The lanes of the next `most` entries, and the entries' numbers where there are holes between them.
+-- The lanes of the next entries, and the entries' numbers where there are holes between them; at most `most` lanes.
+-- And how many more entries of a lane follow its first one, where the caller says so: place -> number.
 local function lanes_ahead(most)
-  local names, entries = {}, nil
-  local passed = known_from and cursor + 1 - known_from or -1
-  if passed >= 0 and passed < #known_keys and cursor >= sparse then
-    for index = 1, math.min(most, #known_keys - passed, last_entry - cursor) do
-      names[index] = '=' .. known_keys[passed + index]
+  local names, entries, repeats = {}, nil, {}
+  if known_from == cursor + 1 and known_keys[known_at] and cursor >= sparse then
+    while #names < most and known_keys[known_at] and known_from <= last_entry do
+      names[#names + 1] = '=' .. known_keys[known_at]
+      known_at, known_from = known_at + 1, known_from + 1
+      if type(known_keys[known_at]) == 'number' then
+        repeats[#names] = known_keys[known_at]
+        known_at, known_from = known_at + 1, known_from + known_keys[known_at]
+      end
     end
-    return names
+    return names, nil, repeats
   end
   local found = redis.call('XRANGE', log, id_of(cursor + 1), '+', 'COUNT', most)
   for index, item in ipairs(found) do
@@ -23,7 +29,7 @@ local function lanes_ahead(most)
       entries[index] = entry_of(item[1])
     end
   end
-  return names, entries
+  return names, entries, repeats
 end
 
 local PARKED = 3 -- of the effort, for a lane that has to wait, besides its messages
@@ -105,42 +111,54 @@ local function pass_hole(before, after)
   end
 end
 
+-- Serves entries of a lane, or parks them; goes as far as there are room, limit and effort.
+local function sort_in(lane, first, last, share)
+  while first <= last do
+    if lane == stretch.lane and first == stretch.last + 1 then -- behind the one before
+      stretch.record.waiting = stretch.record.waiting + last - first + 1
+      stretch.last, first = last, last
+    else
+      local top = roomiest()
+      if not top or limit <= 0 or effort <= 0 then
+        return
+      end
+      effort = effort - 1
+      if lane == '=' then
+        add_to_run(top, first, share)
+      elseif known[lane] then
+        append_or_park(lane, first)
+      else
+        begin_lane(top, lane, first)
+      end
+      if first > cursor + 1 then
+        pass_hole(cursor, first)
+      end
+    end
+    cursor, first = first, first + 1
+  end
+end
+
 -- Goes on past what has to be parked until somebody is served or `budget` entries were looked at: as many
 -- as may be served, or more where the caller knows their keys.
 local function sort_into_lanes()
   local budget = math.max(tonumber(ARGV[3]), #known_keys)
   local most = math.min(permits_left(), limit, math.max(effort, 1))
   while most > 0 and cursor < last_entry and roomiest() and limit > 0 and effort > 0 do
-    local names, entries = lanes_ahead(most)
+    local names, entries, repeats = lanes_ahead(most)
     if #names == 0 then
       pass_hole(cursor, last_entry + 1)
       cursor = last_entry
       break
     end
     load(names)
-    local base, share, before = cursor, math.ceil(#names / #heap), limit
+    local share, before = math.ceil(#names / #heap), limit
     for index, lane in ipairs(names) do
-      local entry = entries and entries[index] or base + index
-      local waits = lane == stretch.lane and entry == stretch.last + 1 -- behind the one before it
-      local top = waits or roomiest()
-      if waits then
-        stretch.last, stretch.record.waiting = entry, stretch.record.waiting + 1
-      elseif not top or limit <= 0 or effort <= 0 then
+      local first = entries and entries[index] or cursor + 1
+      local last = math.min(first + (repeats[index] or 0), math.max(first, last_entry))
+      sort_in(lane, first, last, share)
+      if cursor < last then
         break
-      else
-        effort = effort - 1
-        if lane == '=' then
-          add_to_run(top, entry, share)
-        elseif known[lane] then
-          append_or_park(lane, entry)
-        else
-          begin_lane(top, lane, entry)
-        end
       end
-      if entries and entry > cursor + 1 then
-        pass_hole(cursor, entry)
-      end
-      cursor = entry
     end
     budget = budget - #names
     most = limit < before and 0 or math.min(budget, most * 4)

@@ -4,7 +4,7 @@
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: messages delivered, at most; as many entries are looked at, or those whose keys are known
 --        4 an entry   5 MessagePack array of the keys from that entry on, as far as the caller knows them
---        without holes; "" and "" where it does not
+--        without holes, where a number stands for as many more of the key before it; "" and "" where it does not
 --        6, 7 the consumers, as in lib/room.lua
 -- Returns  {"OK", now_ms, next_due_ms or 0, more, mode, token, cursor, ledgers, {unknown consumer, ...},
 --           {consumer index, first, last, ...}, {lane, deadline, ...}, {entry, retries, ...},
