@@ -29,7 +29,7 @@ DEFECTS = {
         KeySharedMachine,
         "lib/release",
         "due = charge(first, due)",
-        "for at = 4, #members, 2 do charge(tonumber(string.sub(members[at], -15)), due) end\n"
+        "for at = 4, #queued, 2 do charge(tonumber(string.sub(queued[at], -15)), due) end\n"
         "    due = charge(first, due)",
     ),
     "a lane forgets that it was held for longer": Defect(
