@@ -63,8 +63,12 @@ class Portions:
         return min(self._left[index], max(0, self._total))
 
     def _keep(self, index: int, first: int, last: int, part: list[str]) -> None:
-        self.found += (index, first, last)
-        self.parts.append(part)
+        if self.found[-3:-2] == [index] and self.found[-1] == first - 1:  # the rest of what was read in parts
+            self.found[-1] = last
+            self.parts[-1] += part
+        else:
+            self.found += (index, first, last)
+            self.parts.append(part)
 
     def _give_back(self, first: int, last: int, part: list[str]) -> None:
         if not self._by_key:
