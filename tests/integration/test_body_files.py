@@ -15,7 +15,7 @@ from client.payloads import open_store
 from tests.running import RunningBroker
 
 DAY = 86_400.0
-SOON = 20.0  # seconds
+SOON = 60.0  # seconds
 OLD = "0ujtsYcgvSTl8PAuAdqWYSMnLOv"  # a name of 2017
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from client.sync_message import SyncMessage
 from client.types import Mode
 from tests.running import RunningBroker
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_slow_loop_has_every_message_once_however_long_they_wait(sync_client: 
     sync_client.create_subscription(topic, "s")
     sync_client.publish_many(topic, [OutgoingMessage(b"") for _ in range(10)])
     deliveries = []
-    with sync_client.subscribe(topic, "s", lease=2.0, auto_extend=2.0) as consumer:
+    with sync_client.subscribe(topic, "s", lease=4.0, auto_extend=4.0) as consumer:
         for message in consumer:
             with message:
                 deliveries.append((message.id, message.retry_count))

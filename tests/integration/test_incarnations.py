@@ -22,7 +22,7 @@ from client.types import Mode
 from tests.cluster.peer import Peer, Refused, connect
 from tests.running import RunningBroker
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 KEYS = [f"key-{number}" for number in range(20)]
 
 

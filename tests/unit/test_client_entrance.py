@@ -447,7 +447,7 @@ async def test_what_nobody_is_owed_leaves_no_body_though_who_published_it_has_go
 async def test_bodies_of_what_was_never_sent_go_when_the_time_is_up(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
-    async with AsyncClient(worker.url, payloads=shelf, timeout=0.3) as client:
+    async with AsyncClient(worker.url, payloads=shelf, timeout=2.0) as client:
         first = asyncio.create_task(client.publish("orders", b"first", key="k"))
         await worker.tell_partitions()
         await worker.expect(wire.Publish)
