@@ -18,7 +18,7 @@ from pipeline.reader import BatchReader
 from pipeline.stream import StreamReader
 from tests.running import RunningBroker
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def start(broker: RunningBroker, topic: str) -> Iterator[Callable[..., Query]]:
         def start(**options: str) -> Query:
             given = {"server": broker.url, "subscribe": topic, "subscription": "spark", **options}
             parsed = ReadOptions.parse(given, streaming=True)
-            connection = msgspec.structs.replace(parsed.connection, timeout=1.0)
+            connection = msgspec.structs.replace(parsed.connection, timeout=5.0)
             query = Query(msgspec.structs.replace(parsed, connection=connection))
             stack.callback(query.close)
             return query
@@ -198,7 +198,7 @@ def test_a_commit_for_which_the_broker_was_away_is_made_again(topic: str) -> Non
             client.publish_many(topic, [OutgoingMessage(str(at)) for at in range(10)])
         given = {"server": broker.url, "subscribe": topic, "subscription": "spark"}
         parsed = ReadOptions.parse(given, streaming=True)
-        connection = msgspec.structs.replace(parsed.connection, timeout=1.0)
+        connection = msgspec.structs.replace(parsed.connection, timeout=5.0)
         query = Query(msgspec.structs.replace(parsed, connection=connection))
         try:
             query.begin()

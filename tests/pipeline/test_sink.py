@@ -118,7 +118,7 @@ def stumble(topic: str, server: str, shuffled: bool) -> Callable[[Iterable[Any]]
         if task.attemptNumber() == 0:
             yield from rows[:1_500]
             with Client(server) as client:
-                end = time.monotonic() + 60
+                end = time.monotonic() + 120
                 while not client.describe_topic(topic).published:
                     assert time.monotonic() < end
                     time.sleep(0.02)
@@ -179,7 +179,7 @@ def test_rows_wait_for_their_time(
         spark.sql(f"SELECT cast(col1 AS string) value, col2 delay, col3 deliver_at FROM VALUES {rows}"),
         topic=topic,
     )
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while client.describe_topic(topic).published < 2:
         assert time.monotonic() < end
         time.sleep(0.02)
