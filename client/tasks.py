@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import anyio
+
 from client.errors import BrokerError, ConnectionClosed
 
 T = TypeVar("T")
@@ -67,5 +69,6 @@ async def finished(task: asyncio.Task[None], hurry: Callable[[], None]) -> None:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         hurry()
-        await asyncio.wait({task})
+        with anyio.CancelScope(shield=True):  # those of anyio cancel at each step
+            await asyncio.wait({task})
         raise
