@@ -130,7 +130,8 @@ class AsyncClient(Administration, Reading):
         """Publish a message; answers when it is stored as durably as asked for.
 
         With `delay`, or `deliver_at`, it is kept apart until then; it takes its place in the order, and its
-        id, when it is due.
+        id, when it is due. A `uid` of your own names the message, with its key: the same published again
+        within the topic's dedupe window is answered with the first one's id, and `duplicate`.
 
         >>> published = await client.publish("orders", b"42", key="customer-7")
         """

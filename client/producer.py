@@ -284,9 +284,8 @@ class Producer:
     async def _collect(self, topic: str, entry: Entry, size: int) -> list[Published | Exception]:
         """Wait for the answers and put them into the order of the call; who goes takes along what it can."""
         try:
-            answers = await self._answers(topic, entry, size)
-            replaced = [place for place, answer in enumerate(answers) if isinstance(answer, TopicReplaced)]
-            if replaced:
+            answers, failed = await self._answers(topic, entry, size)
+            if failed and (replaced := [at for at in range(size) if isinstance(answers[at], TopicReplaced)]):
                 found = await self._again(topic, entry, len(replaced))
                 for place, answer in zip(replaced, found, strict=True):
                     answers[place] = answer
@@ -320,14 +319,17 @@ class Producer:
             if not under_way:
                 del self._under_way[topic]
 
-    async def _answers(self, topic: str, entry: Entry, size: int) -> list[Published | Exception]:
+    async def _answers(self, topic: str, entry: Entry, size: int) -> tuple[list[Published | Exception], bool]:
+        """The same, and whether any is an error, without a second attempt."""
         answers: list[Any] = [None] * size
+        failed = False
         for outbox, durability, places, tickets in entry.added:
             at = 0
             for ticket in tickets:
                 try:
                     reply = await ticket.answer
                 except Exception as error:
+                    failed = True
                     self._doubt(topic, error)
                     found: list[Published | Exception] = [error] * ticket.count
                 else:
@@ -337,7 +339,7 @@ class Producer:
                 for place, answer in zip(places[at : at + len(found)], found, strict=True):
                     answers[place] = answer
                 at += len(found)
-        return answers
+        return answers, failed
 
     async def _count(self, topic: str, entry: Entry) -> Tally:
         """Wait for the answers and count them."""

@@ -28,7 +28,9 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
     key: str | None = None
     attributes: Mapping[str, str] | None = None
     partition: int | None = None
-    uid: str | None = None
+    uid: str | None = (
+        None  # names this message, with its key: published again within the window it is a duplicate
+    )
     durability: str | None = None
     delay: float | timedelta | None = None  # seconds until it is published
     deliver_at: datetime | None = None  # or when

@@ -25,6 +25,7 @@ from client import (
     TopicNotFound,
 )
 from client.types import Mode
+from client.wire import partition_of
 from tests.running import RunningBroker
 from tests.support import bodies_are_gone
 
@@ -120,6 +121,22 @@ async def test_the_same_uid_is_stored_once(client: AsyncClient, topic: str) -> N
         await message.ack()
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=0.1)
+
+
+async def test_a_uid_names_one_message_with_its_key_and_without_one_it_is_enough(
+    broker: RunningBroker, client: AsyncClient, topic: str
+) -> None:
+    """The key decides about the partition, and each partition knows its uids; see docs/protocol.md."""
+    await client.create_topic(topic, partitions=8)
+    await client.create_subscription(topic, "s")
+    first = await client.publish(topic, b"1", key="a", uid="order-1")
+    alone = await client.publish(topic, b"1", uid="order-2")
+    async with AsyncClient(broker.url) as another:
+        for known, key, uid in ((first, "a", "order-1"), (alone, None, "order-2")):
+            again = await another.publish(topic, b"2", key=key, uid=uid)
+            assert (again.id, again.duplicate) == (known.id, True)
+        other = next(key for key in "bcdefgh" if partition_of(key, 8) != first.partition)
+        assert not (await another.publish(topic, b"2", key=other, uid="order-1")).duplicate
 
 
 async def test_without_subscriptions_nothing_is_stored(client: AsyncClient, topic: str) -> None:
