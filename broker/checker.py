@@ -30,6 +30,7 @@ async def check_topic(engine: Engine, topic: str, scanned: Scanned | None = None
     partitions = (await engine.describe_topic(topic)).partitions
     scanned = scanned or await scan(engine.store, topic)
     problems = await _lasting(lambda: _half_made(engine, topic))
+    problems += await _lasting(lambda: _half_changed(engine, topic))
     for partition in range(partitions):
         keys = scanned.partitions.get((topic, partition), set())
         found = await check_partition(engine, topic, partition, keys)
@@ -113,6 +114,27 @@ async def _half_made(engine: Engine, topic: str) -> list[str]:
         for name, record in (await read_records(engine.store, topic)).items()
         if record.state != "ready"
     ]
+
+
+async def _half_changed(engine: Engine, topic: str) -> list[str]:
+    """What was changed in some partitions only: whoever did it has crashed in between."""
+    about, names = await engine.describe_topic(topic), await engine.subscriptions(topic)
+    all_keys = [PartitionKeys.of(topic, number) for number in range(about.partitions)]
+    journals = await engine.store.states([keys.meta for keys in all_keys], "journal")
+    problems = []
+    if others := [number for number, kept in enumerate(journals) if kept not in (None, str(about.journal))]:
+        problems.append(
+            f"the journal of partitions {others} keeps another number of records than the topic says, "
+            f"{about.journal}: change it once more"
+        )
+    for name in names:
+        paused = await engine.store.states([keys.subscription(name).sub for keys in all_keys], "paused")
+        if len(set(paused)) > 1:
+            some = [number for number, here in enumerate(paused) if here]
+            problems.append(
+                f"subscription {name} is paused in partitions {some} alone: pause or resume it once more"
+            )
+    return problems
 
 
 def _record_problems(

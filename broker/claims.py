@@ -13,7 +13,7 @@ from broker.keys import check_name
 from broker.reading import Reading, entry_of
 from broker.results import Claimed, Committed
 from broker.store import Argument, Call, as_fields
-from client.errors import BrokerError, InvalidArgument, SubscriptionBusy, SubscriptionMoved
+from client.errors import BrokerError, ConsumerReplaced, InvalidArgument, SubscriptionMoved
 from client.wire import MAX_BATCH
 
 _BEYOND = 10**14  # every entry
@@ -121,11 +121,16 @@ class Claims(Reading):
     def _committed(
         self, answer: list[Any], topic: str, subscription: str, reader: str, partition: int, position: int
     ) -> list[Any]:
+        if answer[0] == "BUSY" and not answer[1]:
+            raise InvalidArgument(
+                f"subscription {subscription!r} of {topic!r} has no reader: {reader!r} must claim it before "
+                "a commit"
+            )
         if answer[0] == "BUSY":
-            whose = f"has the reader {answer[1]!r} now, who has claimed it after {reader!r}"
-            if not answer[1]:
-                whose = f"has no reader: {reader!r} must claim it before a commit"
-            raise SubscriptionBusy(f"subscription {subscription!r} of {topic!r} {whose}")
+            raise ConsumerReplaced(
+                f"subscription {subscription!r} of {topic!r} has the reader {answer[1]!r} now, who has "
+                f"claimed it after {reader!r}"
+            )
         if answer[0] == "SOUGHT":
             raise SubscriptionMoved(
                 f"subscription {subscription!r} of {topic!r} was moved by a seek to position {answer[1] + 1} "

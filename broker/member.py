@@ -279,6 +279,8 @@ class Member:
             self._topics_changed = True
             raise
         self._placed_for = situation  # moves give it another version
+        if by_load:
+            await self._engine.forget_topics()
         for broker in brokers:
             if broker.age_ms > self._ttl_ms:
                 await self._engine.dismiss(broker.id, broker.heartbeat_ms)

@@ -148,6 +148,18 @@ class Registry:
             name: int(count) for name, (state, count) in zip(names, stored, strict=True) if state == "ready"
         }
 
+    async def forget_topics(self) -> None:
+        """Remove from the list of topics what makers have left there who crashed when theirs was deleted."""
+        listed = await self.store.fields(TOPICS)
+        newest: dict[str, int] = {}
+        for number, name in listed.items():
+            newest[name] = max(newest.get(name, 0), int(number))
+        names = sorted(newest)
+        states = dict(zip(names, await self.store.states([topic_key(name) for name in names]), strict=True))
+        for number, name in listed.items():  # a topic is there before it is listed, and longer
+            if int(number) < newest[name] or states[name] is None:
+                await self.store.read_all([("HDEL", TOPICS, number)])
+
     # Events
 
     async def announce(self, event: str) -> None:

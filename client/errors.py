@@ -133,7 +133,7 @@ class SubscriptionMoved(BrokerError):
 
 
 class ConsumerReplaced(BrokerError):
-    """Another connection has opened a consumer of the same name, and goes on with what this one held."""
+    """Another one has taken its place: a newer connection of its name, or a reader that has claimed since."""
 
 
 class InvalidName(BrokerError):

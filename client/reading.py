@@ -87,7 +87,7 @@ class Reading:
     ) -> None:
         """All before these positions, by partition, is done with: what nobody else is owed is deleted.
 
-        Positions only ever go forward. SubscriptionBusy if another reader has claimed the subscription since,
+        Positions only ever go forward. ConsumerReplaced if another reader has claimed the subscription since,
         SubscriptionMoved if a seek has moved it: `sought` is what offsets() said when reading began.
         """
         left, moves = dict(positions), dict(sought or {})

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from client import AsyncClient
-from client.errors import BrokerError, SubscriptionBusy, SubscriptionNotFound
+from client.errors import BrokerError, ConsumerReplaced, SubscriptionBusy, SubscriptionNotFound
 from pipeline.remote import Remote
 
 _PER_SESSION = 3  # renewals: two may fail
@@ -52,14 +52,14 @@ class Hold:
         return unread
 
     def check(self) -> None:
-        """Raise SubscriptionBusy if somebody else has taken it meanwhile."""
+        """Raise ConsumerReplaced if somebody else has taken it meanwhile."""
         if self._lost == "":
             raise SubscriptionNotFound(
                 f"subscription {self._subscription!r} was deleted and made anew while this query read it: "
                 "start the query with a new checkpointLocation"
             )
         if self._lost is not None:
-            raise SubscriptionBusy(
+            raise ConsumerReplaced(
                 f"{self._lost} has taken over subscription {self._subscription!r}: this query did not renew "
                 f"its claim within {self._session:g} s (option sessionTimeout), and must not go on"
             )

@@ -9,7 +9,6 @@ from client import AsyncClient
 from client.errors import (
     BrokerError,
     InvalidArgument,
-    SubscriptionBusy,
     SubscriptionMoved,
     SubscriptionNotFound,
 )
@@ -128,7 +127,7 @@ class Query:
         except SubscriptionMoved as error:
             raise self._moved(str(error).partition(" since ")[0]) from error
         except BrokerError as error:
-            if isinstance(error, SubscriptionBusy) or not error.retriable:
+            if not error.retriable:
                 raise
             self._committed = {}
             _log.warning("subscription %r is drained later: %s", self._subscription, error)

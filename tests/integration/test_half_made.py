@@ -10,7 +10,7 @@ import pytest
 
 from broker.checker import check_leftovers, check_topic
 from broker.engine import Engine
-from broker.keys import PartitionKeys, records_key, topic_key
+from broker.keys import TOPICS, PartitionKeys, records_key, topic_key
 from broker.results import SubscriptionSettings, TopicSettings
 from broker.scripts import Scripts
 from broker.snapshot import scan
@@ -409,3 +409,64 @@ async def test_half_made_topics_and_partitions_of_none_are_named(url: str, topic
         await engine.create_topic(topic, TopicSettings(partitions=3))
         await engine.delete_topic(topic)
         assert await found() == []
+
+
+async def test_numbers_that_crashed_makers_have_left_in_the_list_of_topics_go(url: str, topic: str) -> None:
+    async with engine_on(url) as engine:
+        await make_topic(engine, topic)
+        made = await engine.describe_topic(topic)
+        for number, name in ((7, topic), (8, f"{topic}-gone"), (9, f"{topic}-gone")):
+            await engine.store.command("HSET", TOPICS, number, name)
+        half = f"{topic}-half"  # listed, and not ready
+        await engine.store.run("topic/create", [topic_key(half)], "10", "partitions", "1")
+        await engine.store.command("HSET", TOPICS, 10, half)
+        await engine.forget_topics()
+        listed = await engine.store.fields(TOPICS)
+        assert {number: name for number, name in listed.items() if name.startswith(topic)} == {
+            str(made.incarnation): topic,
+            "10": half,
+        }
+        assert topic in await engine.topics()
+
+
+async def pause(engine: Engine, topic: str) -> None:
+    await engine.pause_subscription(topic, "s", True)
+
+
+async def resume(engine: Engine, topic: str) -> None:
+    await engine.pause_subscription(topic, "s", False)
+
+
+async def change(engine: Engine, topic: str) -> None:
+    await engine.change_topic(topic, journal=100)
+
+
+@pytest.mark.parametrize(
+    ("act", "again", "problem"),
+    [
+        (pause, pause, "subscription s is paused in partitions [0] alone"),
+        (pause, resume, "subscription s is paused in partitions [0] alone"),
+        (change, change, "the journal of partitions [1, 2] keeps another number of records"),
+    ],
+)
+async def test_a_change_that_came_to_some_partitions_only_is_named_and_finished_by_the_next_one(
+    url: str, topic: str, act: Act, again: Act, problem: str
+) -> None:
+    async with engine_on(url) as engine:
+        await make_topic(engine, topic)
+        await make(engine, topic)
+        keys = [PartitionKeys.of(topic, number) for number in range(PARTITIONS)]
+        before = [
+            await engine.store.fields(key) for one in keys for key in (one.meta, one.subscription("s").sub)
+        ]
+        await act(engine, topic)
+        for number in (1, 2):  # as they were before it
+            for key, fields in zip(
+                (keys[number].meta, keys[number].subscription("s").sub), before[number * 2 :], strict=False
+            ):
+                await engine.store.command("DEL", key)
+                await engine.store.command("HSET", key, *[text for pair in fields.items() for text in pair])
+        [found] = await check_topic(engine, topic)
+        assert problem in found
+        await again(engine, topic)
+        assert await check_topic(engine, topic) == []

@@ -11,11 +11,11 @@ from broker.engine import Engine
 from client import (
     AsyncClient,
     Client,
+    ConsumerReplaced,
     InvalidArgument,
     InvalidName,
     OutgoingMessage,
     Page,
-    SubscriptionBusy,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -134,7 +134,7 @@ async def test_of_two_readers_the_one_that_claimed_last_commits(client: AsyncCli
     await client.commit(topic, "spark", "r1", {0: 2})  # nobody has taken it over yet
     assert (await client.claim(topic, "spark", "r2")).granted
     async with asyncio.timeout(client._cluster.timeout / 2):  # told at once, not after many attempts
-        with pytest.raises(SubscriptionBusy, match="'r2'"):
+        with pytest.raises(ConsumerReplaced, match="'r2'"):
             await client.commit(topic, "spark", "r1", {0: 3, 1: 3})
     assert [here.position for here in await client.offsets(topic, "spark")] == [2, 1]
     await client.commit(topic, "spark", "r2", {0: 3, 1: 3})

@@ -9,8 +9,8 @@ from broker.checker import check_topic
 from broker.engine import Engine
 from broker.results import Claimed, Outgoing, Room, SubscriptionSettings, TopicSettings
 from client.errors import (
+    ConsumerReplaced,
     InvalidArgument,
-    SubscriptionBusy,
     SubscriptionMoved,
     SubscriptionNotFound,
     TopicNotFound,
@@ -225,12 +225,12 @@ async def test_only_the_reader_that_claimed_last_commits(timed: ManualTime, topi
     assert await commit(story, 3) == ["uid-0", "uid-1"]  # its session is over, but nobody has taken its place
     assert (await engine.claim(topic, "spark", "r2", 1_000)).granted
     await timed.advance(2_000)
-    with pytest.raises(SubscriptionBusy, match="has the reader 'r2' now, who has claimed it after 'r1'"):
+    with pytest.raises(ConsumerReplaced, match="has the reader 'r2' now, who has claimed it after 'r1'"):
         await commit(story, 5)
     assert await position(story) == 3
     assert await commit(story, 4, "r2") == ["uid-2"]
     await engine.release_claim(topic, "spark", "r2")
-    with pytest.raises(SubscriptionBusy):
+    with pytest.raises(ConsumerReplaced):
         await commit(story, 6)
     assert await commit(story, 5, "r2") == ["uid-3"]
 
@@ -239,7 +239,7 @@ async def test_a_commit_needs_a_claim(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe("spark", "cursor", consumers=())
     await publish(story, 2)
-    with pytest.raises(SubscriptionBusy, match="'r1' must claim it before a commit"):
+    with pytest.raises(InvalidArgument, match="'r1' must claim it before a commit"):
         await commit(story, 2)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from client.errors import InvalidArgument, SubscriptionBusy, SubscriptionMoved
+from client.errors import ConsumerReplaced, InvalidArgument, SubscriptionMoved
 from tests.model.machine import FEW, MANY, SECONDS, SESSIONS_MS, BrokerMachine, explore
 from tests.model.model import Subscription
 
@@ -74,7 +74,7 @@ class CursorMachine(BrokerMachine):
         )
         what = f"{reader} commits {position}"
         if reader != self.reader:
-            self.both.refuse(SubscriptionBusy, what, step)
+            self.both.refuse(ConsumerReplaced if self.reader else InvalidArgument, what, step)
         elif sought != self.sought:
             self.both.refuse(SubscriptionMoved, what, step)
         elif position > last + 1:
