@@ -321,6 +321,13 @@ def to_flat(fields: dict[str, str]) -> list[str]:
 
 def parse_queued(member: str) -> tuple[str, range]:
     """A lane, and the entries that a member of its queue stands for."""
-    lane, _, entries = member.rpartition("\0")
+    lane, (_, first, last) = parse_beyond(member)
+    return lane, range(first, last + 1)
+
+
+def parse_beyond(member: str) -> tuple[str, tuple[int, int, int]]:
+    """A lane, and token, first and last of what is leased beyond its record; the token is 0 in a queue."""
+    lane, _, stretch = member.rpartition("\0")
+    entries, _, token = stretch.partition(":")
     first, _, last = entries.partition("-")
-    return lane, range(int(first), int(last or first) + 1)
+    return lane, (int(token or 0), int(first), int(last or first))

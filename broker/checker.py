@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from broker.arguments import parse_queued
+from broker.arguments import parse_beyond, parse_queued
 from broker.engine import Engine
 from broker.keys import REMAINS, SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, topic_key
 from broker.snapshot import PartitionSnapshot, Scanned, SubscriptionSnapshot, scan, take_snapshot
@@ -221,13 +221,20 @@ def _journal_problems(partition: PartitionSnapshot) -> Iterator[str]:
 
 
 class Lane(NamedTuple):
-    """A lane's record, taken apart as lua/lib/lanes.lua does."""
+    """A lane's record, taken apart as lua/lib/lanes.lua does, and what is leased beyond it."""
 
     name: str
     consumer: str
     waiting: int
     due: int
-    ranges: list[tuple[int, int, int]]  # token, first, last
+    counted: int  # messages that the record says are beyond it
+    listed: list[tuple[int, int, int]]  # token, first, last
+    beyond: list[tuple[int, int, int]]
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """All that is leased, or, of a run, waits."""
+        return self.listed + self.beyond
 
     @property
     def is_run(self) -> bool:
@@ -240,15 +247,31 @@ class Lane(NamedTuple):
         return [entry for _, first, last in self.ranges for entry in range(first, last + 1)]
 
 
-def parse_lane(name: str, record: str) -> Lane:
-    """A lane out of its record."""
+def parse_lane(name: str, record: str, beyond: list[tuple[int, int, int]]) -> Lane:
+    """A lane out of its record, and of what is beyond that."""
     consumer, _, waiting, due, leased = record.split("|", 4)
-    ranges = []
+    counted, listed = 0, []
     for item in leased.split():
         token, _, span = item.partition(":")
         first, _, last = span.partition("-")
-        ranges.append((int(token), int(first), int(last or first)))
-    return Lane(name, consumer, int(waiting), int(due), ranges)
+        if item.startswith("+"):
+            counted = int(item)
+        else:
+            listed.append((int(token), int(first), int(last or first)))
+    return Lane(name, consumer, int(waiting), int(due), counted, listed, beyond)
+
+
+def _lanes(subscription: SubscriptionSnapshot) -> list[Lane]:
+    beyond = _beyond(subscription)
+    return [parse_lane(name, record, beyond.get(name, [])) for name, record in subscription.lanes.items()]
+
+
+def _beyond(subscription: SubscriptionSnapshot) -> dict[str, list[tuple[int, int, int]]]:
+    lanes: dict[str, list[tuple[int, int, int]]] = {}
+    for member in subscription.beyond:
+        lane, leased = parse_beyond(member)
+        lanes.setdefault(lane, []).append(leased)
+    return lanes
 
 
 def _queued(subscription: SubscriptionSnapshot) -> dict[str, list[int]]:
@@ -261,15 +284,17 @@ def _queued(subscription: SubscriptionSnapshot) -> dict[str, list[int]]:
 
 def unsettled(subscription: SubscriptionSnapshot) -> set[int]:
     """The entries behind the cursor that a subscription still owes."""
-    entries = {entry for member in subscription.queue for entry in parse_queued(member)[1]}
-    for name, record in subscription.lanes.items():
-        entries.update(parse_lane(name, record).entries)
+    entries = {
+        entry for member in subscription.queue + subscription.beyond for entry in parse_queued(member)[1]
+    }
+    for lane in _lanes(subscription):
+        entries.update(lane.entries)
     return entries
 
 
 def _subscription_problems(partition: PartitionSnapshot, subscription: SubscriptionSnapshot) -> Iterator[str]:
     mode = subscription.settings.get("mode")
-    lanes = [parse_lane(name, record) for name, record in subscription.lanes.items()]
+    lanes = _lanes(subscription)
     last = int(partition.meta["last"])
     if subscription.cursor > last:
         yield f"its cursor {subscription.cursor} is beyond the last entry {last}"
@@ -292,6 +317,8 @@ def _subscription_problems(partition: PartitionSnapshot, subscription: Subscript
             holders[entry] = lane.name
     for name in sorted(queued.keys() - subscription.lanes.keys()):
         yield f"lane {name!r} has messages waiting and no record"
+    for name in sorted(_beyond(subscription).keys() - subscription.lanes.keys()):
+        yield f"lane {name!r} has messages leased beyond its record, and no record"
     for text, count in subscription.retries.items():
         if int(text) not in holders:
             yield f"entry {text} has a retry count and is not unsettled"
@@ -363,6 +390,9 @@ def _lane_problems(
         return
     if lane.waiting != len(queued):
         yield f"it counts {lane.waiting} waiting, and {len(queued)} are"
+    beyond = sum(last - first + 1 for _, first, last in lane.beyond)
+    if lane.counted != beyond:
+        yield f"it counts {lane.counted} leased beyond its record, and {beyond} are"
     if bool(lane.consumer) != bool(entries):
         yield f"its consumer is {lane.consumer!r} and {len(entries)} are leased"
     if not entries and not queued:

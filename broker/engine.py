@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 _LEASES = 250  # that one call renews or releases
 _HOLES = 100  # entries that one call looks for in every lane
 _BACK = 150  # lanes that one call gives back when they are due: others wait meanwhile
+_AMID = 2  # what expire answers when its limit has ended it amid a lane
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
 Told = Callable[[Receipts, SettleResult], None]  # what a step has dealt with, and what has come of it
@@ -265,10 +266,15 @@ class Engine(Claims, Registry, Publishing):
         check_name("consumer", consumer)
         found: list[Any] = []
         retries: list[int] = []
-        position = ledgers = ""
-        while position != "0":
-            answer = await self._run("held", lease, subscription, consumer, STEP, position or "0")
-            _, position, named, part, charged, now_ms = answer
+        ledgers = ""
+        to_do: list[tuple[str, str, str | int]] = [("0", "", "")]
+        while to_do:
+            position, lane, entry = to_do.pop()
+            answer = await self._run("held", lease, subscription, consumer, STEP, position, lane, entry)
+            _, position, named, part, charged, now_ms, rest = answer
+            if position != "0":
+                to_do.append((position, "", ""))
+            to_do += [("", lane, entry) for lane, entry in rows(rest, 2)]
             ledgers = merge_ledgers((ledgers, named))
             shift = now_ms - at_ms if at_ms is not None else 0
             part[4::5] = [deadline - shift for deadline in part[4::5]]
@@ -470,7 +476,7 @@ class Engine(Claims, Registry, Publishing):
     ) -> SettleResult:
         """Give messages back, after a delay, at a time, or by default after the backoff.
 
-        Uncharged, it is how a consumer hands back what it has not looked at. Each lane goes back in one call.
+        Uncharged, it is how a consumer hands back what it has not looked at. A lane goes back as a whole.
         """
         if delay_ms is not None and until_ms is not None:
             raise InvalidArgument("nack takes delay_ms or until_ms, not both")
@@ -481,15 +487,21 @@ class Engine(Claims, Registry, Publishing):
         whom = "all" if charged else "none"
         rest = _checked(lease, receipts).by_lane()
         steps = list[SettleResult]()
-        while rest:
-            some = rest.first(lanes=True)
-            answer = await self._step(
+
+        async def step(some: Receipts) -> list[Any]:
+            return await self._step(
                 "nack", lease, subscription, some, consumer, until, delay, whom, steps=steps
             )
-            _, stale, returned, receipt, entry = answer
+
+        while rest:
+            _, stale, returned, receipt, entry, going_back = await step(rest.first(lanes=True))
             done, rest = rest.split(receipt, entry)
+            steps.append(SettleResult(done.stale_parts(stale)))
+            while going_back:  # nobody is told before a lane is back: it would be asked for meanwhile
+                _, _, more, _, _, going_back = await step(Receipts(going_back))
+                returned += more
             back = [(token, first, last) for _, token, first, last in rows(returned, 4)]
-            steps.append(SettleResult(done.stale_parts(stale), returned=back))
+            steps[-1] = msgspec.structs.replace(steps[-1], returned=back)
             told(done, steps[-1])
         return SettleResult.of(steps)
 
@@ -555,10 +567,17 @@ class Engine(Claims, Registry, Publishing):
 
     async def expire_some(self, lease: Lease, subscription: str) -> ExpireResult:
         """The same in one step, for those who have other things to do in between."""
-        _, more, next_due_ms, released, gone, now_ms, ended, void = await self._run(
-            "expire", lease, subscription, _BACK
+        more, released, expired, ended = _AMID, 0, dict[str, None](), list[Any]()
+        while more == _AMID:  # nobody is told before a lane is back: it would be asked for meanwhile
+            _, more, next_due_ms, lanes, gone, now_ms, over, void = await self._run(
+                "expire", lease, subscription, _BACK
+            )
+            released += lanes
+            expired.update(dict.fromkeys(gone))
+            ended += over
+        return ExpireResult(
+            released, next_due_ms, list(expired), now_ms, bool(more), list(rows(ended, 4)), void
         )
-        return ExpireResult(released, next_due_ms, gone, now_ms, bool(more), list(rows(ended, 4)), void)
 
     # Below: how the methods above reach Redis.
 

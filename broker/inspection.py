@@ -124,7 +124,7 @@ async def count_subscription(
         async for _, consumer, waiting, _, leased in _records(store, keys):
             counts.waiting += waiting
             if consumer:
-                counts.leased += sum(last - first + 1 for first, last in _ranges(leased))
+                counts.leased += sum(last - first + 1 for first, last in _ranges(leased)) + _beyond(leased)
 
     await _each(count, partitions)
     return counts
@@ -208,7 +208,8 @@ async def peek(
 ) -> list[Unsettled]:
     """The oldest messages of each partition that a subscription has not settled, at most `limit` in all.
 
-    Of what waits in lanes, a thousand are looked at: where more wait, there may be older ones.
+    Of what waits in lanes, and of what is leased beyond their records, a thousand are looked at: where there
+    are more, there may be older ones.
     """
     check_int("limit", limit, 1, _PAGE)
     found: list[Unsettled] = []
@@ -221,14 +222,15 @@ async def peek(
 
 async def _peek(store: Store, topic: str, subscription: str, partition: int, limit: int) -> list[Unsettled]:
     keys = subscription_keys(topic, partition, subscription)
-    (ledgers, lead), cursor, queued = await store.read_all(
+    (ledgers, lead), cursor, queued, beyond = await store.read_all(
         [
             ("HMGET", keys.meta, "ledgers", "lead"),
             ("HGET", keys.subs, subscription),
             ("ZRANGE", keys.queue, "0", str(_PAGE - 1)),
+            ("ZRANGE", keys.beyond, "0", str(_PAGE - 1)),
         ]
     )
-    places = await _places(store, keys, queued, int(lead or 0))
+    places = await _places(store, keys, queued, beyond, int(lead or 0))
     entries = sorted(places)[:limit]
     id_of = id_maker(ledgers or "0:0")
     commands: list[tuple[str, ...]] = [("XRANGE", keys.log, id_of(entry), id_of(entry)) for entry in entries]
@@ -251,10 +253,13 @@ def _unsettled(partition: int, message: Message, place: _Place | None) -> Unsett
     return Unsettled(partition, message, place.state, place.consumer, place.due_ms)
 
 
-async def _places(store: Store, keys: SubscriptionKeys, queued: list[str], lead_ms: int) -> dict[int, _Place]:
+async def _places(
+    store: Store, keys: SubscriptionKeys, queued: list[str], beyond: list[str], lead_ms: int
+) -> dict[int, _Place]:
     """Where the messages behind the cursor are; times by the clock that the partition's is ahead of."""
     places: dict[int, _Place] = {}
     dues: dict[str, int] = {}
+    leased_by: dict[str, str] = {}
     [holders] = await store.read_all([("ZRANGE", keys.deadlines, "0", str(_PAGE - 1))])
     leases = [("ZRANGE", keys.leases(name), "0", str(_PAGE - 1), "WITHSCORES") for name in holders]
     deadlines = {
@@ -265,12 +270,17 @@ async def _places(store: Store, keys: SubscriptionKeys, queued: list[str], lead_
     async for lane, consumer, _, due, leased in _records(store, keys):
         due -= lead_ms
         dues[lane] = due
+        leased_by[lane] = consumer
         for first, last in _ranges(leased):
             state = _Place("leased", consumer, int(deadlines.get(lane, 0)) - lead_ms) if consumer else None
             for entry in range(first, last + 1):
                 places[entry] = state or _Place("waiting", "", due)
         if len(places) > 10 * _PAGE:
             break
+    for member in beyond:
+        lane, entries = parse_queued(member)
+        state = _Place("leased", leased_by.get(lane, ""), int(deadlines.get(lane, 0)) - lead_ms)
+        places.update(dict.fromkeys(entries[:_PAGE], state))
     for member in queued:
         lane, entries = parse_queued(member)
         for entry in entries[:_PAGE]:
@@ -293,6 +303,11 @@ async def _records(store: Store, keys: SubscriptionKeys) -> AsyncIterator[tuple[
 def _entry(item: Sequence[Any]) -> int:
     """The number of what was read from a log."""
     return int(item[0].partition("-")[2])
+
+
+def _beyond(leased: str) -> int:
+    """How many messages are leased besides those that a record lists."""
+    return int(leased.partition(" ")[0]) if leased.startswith("+") else 0
 
 
 def _ranges(leased: str) -> Iterator[tuple[int, int]]:

@@ -59,6 +59,7 @@ class SubscriptionKeys(NamedTuple):
     deadlines: str
     ready: str
     queue: str
+    beyond: str
     retries: str
     consumers: str
     charged: str
@@ -130,6 +131,7 @@ SUBSCRIPTION_SUFFIXES = (
     HOLDERS,
     ":ready",
     ":queue",
+    ":beyond",
     ":retries",
     ":consumers",
     ":charged",

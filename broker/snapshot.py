@@ -37,6 +37,7 @@ class SubscriptionSnapshot(msgspec.Struct):
     leases: dict[str, dict[str, float]]  # consumer -> lane -> deadline
     ready: list[str]
     queue: list[str]
+    beyond: list[str]
     retries: dict[str, str]
     consumers: dict[str, float]
     charged: dict[str, str]
@@ -135,6 +136,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
             ("ZRANGE", own.deadlines, "0", "-1", "WITHSCORES"),
             ("ZRANGE", own.ready, "0", "-1"),
             ("ZRANGE", own.queue, "0", "-1"),
+            ("ZRANGE", own.beyond, "0", "-1"),
             ("HGETALL", own.retries),
             ("ZRANGE", own.consumers, "0", "-1", "WITHSCORES"),
             ("HGETALL", own.charged),
@@ -144,7 +146,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
     cursors = as_fields(subs)
     subscriptions = []
     for name, holding in zip(names, holders, strict=True):
-        settings, lanes, runs, deadlines, ready, queue, retries, consumers, charged, *rest = rest
+        settings, lanes, runs, deadlines, ready, queue, beyond, retries, consumers, charged, *rest = rest
         leases, rest = rest[: len(holding)], rest[len(holding) :]
         if name in cursors:
             subscriptions.append(
@@ -158,6 +160,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
                     dict(zip(holding, map(_scores, leases), strict=True)),
                     ready,
                     queue,
+                    beyond,
                     as_fields(retries),
                     _scores(consumers),
                     as_fields(charged),

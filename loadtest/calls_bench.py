@@ -45,19 +45,10 @@ class Watched:
     def __exit__(self, *_: object) -> None:
         self.engine.store.run = self._run  # type: ignore[method-assign]
 
-    async def _spent(self) -> tuple[int, int]:
-        """What scripts have taken so far; and the CPU time of the server's one thread that runs commands."""
-        stats = await self.engine.store.command("INFO", "commandstats")
-        calls = (stats.get(f"cmdstat_{name}") for name in ("eval", "evalsha"))
-        wall = sum(int(call["usec"]) for call in calls if call)
-        used = await self.engine.store.command("INFO", "cpu")
-        cpu = sum(float(used[f"used_cpu_{kind}_main_thread"]) for kind in ("user", "sys"))
-        return wall, round(cpu * 1e6)
-
     async def _timed(self, script: str, keys: Sequence[str], *arguments: str | bytes | int) -> list[Any]:
-        before = await self._spent()
+        before = await _spent(self.engine)
         answer = await self._run(script, keys, *arguments)
-        after = await self._spent()
+        after = await _spent(self.engine)
         self.wall[script] = max(self.wall[script], after[0] - before[0])
         self.cpu[script] = max(self.cpu[script], after[1] - before[1])
         return answer
@@ -165,32 +156,79 @@ class Crowd:
         await self.engine.ack(self.lease, "shared", [one.receipt for run in runs for one in run.deliveries])
 
 
-async def in_order(engine: Engine, in_flight: int = 5_000) -> list[Figure]:
-    """Bytes of the append-only file for an ack, with many messages of an exclusive subscription in flight."""
-    topic = "bench-in-order"
+async def in_order(engine: Engine) -> list[Figure]:
+    """What calls cost with many messages of one lane in flight: a partition in order, or a hot key."""
     # The file shrinks when it is rewritten: no more of that, and the end of what may be under way.
     await engine.store.command("CONFIG", "SET", "auto-aof-rewrite-percentage", "0")
     while True:
         if not int((await engine.store.command("INFO", "persistence"))["aof_rewrite_in_progress"]):
             break
         await asyncio.sleep(0.05)
+    sizes = [("exclusive", 5_000), ("exclusive", 50_000), ("key_shared", 50_000)]
+    return [figure for mode, in_flight in sizes for figure in await _one_lane(engine, mode, in_flight)]
+
+
+async def _one_lane(engine: Engine, mode: str, in_flight: int) -> list[Figure]:
+    """Bytes of the append-only file and CPU time for an ack, and the longest call when all goes back."""
+    topic = "bench-in-order"
     await engine.create_topic(topic)
-    await engine.create_subscription(topic, "s", SubscriptionSettings(mode="exclusive"))
+    await engine.create_subscription(topic, "s", SubscriptionSettings(mode=mode))
     lease = await engine.acquire(topic, 0, "bench", HOUR_MS)
     assert lease is not None
     await engine.join(lease, "s", "c", HOUR_MS)
-    receipts = []
-    for number in range(in_flight):
-        await engine.publish(lease, [Outgoing("", f"order{number:022}", pack_about(1))])
-        result = await engine.fetch(lease, "s", [Room("c", 1, HOUR_MS)])
-        receipts.append(result.deliveries[0].receipt)
-    before = await _aof_bytes(engine)
-    for receipt in receipts[:100]:
-        await engine.ack(lease, "s", [receipt])
-    used = (await _aof_bytes(engine) - before) / 100
+    lane: list[Receipt] = []
+    others: list[Receipt] = []  # between the messages of a hot key
+
+    async def take(permits: int) -> None:
+        for delivery in (await engine.fetch(lease, "s", [Room("c", permits, HOUR_MS)])).deliveries:
+            (lane if delivery.receipt.lane in ("=", "=hot") else others).append(delivery.receipt)
+
+    async def ack(receipts: list[Receipt]) -> tuple[float, float]:
+        bytes_before, (_, spent_before) = await _aof_bytes(engine), await _spent(engine)
+        for receipt in receipts:
+            await engine.ack(lease, "s", [receipt])
+        (_, spent), used = await _spent(engine), await _aof_bytes(engine)
+        return (used - bytes_before) / len(receipts), (spent - spent_before) / len(receipts)
+
+    step, few = 1_000, 0.0
+    for start in range(0, in_flight, step):
+        for key in ("hot", "other") if mode == "key_shared" else ("",):
+            keys = ("hot", "other") if key else ("",)
+            uids = [f"{key}{start + number:020}" for number in range(step)]
+            await engine.publish(
+                lease, [Outgoing(keys[at % len(keys)], uid, pack_about(1)) for at, uid in enumerate(uids)]
+            )
+        while len(lane) < start + step:
+            await take(step if mode == "key_shared" else 1)
+        if start == 0:
+            _, few = await ack(lane[:100])
+    used, spent = await ack(lane[100:200])
+    with Watched(engine) as watched:
+        await engine.held(lease, "s", "c")
+        await engine.nack(lease, "s", lane[200:201], delay_ms=0)
+        for _ in range(in_flight // step):
+            await take(step)
+        await engine.leave(lease, "s", "c", crashed=True)
     await engine.delete_topic(topic)
-    title = f"exclusive: AOF for an ack, {in_flight:,} in flight"
-    return [Figure(title, used, 1_024, 1.0, "bytes", at_most=True)]
+    about = f"{'exclusive' if mode == 'exclusive' else 'hot key'}, {in_flight:,} in flight"
+    return [
+        Figure(f"{about}: AOF for an ack", used, 1_024, 1.0, "bytes", at_most=True),
+        Figure(f"{about}: CPU of an ack, against {step:,}", spent, few, 1.5, "us", at_most=True),
+        *(
+            Figure(f"{about}: longest {script}, CPU", spent / 1_000, BAR_MS, 1.0, "ms", at_most=True)
+            for script, spent in watched.cpu.most_common()
+        ),
+    ]
+
+
+async def _spent(engine: Engine) -> tuple[int, int]:
+    """What scripts have taken so far; and the CPU time of the server's one thread that runs commands."""
+    stats = await engine.store.command("INFO", "commandstats")
+    calls = (stats.get(f"cmdstat_{name}") for name in ("eval", "evalsha"))
+    wall = sum(int(call["usec"]) for call in calls if call)
+    used = await engine.store.command("INFO", "cpu")
+    cpu = sum(float(used[f"used_cpu_{kind}_main_thread"]) for kind in ("user", "sys"))
+    return wall, round(cpu * 1e6)
 
 
 async def _aof_bytes(engine: Engine) -> int:
@@ -215,7 +253,7 @@ async def longest_calls(engine: Engine) -> list[Figure]:
 async def _main(url: str) -> list[Figure]:
     engine = Engine.connect(url)
     try:
-        return [*await longest_calls(engine), *await in_order(engine)]
+        return [*await in_order(engine), *await longest_calls(engine)]
     finally:
         await engine.close()
 

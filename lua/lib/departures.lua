@@ -30,7 +30,7 @@ local function begin_departure(consumer, how)
   return session == CRASHED
 end
 
--- Gives back what a consumer with a session holds: about `limit` messages of lanes, and as many runs. How:
+-- Gives back what a consumer with a session holds: about `limit` runs and stretches of lanes. How:
 -- "left" charges nobody, else the oldest entry in runs is charged, and the head of each lane of a key.
 -- Answers the lanes given back, what was done of the limit, and whether that was all; then, after a flush,
 -- forget_consumer() is due.
@@ -43,11 +43,13 @@ local function depart(consumer, how, limit)
     if work >= limit then
       return lanes_released, work, false
     end
-    local record = get(lane)
-    work = work + (is_run(lane) and 1 or leased_count(record))
-    lanes_released = lanes_released + 1
     local charged = crashed and not is_run(lane) and 'head' or 'none'
-    release(record, charged, now, crashed and 'crashed' or 'released')
+    local count, all = release(get(lane), charged, now, crashed and 'crashed' or 'released', limit - work)
+    if not all then
+      return lanes_released, limit, false
+    end
+    work = work + count
+    lanes_released = lanes_released + 1
   end
   return lanes_released, work, #names < limit
 end

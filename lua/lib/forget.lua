@@ -29,24 +29,34 @@ local function add_owed_runs(owed, other, its_lanes, ranges)
   end
 end
 
--- Adds to `owed` what is leased of a lane of a key from the first to the last of `entries`, which are its
--- own, and those of them that wait.
-local function add_owed_lane(owed, its_queue, record, entries)
+-- Adds to `owed` those of a lane's `entries` that are in its stretches in `its_queue`.
+local function add_owed_stretches(owed, its_queue, lane, entries)
+  local upto = 0
+  for _, entry in ipairs(entries) do
+    if entry > upto then
+      local member, from, to = stretch_at(its_queue, lane, entry)
+      if member then
+        owed[#owed + 1] = { from, to }
+        upto = to
+      end
+    end
+  end
+end
+
+-- Adds to `owed` what the record of a lane of a key lists from the first to the last of `entries`, which are its
+-- own, and those of them that are leased beyond it or wait.
+local function add_owed_lane(owed, its, record, entries)
   local first, last = entries[1], entries[#entries]
   for _, range in ipairs(ranges_of(record)) do
     if range[2] >= first and range[1] <= last then
       owed[#owed + 1] = range
     end
   end
-  local upto = 0
-  for _, entry in ipairs(record.waiting > 0 and entries or {}) do
-    if entry > upto then
-      local member, from, to = stretch_at(its_queue, record.lane, entry)
-      if member then
-        owed[#owed + 1] = { from, to }
-        upto = to
-      end
-    end
+  if record.beyond > 0 then
+    add_owed_stretches(owed, its .. ':beyond', record.lane, entries)
+  end
+  if record.waiting > 0 then
+    add_owed_stretches(owed, its .. ':queue', record.lane, entries)
   end
 end
 
@@ -68,17 +78,17 @@ end
 
 -- Adds to `owed` what lanes of keys of `other` hold of ranges.
 local function add_owed_lanes(owed, other, its_lanes, mode, ranges)
-  local its_queue = prefix .. other .. ':queue'
+  local its = prefix .. other
   if mode ~= 'key_shared' then
     local value = redis.call('HGET', its_lanes, '=')
     local record = value and parse('=', value)
     for _, range in ipairs(record and ranges or {}) do
       local entries = { range[1] }
-      for entry = range[1] + 1, record.waiting > 0 and range[2] or range[1] do
+      for entry = range[1] + 1, (record.waiting > 0 or record.beyond > 0) and range[2] or range[1] do
         entries[#entries + 1] = entry
       end
       entries[#entries + 1] = range[2]
-      add_owed_lane(owed, its_queue, record, entries)
+      add_owed_lane(owed, its, record, entries)
     end
     return
   end
@@ -89,7 +99,7 @@ local function add_owed_lanes(owed, other, its_lanes, mode, ranges)
     for index, value in ipairs(map_with('HMGET', its_lanes, lane_names)) do
       if value then
         local lane = lane_names[index]
-        add_owed_lane(owed, its_queue, parse(lane, value), by_lane[lane])
+        add_owed_lane(owed, its, parse(lane, value), by_lane[lane])
       end
     end
   end
@@ -110,17 +120,27 @@ local function unowed_by(other, other_cursor, ranges)
   return subtract(ranges, normalise(owed))
 end
 
--- How many entries one call may forget, so that it is over soon: for each of them all other subscriptions with
--- lanes of keys are searched.
+-- Whether another subscription is searched for each entry that is to be forgotten: where it has lanes of keys, or the
+-- one lane of its partition has more than its record lists.
+local function is_searched(other)
+  local mode, its_lanes = redis.call('HGET', prefix .. other, 'mode'), prefix .. other .. ':lanes'
+  if mode == 'key_shared' then
+    return redis.call('EXISTS', its_lanes) == 1
+  end
+  local value = redis.call('HGET', its_lanes, '=')
+  local record = value and parse('=', value)
+  return record and record.waiting + record.beyond > 0
+end
+
+-- How many entries one call may forget, so that it is over soon.
 local function forgettable()
-  local keyed = 0
+  local searched = 0
   for _, other in ipairs(redis.call('HKEYS', subs)) do
-    local searched = other ~= name and redis.call('HGET', prefix .. other, 'mode') == 'key_shared'
-    if searched and redis.call('EXISTS', prefix .. other .. ':lanes') == 1 then
-      keyed = keyed + 1
+    if other ~= name and is_searched(other) then
+      searched = searched + 1
     end
   end
-  return math.floor(SEARCHES / (3 + keyed))
+  return math.floor(SEARCHES / (3 + searched))
 end
 
 -- Of `names`, those whose entries are in ranges; "" for none.

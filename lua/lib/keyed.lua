@@ -59,11 +59,12 @@ local function begin_lane(top, lane, entry)
   deliver(top, entry, entry)
 end
 
--- A lane with messages in flight and none waiting, whose consumer has room; answers whether it is one.
+-- A lane with messages in flight, all of them in its text, and none waiting, whose consumer has room; answers whether
+-- it is one.
 -- What goes on where the last addition ended is left to the record, which keeps ranges short.
 local function extend_text(lane, text, entry)
-  local holder = room[string.match(text, '^([^|]*)|%d+|0|0|')]
-  if not holder or holder.permits <= 0 or last_of[lane] == entry - 1 then
+  local holder = room[string.match(text, '^([^|]*)|%d+|0|0|%d')]
+  if not holder or holder.permits <= 0 or #text >= ROOM or last_of[lane] == entry - 1 then
     return false
   end
   if new_deadlines[lane] == nil then

@@ -5,19 +5,24 @@
 --   #<entry>  a run: consecutive entries without order, named after its first
 -- Its record in `lanes` is text:  consumer|lease_ms|waiting|due|leased
 --   leased: "token:entry token:first-last ...", ascending
---   a lane of a key   `leased` is a prefix of the lane; `waiting` more are in queue
+--   a lane of a key   `leased` is a prefix of the lane; `waiting` more are in queue. Of what is leased the record lists
+--                     no more than about ROOM characters: "+n token:entry ..." says that n more messages, behind these,
+--                     are in `beyond`, so that no call costs what one lane holds
 --   a run             `leased` is its one range; it is leased as a whole, or waits as a whole, with no
 --                     consumer and the token 0
 -- runs, ready and the leases of each consumer are indexes over the records, and flush() makes them follow. One
 -- place writes an index itself: run_piece (runs), for what must be found again in the same call.
 --
--- In a script a record keeps `leased` as text, or taken apart in `ranges`: {first, last, token}, never
--- both. What happens to a lane of a key most of the time needs no record: rewrite() changes the text.
+-- In a script a record keeps `leased` as text, without the "+n", or taken apart in `ranges`: {first, last, token},
+-- never both. What happens to a lane of a key most of the time needs no record: rewrite() changes the text.
+
+local ROOM = 640 -- characters
 
 local known, touched = {}, {}
 local rewritten, new_deadlines = {}, {} -- lanes whose text was changed, and their deadlines or false
 local changes = {} -- consumer -> what happens to its leases
 local queued = {} -- 0, member, ...: messages of lanes of keys that have come back, for the queue
+local added = {} -- 0, member, ...: what is leased beyond records from now on
 
 local function is_run(lane)
   return string.byte(lane) == 35
@@ -29,7 +34,11 @@ end
 
 local function parse(lane, value)
   local consumer, lease_ms, waiting, due, leased = string.match(value, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
-  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, leased = leased, stored = true }
+  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased, stored = true }
+  if string.byte(leased) == 43 then -- "+"
+    local beyond_it, listed = string.match(leased, '^%+(%d+) ?(.*)$')
+    record.beyond, record.leased = tonumber(beyond_it), listed
+  end
   if consumer ~= '' then
     record.holder = consumer -- in the index
   end
@@ -44,7 +53,7 @@ local function range_text(first, last, token)
   return first == last and token .. ':' .. first or token .. ':' .. first .. '-' .. last
 end
 
--- A record's ranges, {first, last, token} each; the caller may change them.
+-- The ranges that a record lists, {first, last, token} each; the caller may change them.
 local function ranges_of(record)
   if not record.ranges then
     local ranges = {}
@@ -57,16 +66,24 @@ local function ranges_of(record)
   return record.ranges
 end
 
-local function leased_count(record)
-  local count = 0
-  for _, range in ipairs(ranges_of(record)) do
-    count = count + range[2] - range[1] + 1
-  end
-  return count
+-- Whether nothing is leased of a lane.
+local function is_free(record)
+  return record.beyond == 0 and (record.leased == '' or record.ranges ~= nil and #record.ranges == 0)
 end
 
-local function is_empty(record)
-  return record.waiting == 0 and (record.leased == '' or record.ranges ~= nil and #record.ranges == 0)
+-- Puts the range that was leased last, which a record keeps apart while it may grow, behind the others: into the
+-- text, or beyond it. Of a lane that is leased from no record is taken apart.
+local function close(record)
+  local first, last, token = unpack(record.open)
+  record.open = nil
+  if record.beyond > 0 or #record.leased >= ROOM then
+    record.beyond = record.beyond + last - first + 1
+    added[#added + 1] = 0
+    added[#added + 1] = queue_member(record.lane, first, last, token)
+  else
+    local item = range_text(first, last, token)
+    record.leased = record.leased == '' and item or record.leased .. ' ' .. item
+  end
 end
 
 local function format(record)
@@ -77,6 +94,9 @@ local function format(record)
       parts[index] = range_text(range[1], range[2], range[3])
     end
     leased = table.concat(parts, ' ')
+  end
+  if record.beyond > 0 then
+    leased = '+' .. record.beyond .. ' ' .. leased
   end
   if record.waiting == 0 then
     return record.consumer .. '|' .. record.lease_ms .. '|0|0|' .. leased
@@ -152,7 +172,7 @@ local function get(lane)
 end
 
 local function new_record(lane, consumer, lease_ms, leased)
-  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, leased = leased, touched = true }
+  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased, touched = true }
   known[lane] = record
   touched[#touched + 1] = record
   return record
@@ -204,7 +224,10 @@ local function flush(option)
   end
   for _, record in ipairs(touched) do
     local lane, leased = record.lane, record.consumer ~= ''
-    if is_empty(record) then
+    if record.open then
+      close(record)
+    end
+    if record.waiting == 0 and is_free(record) then
       leased = false
       removed[#removed + 1] = record.stored and lane
       if is_run(lane) and (record.stored or record.indexed) then
@@ -239,6 +262,7 @@ local function flush(option)
   call_with('HSET', lanes, set)
   call_with('ZREM', runs, closed)
   call_with('ZADD', runs, opened)
+  call_with('ZADD', beyond, added)
   flush_leases(option)
   call_with('ZREM', ready, unlisted)
   call_with('ZADD', ready, listed)

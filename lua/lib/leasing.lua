@@ -35,16 +35,14 @@ local function append(consumer, record, first, last)
     keep_deadline(consumer.name, record.lane)
     record.told = true
   end
-  if record.open_to == first - 1 then -- goes on where this call's last addition ended
-    local ranges = ranges_of(record)
-    ranges[#ranges][2] = last
-  elseif record.ranges then
-    record.ranges[#record.ranges + 1] = { first, last, token }
+  if record.open and record.open[2] == first - 1 then -- goes on where this call's last addition ended
+    record.open[2] = last
   else
-    local item = range_text(first, last, token)
-    record.leased = record.leased == '' and item or record.leased .. ' ' .. item
+    if record.open then
+      close(record)
+    end
+    record.open = { first, last, token }
   end
-  record.open_to = last
   touch(record)
   deliver(consumer, first, last)
 end

@@ -3,7 +3,7 @@
 -- One record for each kind and consumer, with ranges, never one for each message. Without a journal there is
 -- neither note() nor write_notes(): who calls them asks `journaled` first, and pays for nothing else.
 
-local journal, journal_cap = KEYS[14], stored[5]
+local journal, journal_cap = KEYS[15], stored[5]
 local journaled = journal_cap and journal_cap ~= '0'
 local note, write_notes
 

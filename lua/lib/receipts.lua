@@ -10,17 +10,23 @@ local function token_of(item)
   return string.match(item, '^%d+')
 end
 
--- What the receipt still holds of a key's lane: {{first, last}, ...}.
+-- What the receipt still holds of a key's lane: {first, last, nil, member} each, the member where it is beyond the record.
 local function held_of_lane(record, item, first, last)
   if not record or settler ~= '' and record.consumer ~= settler then
     return {}
   elseif record.leased == item then
     return { { first, last } }
   end
-  local token, found = token_of(item), {}
-  for _, range in ipairs(ranges_of(record)) do
+  local token, found, ranges = token_of(item), {}, ranges_of(record)
+  local upto = #ranges > 0 and ranges[#ranges][2] or 0
+  for _, range in ipairs(upto >= first and ranges or {}) do
     if range[3] == token and range[1] <= last and range[2] >= first then
       found[#found + 1] = { math.max(first, range[1]), math.min(last, range[2]) }
+    end
+  end
+  for _, range in ipairs(record.beyond > 0 and upto < last and stretches_between(beyond, record.lane, first, last) or {}) do
+    if range[3] == token then
+      found[#found + 1] = { math.max(first, range[1]), math.min(last, range[2]), nil, range[4] }
     end
   end
   return found

@@ -4,18 +4,19 @@
 -- along); the "first" of what has timed out; the "head" of a lane, after a crash; or "none".
 -- `what` is the journal's word for it. With "all" and "first" it names those that are charged: what goes back
 -- with them is `released`.
+--
+-- What is beyond a lane's record goes back first, the newest first, a bounded part per call: so what is leased stays a
+-- prefix of the lane, and who is charged, and until when the lane waits, is decided when the last part goes back.
 
 local backoff
 local released = {} -- {consumer, token, first, last, ...}: the leases that this call has ended
 
--- Notes that what is leased of a record ends, from an entry on.
-local function note_released(record, from)
-  for _, range in ipairs(ranges_of(record)) do
-    if range[2] >= from then
-      local at = #released
-      released[at + 1], released[at + 2] = record.consumer, tonumber(range[3])
-      released[at + 3], released[at + 4] = math.max(range[1], from), range[2]
-    end
+-- Notes that what is leased in ranges of a record ends.
+local function note_released(record, ranges)
+  for _, range in ipairs(ranges) do
+    local at = #released
+    released[at + 1], released[at + 2] = record.consumer, tonumber(range[3])
+    released[at + 3], released[at + 4] = range[1], range[2]
   end
 end
 
@@ -73,7 +74,7 @@ end
 
 -- charged: "all", "first" or "none" of its entries; due nil stands for the backoff.
 local function release_run(record, charged, due, what)
-  note_released(record, 0)
+  note_released(record, ranges_of(record))
   if charged == 'first' then
     return release_first(record, what)
   end
@@ -98,46 +99,83 @@ local function release_run(record, charged, due, what)
   end
 end
 
--- Takes back what is leased of a key's lane from `first` on, and charges no other.
-local function release_lane(record, first, charged, due, what)
-  note_released(record, first)
-  local kept, count = {}, 0
-  local rest = (charged == 'all' or charged == 'first') and 'released' or what
+-- Takes what a record lists from `first` on: answers it, and then `more`.
+local function take_listed(record, first, more)
+  local kept, taken = {}, {}
   for _, range in ipairs(ranges_of(record)) do
     if range[1] < first then
       kept[#kept + 1] = { range[1], math.min(range[2], first - 1), range[3] }
     end
-    local from = math.max(range[1], first)
-    if from <= range[2] then
-      if journaled then
-        for entry = from, range[2] do
-          note(entry == first and what or rest, record.consumer, entry, entry)
-        end
-      end
-      queued[#queued + 1] = 0
-      queued[#queued + 1] = queue_member(record.lane, from, range[2])
-      count = count + range[2] - from + 1
+    if range[2] >= first then
+      taken[#taken + 1] = { math.max(range[1], first), range[2], range[3] }
     end
   end
-  if charged ~= 'none' then
+  record.ranges = kept
+  for _, range in ipairs(more) do
+    taken[#taken + 1] = range
+  end
+  return taken
+end
+
+-- Puts leased ranges of a key's lane back into its queue; answers how many messages they are.
+local function queue_up(record, ranges)
+  local count = 0
+  for _, range in ipairs(ranges) do
+    queued[#queued + 1] = 0
+    queued[#queued + 1] = queue_member(record.lane, range[1], range[2])
+    count = count + range[2] - range[1] + 1
+  end
+  return count
+end
+
+-- Takes back what is leased of a key's lane from `first` on, about `limit` stretches of it, and charges no other.
+-- Answers how many stretches went back, and whether those are all.
+local function release_lane(record, first, charged, due, what, limit)
+  local ranges, all = take_newest(record, first, limit)
+  if all then
+    ranges = take_listed(record, first, ranges)
+  end
+  note_released(record, ranges)
+  if journaled then
+    local rest = (charged == 'all' or charged == 'first') and 'released' or what
+    for _, range in ipairs(ranges) do
+      local from = range[1]
+      if from == first then
+        note(what, record.consumer, first, first)
+        from = first + 1
+      end
+      if from <= range[2] then
+        note(rest, record.consumer, from, range[2])
+      end
+    end
+  end
+  local count = queue_up(record, ranges)
+  if all and charged ~= 'none' then
     due = charge(first, due)
   end
   due = due or now
   record.due = record.waiting > 0 and math.max(record.due, due) or due
   record.waiting = record.waiting + count
-  record.ranges = kept
-  if #kept == 0 then
+  if is_free(record) then
     record.consumer = ''
-  else
+  elseif all then
     record.deadline = now + record.lease_ms
   end
   touch(record)
+  return #ranges, all
 end
 
-local function release(record, charged, due, what)
+-- The oldest entry that is leased of a key's lane.
+local function head_of(record)
+  local listed = ranges_of(record)[1]
+  return listed and listed[1] or stretch_of(redis.call('ZRANGEBYLEX', beyond, '[' .. record.lane .. '\0', '(' .. record.lane .. '\1', 'LIMIT', 0, 1)[1])
+end
+
+-- Answers how many runs or stretches of a lane went back, at most about `limit`, and whether that is all of it.
+local function release(record, charged, due, what, limit)
   if is_run(record.lane) then
     release_run(record, charged, due, what)
-  else
-    release_lane(record, ranges_of(record)[1][1], charged, due, what)
+    return 1, true
   end
+  return release_lane(record, (head_of(record)), charged, due, what, limit)
 end

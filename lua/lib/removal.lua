@@ -4,7 +4,7 @@ local function remove()
   local token = math.max(tonumber(redis.call('HGET', meta, 'token') or 0), tonumber(redis.call('HGET', sub, 'token') or 0))
   redis.call('HDEL', subs, name)
   drop_leases(deadlines)
-  redis.call('UNLINK', sub, lanes, runs, ready, queue, retries, consumers, charged_at)
+  redis.call('UNLINK', sub, lanes, runs, ready, queue, beyond, retries, consumers, charged_at)
   redis.call('HSET', meta, 'token', token)
   redis.call('HINCRBY', meta, 'sweep', 1)
   if journaled then

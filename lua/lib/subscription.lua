@@ -13,16 +13,18 @@
 --                              `due` on, to that consumer or, when it is empty, to anyone
 --        10 queue      zset    "<lane>\0<entry>" or "<lane>\0<first>-<last>", score 0: messages waiting in
 --                              the lanes of keys
---        11 retries    hash    entry -> how often it was charged
---        12 consumers  zset    consumer -> end of its session, ms
---        13 charged    hash    consumer -> token: runs leased to it up to then are charged no more when they
+--        11 beyond     zset    "<lane>\0<entry>:<token>" or "<lane>\0<first>-<last>:<token>", score 0: messages
+--                              leased in the lanes of keys that have no room in the record
+--        12 retries    hash    entry -> how often it was charged
+--        13 consumers  zset    consumer -> end of its session, ms
+--        14 charged    hash    consumer -> token: runs leased to it up to then are charged no more when they
 --                              time out
---        14 journal    stream  what has happened, where meta has `journal`
---        15 bodies     stream  what is to be deleted from the payload store
+--        15 journal    stream  what has happened, where meta has `journal`
+--        16 bodies     stream  what is to be deleted from the payload store
 -- ARGV   1 lease held   2 subscription   3.. the script's own
 local lease, meta, log, subs, sub = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local lanes, runs, deadlines, ready = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local queue, retries, consumers, charged_at, bodies = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[15]
+local queue, beyond, retries, consumers, charged_at, bodies = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14], KEYS[16]
 local held, name = ARGV[1], ARGV[2]
 
 local END = 1e14 -- beyond every entry and every time

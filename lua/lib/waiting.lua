@@ -1,6 +1,6 @@
 -- waiting: serving lanes whose messages came back, or had to stay behind others.
 
-local LANE = 5 -- of the effort, for a lane that is served
+local LANE, STRETCH = 3, 2 -- of the effort, for a lane that is served, and for each stretch or run of it
 
 -- Adds lanes of `owner` ("": of nobody) that can be served by now, longest waiting first, from the one at a place on;
 -- answers how many, and whether it has any there at all, which it may miss for "".
@@ -21,7 +21,7 @@ end
 -- The lanes that can be served, as many as there is room and effort for, and a few more: of each consumer a share,
 -- and what others leave of theirs.
 local function find_ready()
-  local found, most = {}, math.min(math.ceil(effort / LANE), limit)
+  local found, most = {}, math.min(math.ceil(effort / (LANE + STRETCH)), limit)
   local share = math.ceil(most / (#heap + 1))
   local hungry = {}
   local function look(owner, permits)
@@ -75,7 +75,9 @@ local function serve_lane(consumer, record, most)
   if record.consumer == '' then
     lease_to(consumer, record)
   end
-  local members = redis.call('ZRANGEBYLEX', queue, '[' .. record.lane .. '\0', '(' .. record.lane .. '\1', 'LIMIT', 0, most)
+  local stretches = math.min(most, math.max(math.ceil(effort / STRETCH), 1))
+  local members = redis.call('ZRANGEBYLEX', queue, '[' .. record.lane .. '\0', '(' .. record.lane .. '\1', 'LIMIT', 0, stretches)
+  effort = effort - STRETCH * #members
   for _, member in ipairs(members) do
     if most == 0 then
       break
@@ -115,6 +117,7 @@ local function serve_waiting()
       local record = get(item.lane)
       if is_run(item.lane) then
         while record and consumer and limit > 0 do
+          effort = effort - STRETCH
           record = serve_run(consumer, record, math.min(consumer.permits, record.waiting, limit))
           consumer = roomiest()
         end

@@ -1,6 +1,6 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- Uses   subscription served journal ranges notes holders lanes queue runs receipts bodies forget settled
+-- Uses   subscription served journal ranges notes holders queue lanes beyond runs receipts bodies forget settled
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua   5 JSON array: entry, name of each body that they have;
 --        "" for none   6 "all", or "some": they are of other receipts, too
@@ -8,9 +8,9 @@
 --            stale parts of receipts, index from 0; ranges that left the log; the record of their bodies, "" for none;
 --            where the next call begins, as in lib/receipts.lua
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
--- Cost     O(n log p), p = lanes in flight; times the subscriptions that have passed the entries. Where these have
---          lanes of keys, each entry is searched for in all of them: a call then settles only as many as lib/forget
---          says
+-- Cost     O(n log p), p = messages in flight, however many of them in one lane; times the subscriptions that have
+--          passed the entries. Where these have lanes of keys, or a long one, each entry is searched for in all of
+--          them: a call then settles only as many as lib/forget says
 local AT_ONCE = 300 -- messages that are settled whoever has to be asked about them
 
 local settled = {}
@@ -47,6 +47,17 @@ local function holder_in(text)
   return holder
 end
 
+-- Takes what is beyond a record as it was leased, which is what happens in a long lane most of the time.
+local function take_as_leased(record, item, first, last)
+  if not record or record.beyond == 0 or settler ~= '' and record.consumer ~= settler then
+    return
+  end
+  if redis.call('ZREM', beyond, queue_member(record.lane, first, last, token_of(item))) == 1 then
+    record.beyond = record.beyond - (last - first + 1)
+    return { { first, last } }
+  end
+end
+
 local function settle_lane(lane, item, first, last)
   local text = known[lane]
   if type(text) == 'string' and (settler == '' or holder_in(text) == settler) then
@@ -63,16 +74,28 @@ local function settle_lane(lane, item, first, last)
     end
   end
   local record = get(lane)
-  local found = held_of_lane(record, item, first, last)
-  if #found > 0 then
-    record.ranges = subtract(ranges_of(record), found)
-    if #record.ranges == 0 then
-      record.consumer = ''
-    else
-      record.deadline = now + record.lease_ms
+  local found = take_as_leased(record, item, first, last)
+  if not found then
+    found = held_of_lane(record, item, first, last)
+    if #found == 0 then
+      return found
     end
-    touch(record)
+    if not found[1][4] then -- some of it is listed
+      record.ranges = subtract(ranges_of(record), found)
+      spill(record)
+    end
+    for _, range in ipairs(found) do
+      if range[4] then
+        take_beyond(record, range[4], range[1], range[2])
+      end
+    end
   end
+  if is_free(record) then
+    record.consumer = ''
+  else
+    record.deadline = now + record.lease_ms
+  end
+  touch(record)
   return found
 end
 

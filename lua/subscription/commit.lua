@@ -1,9 +1,9 @@
 -- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
 --
--- Uses   subscription journal ranges notes passed holders lanes queue bodies forget
+-- Uses   subscription journal ranges notes passed holders queue lanes bodies forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with
---        5 limit: entries passed that may leave the log, at most (fewer where another one has lanes of keys); 0: go only as far
+--        5 limit: entries passed that may leave the log, at most (fewer where lanes of another one are searched); 0: go only as far
 --          as none does
 --        6 JSON array: entry, name of each body   7, 8 from where to where the caller has looked for these: nothing else
 --          leaves the log   9 sought: as it was when it was read, or 0: any, before a seek
@@ -17,7 +17,7 @@
 --          that have passed the entries. With a journal O(entries passed), a thousand at most
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local names, seen_from, seen_upto, sought = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
-local LANES = 100 -- entries passed, at most, where the lanes of keys have to be searched for them
+local LANES = 100 -- entries passed, at most, where the lanes of others have to be searched for them
 
 local refused = refusal(true) or by_lease()
 if refused then
@@ -46,8 +46,7 @@ local function droppable()
   for index = 1, #all, 2 do
     if all[index] ~= name then
       upto = math.min(upto, tonumber(all[index + 1]))
-      local keyed = redis.call('HGET', prefix .. all[index], 'mode') == 'key_shared'
-      if keyed and redis.call('EXISTS', prefix .. all[index] .. ':lanes') == 1 then
+      if is_searched(all[index]) then
         limit = math.min(limit, LANES)
       end
     end

@@ -4,17 +4,18 @@
 -- all that was leased to it by then: the rest was probably never looked at. So the token of that moment is
 -- remembered, and runs of that consumer with no newer one go back uncharged when they time out later.
 --
--- Uses   subscription served journal ranges notes holders lanes queue runs release departures
+-- Uses   subscription served journal ranges notes holders queue lanes beyond runs release departures
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 limit: about as many messages of lanes, runs and consumers dealt with, at most
+-- ARGV   3 limit: about as many stretches of lanes, runs and consumers dealt with, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...},
 --           now_ms, {consumer, token, first, last, ...}, token}
---            more is 1 when the limit ended the call early; nothing is due before next_due_ms, and perhaps
+--            more is 1 when the limit ended the call early, 2 when that was amid a lane; nothing is due before next_due_ms, and perhaps
 --            nothing then; what was given back; and what the last seek has ended: all leased up to that token
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log p), p = messages in flight
 local limit = tonumber(ARGV[3])
 local left, lanes_released = limit, 0 -- of the limit
+local amid = false -- a lane of which a part is back
 
 -- Clears sessions that have ended; answers their consumers, and those of whom nothing is left.
 local function clear_sessions()
@@ -57,8 +58,9 @@ local function time_out(consumer)
     elseif record.consumer == '' then -- it was named twice
       left = left - 1
     elseif not is_run(lane) then
-      left, lanes_released = left - leased_count(record), lanes_released + 1
-      release(record, 'first', nil, 'timed_out')
+      local count, all = release(record, 'first', nil, 'timed_out', left)
+      left, lanes_released = left - count, lanes_released + (all and 1 or 0)
+      amid = not all
     else
       left, lanes_released = left - 1, lanes_released + 1
       local charged = tonumber(ranges_of(record)[1][3]) > upto
@@ -110,6 +112,6 @@ for _, consumer in ipairs(cleared) do
   forget_consumer(consumer)
 end
 return {
-  'OK', left <= 0 and 1 or 0, next_end() or 0, lanes_released, gone, now, released,
+  'OK', amid and 2 or left <= 0 and 1 or 0, next_end() or 0, lanes_released, gone, now, released,
   tonumber(redis.call('HGET', sub, 'void') or 0),
 }

@@ -1,13 +1,14 @@
 -- extend: move the deadline of leased messages; in a lane, the lane's one deadline.
 --
--- Uses   subscription served journal ranges notes holders lanes runs receipts
+-- Uses   subscription served journal ranges notes holders queue lanes runs receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua
 --        5 deadline_ms, by Redis time, or ""   6 lease_ms from now, instead of deadline_ms, or ""
 -- Returns  {"OK", {index, first, last, ...}, deadline_ms, now_ms, receipt, entry}
 --            stale parts of receipts, index from 0; where the next call begins, as in lib/receipts.lua
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
--- Cost     O(n log p), p = lanes in flight; a call ends after some 200 lanes, or 1,000 messages of runs
+-- Cost     O(n log p), p = messages in flight; a call ends after some 200 lanes, 1,000 messages of runs or 2,000
+--          of long lanes
 local deadline_at, lease_ms = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local deadline = lease_ms and now + lease_ms or deadline_at + lead
@@ -40,8 +41,14 @@ local function extend_text(lane, item, first, last)
   return true
 end
 
+-- Whether a lane of a key has more in flight than its record lists.
+local function is_long(lane)
+  local value = known[lane]
+  return type(value) == 'string' and string.find(value, '|+', 1, true) or type(value) == 'table' and value.beyond > 0
+end
+
 local function cost(lane)
-  return 10, lane ~= '' and 0 or 2
+  return 10, lane == '' and 2 or is_long(lane) and 1 or 0
 end
 
 local next_receipt, next_entry = each_receipt(function(lane, item, first, last)

@@ -1,6 +1,6 @@
 -- fetch: lease messages to consumers that have room for them.
 --
--- Uses   subscription served journal ranges notes holders lanes queue runs room leasing waiting fresh keyed
+-- Uses   subscription served journal ranges notes holders queue lanes runs room leasing waiting fresh keyed
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: messages delivered, at most; as many entries are looked at, or those whose keys are known
 --        4 an entry   5 MessagePack array of the keys from that entry on, as far as the caller knows them

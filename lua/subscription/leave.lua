@@ -1,12 +1,12 @@
 -- leave: end a consumer's session and give back what it holds, a bounded part per call.
 --
--- Uses   subscription served journal ranges notes holders lanes queue runs release departures
+-- Uses   subscription served journal ranges notes holders queue lanes beyond runs release departures
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer
 --        4 how: "left" charges nothing; "crashed" charges the oldest entry in runs and the head of each
 --          lane of a key; "ended" is the same, or goes on with what was begun, but only if the session is over
 --          by now: else the consumer has come back under its name
---        5 limit: about as many messages of lanes and runs given back, at most
+--        5 limit: about as many stretches of lanes and runs given back, at most
 -- Returns  {"OK", done, lanes released}
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log p), p = messages in flight

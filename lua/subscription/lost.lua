@@ -1,6 +1,6 @@
 -- lost: settle messages that are leased or wait and are not in the log: somebody has deleted them there.
 --
--- Uses   subscription served journal ranges notes holders lanes queue runs settled
+-- Uses   subscription served journal ranges notes holders queue lanes beyond runs settled
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 MessagePack array of entries that the caller has not found
 --        4 limit: lanes of keys looked at, at most
@@ -38,14 +38,15 @@ local function take_from_runs()
   end
 end
 
-local function take_from_queue(record)
-  for _, hole in ipairs(holes) do
+-- Takes holes out of a lane's `queue` or `beyond`; `count` is the record's of what is there.
+local function take_from_queue(record, its_queue, count)
+  for _, hole in ipairs(record[count] > 0 and holes or {}) do
     for entry = hole[1], hole[2] do
-      local member = stretch_at(queue, record.lane, entry)
+      local member = stretch_at(its_queue, record.lane, entry)
       if member then
-        take_from_stretch(record.lane, member, entry, entry)
+        take_from_stretch(its_queue, record.lane, member, entry, entry)
         settle(record, entry, entry)
-        record.waiting = record.waiting - 1
+        record[count] = record[count] - 1
       end
     end
   end
@@ -58,10 +59,10 @@ local function take_from_lanes(records)
       settle(record, range[1], range[2])
     end
     record.ranges = left
-    if record.waiting > 0 then
-      take_from_queue(record)
-    end
-    if #left == 0 then
+    spill(record)
+    take_from_queue(record, beyond, 'beyond')
+    take_from_queue(record, queue, 'waiting')
+    if is_free(record) then
       record.consumer = ''
     end
   end

@@ -1,21 +1,25 @@
 -- nack: give leased messages back. In a lane the later leased ones go back with them.
 --
--- Uses   subscription served journal ranges notes holders lanes queue runs release receipts
+-- Uses   subscription served journal ranges notes holders queue lanes beyond runs release receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua
 --        5 due_ms: when they may be served again, by Redis time; "" for the backoff   6 delay_ms, instead of due_ms, or ""
 --        7 charged: "all" raises retry counts (of a lane only the earliest given), "none" does not
--- Returns  {"OK", {index, first, last, ...}, {consumer, token, first, last, ...}, receipt, entry}
+-- Returns  {"OK", {index, first, last, ...}, {consumer, token, first, last, ...}, receipt, entry,
+--           {lane, token, first, last, ...}}
 --            stale parts of receipts, index from 0; all that went back; where the next call begins, as in
---            lib/receipts.lua: receipts of one lane stand together
+--            lib/receipts.lua: receipts of one lane stand together; receipts to go on with before that, of lanes of which
+--            not all has gone back, and nobody is charged yet
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
--- Cost     O(n log p), p = messages in flight, and all that is leased of the lanes; a call ends after some 200 lanes,
---          or 1,000 messages of runs, of which one in five where each waits for a backoff of its own
+-- Cost     O(n log p), p = messages in flight; a call ends after some 200 lanes, or 1,000 messages of runs, of which one
+--          in five where each waits for a backoff of its own, or when some 500 ranges of long lanes have gone back
 local due_at, delay_ms, charged = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 
 local due = delay_ms and now + delay_ms or due_at and due_at + lead
 local what = charged == 'all' and 'nacked' or 'released'
-local earliest = {} -- lane -> the first message that goes back
+local earliest = {} -- lane -> the first message that goes back, and its token
+local going_back = {}
+local STRETCHES = 500 -- that go back in one call, about
 
 local by_entry = charged == 'all' and not due and has_backoff()
 local function cost(lane)
@@ -25,8 +29,8 @@ end
 local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
   if lane ~= '' then
     local found = held_of_lane(get(lane), item, first, last)
-    if found[1] then
-      earliest[lane] = math.min(earliest[lane] or END, found[1][1])
+    if found[1] and found[1][1] < (earliest[lane] or { END })[1] then
+      earliest[lane] = { found[1][1], token_of(item) }
     end
     return found
   end
@@ -37,11 +41,22 @@ local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
   end
   return found
 end, EFFORT, cost, true)
-for lane, first in pairs(earliest) do
-  release_lane(get(lane), first, charged, due, what)
+local left = STRETCHES
+for lane, from in pairs(earliest) do
+  local first, token = from[1], from[2]
+  local count, all = 0, false
+  if left > 0 then
+    count, all = release_lane(get(lane), first, charged, due, what, left)
+    left = left - count
+  end
+  if not all then
+    local at = #going_back
+    going_back[at + 1], going_back[at + 2] = lane, tonumber(token)
+    going_back[at + 3], going_back[at + 4] = first, first
+  end
 end
 flush('GT')
 if journaled then
   write_notes()
 end
-return { 'OK', stale, released, next_receipt, next_entry }
+return { 'OK', stale, released, next_receipt, next_entry, going_back }

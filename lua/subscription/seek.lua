@@ -19,7 +19,7 @@ local token = string.format('%.0f', math.max((redis.call('HGET', sub, 'token') o
 redis.call('HSET', sub, 'sparse', last_entry, 'token', token, 'void', token)
 redis.call('HINCRBY', sub, 'sought', 1) -- what a reader has read before counts no more
 drop_leases(deadlines)
-redis.call('UNLINK', lanes, runs, ready, queue, retries)
+redis.call('UNLINK', lanes, runs, ready, queue, beyond, retries)
 redis.call('HINCRBY', meta, 'sweep', 1)
 if journaled then
   write_record(journal, journal_cap, now, 'sought', name, '', cursor + 1)

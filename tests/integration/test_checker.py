@@ -90,6 +90,22 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         "it counts 7 waiting, and 1 are",
         command("HSET", "SUB:lanes", "=b", "|30000|7|5|"),
     ),
+    "a record counts what is not beyond it": (
+        "it counts 2 leased beyond its record, and 0 are",
+        command("HSET", "SUB:lanes", "=a", "c|30000|0|0|+2 5:1 5:3"),
+    ),
+    "a record does not count what is beyond it": (
+        "it counts 0 leased beyond its record, and 1 are",
+        command("ZADD", "SUB:beyond", "0", "=a\x00000000000000006:5"),
+    ),
+    "what is beyond a record comes before what that lists": (
+        "its ranges are out of order",
+        command("ZADD", "SUB:beyond", "0", "=a\x00000000000000002:5"),
+    ),
+    "a lane has messages beyond a record that is not there": (
+        "lane '=y' has messages leased beyond its record, and no record",
+        command("ZADD", "SUB:beyond", "0", "=y\x00000000000000003:5"),
+    ),
     "a lane has messages waiting and no record": (
         "lane '=y' has messages waiting and no record",
         command("ZADD", "SUB:queue", "0", "=y\x00000000000000003"),

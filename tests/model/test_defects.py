@@ -6,7 +6,8 @@ import pytest
 
 from broker.scripts import read_sources
 from client.errors import SubscriptionBusy
-from tests.model.machine import BrokerMachine, explore
+from tests.model.machine import BrokerMachine, explore, with_little_room
+from tests.model.test_beyond import small_steps
 from tests.model.test_cursor import CursorMachine
 from tests.model.test_key_shared import KeySharedMachine
 from tests.model.test_ordered import ExclusiveMachine, FailoverMachine
@@ -22,6 +23,7 @@ class Defect(NamedTuple):
     file: str
     text: str
     becomes: str
+    little_room: bool = False  # in the records of lanes, see test_beyond.py
 
 
 DEFECTS = {
@@ -29,7 +31,7 @@ DEFECTS = {
         KeySharedMachine,
         "lib/release",
         "due = charge(first, due)",
-        "for at = 4, #queued, 2 do charge(tonumber(string.sub(queued[at], -15)), due) end\n"
+        "for _, range in ipairs(ranges) do if range[1] > first then charge(range[1], due) end end\n"
         "    due = charge(first, due)",
     ),
     "a lane forgets that it was held for longer": Defect(
@@ -138,7 +140,7 @@ DEFECTS = {
         "if not active or not redis.call('ZSCORE', consumers, active) then",
         "if true then",
     ),
-    "a seek keeps retry counts": Defect(SharedMachine, "subscription/seek", "queue, retries)", "queue)"),
+    "a seek keeps retry counts": Defect(SharedMachine, "subscription/seek", "beyond, retries)", "beyond)"),
     "a commit is done for a reader whose place another has taken": Defect(
         CursorMachine, "subscription/commit", "if holder ~= reader then", "if not holder then"
     ),
@@ -154,6 +156,50 @@ DEFECTS = {
     "a claim is granted while another reader's session lasts": Defect(
         CursorMachine, "subscription/claim", "holder ~= reader and left_ms > 0", "false"
     ),
+    "an old receipt settles what was delivered again beyond a record": Defect(
+        ExclusiveMachine, "lib/receipts", "      if range[3] == token then", "      if true then", True
+    ),
+    "what is beyond a record stays leased when its lane goes back": Defect(
+        ExclusiveMachine, "lib/beyond", "if record.beyond == 0 then", "if true then", True
+    ),
+    "a lane is free when its record lists nothing": Defect(
+        KeySharedMachine, "subscription/ack", "if is_free(record) then", "if #record.ranges == 0 then", True
+    ),
+    "a record lists what comes after that which is beyond it": Defect(
+        ExclusiveMachine, "lib/lanes", "record.beyond > 0 or #record.leased", "#record.leased", True
+    ),
+    "an ack does not look beyond the records of other subscriptions": Defect(
+        SharedMachine, "lib/forget", "  if record.beyond > 0 then", "  if false then", True
+    ),
+    "the oldest of a long lane goes back first": Defect(
+        KeySharedMachine,
+        "lib/beyond",
+        "'ZREVRANGEBYLEX', beyond, '(' .. lane .. '\\1', '[' .. from_entry(lane, first)",
+        "'ZRANGEBYLEX', beyond, '[' .. from_entry(lane, first), '(' .. lane .. '\\1'",
+        True,
+    ),
+    "every part of a long lane that goes back is charged": Defect(
+        ExclusiveMachine,
+        "lib/release",
+        "if all and charged ~= 'none' then",
+        "if charged ~= 'none' then",
+        True,
+    ),
+    "a long lane that goes back in parts is given a new deadline after the first": Defect(
+        KeySharedMachine, "lib/release", "elseif all then", "else", True
+    ),
+    "a part of what is beyond a record loses its token": Defect(
+        ExclusiveMachine, "lib/queue", "last + 1, to, token)", "last + 1, to)", True
+    ),
+    "who comes back is told a part of a long lane": Defect(
+        ExclusiveMachine, "subscription/held", "if left <= 0 then", "if false then", True
+    ),
+    "ranges that have become too many are listed behind what is beyond": Defect(
+        ExclusiveMachine, "lib/beyond", "for index = #ranges,", "for index = #ranges - 1,", True
+    ),
+    "a seek leaves what is beyond records": Defect(
+        FailoverMachine, "subscription/seek", "queue, beyond, retries", "queue, retries", True
+    ),
     "a duplicate is known for less than the window": Defect(
         SharedMachine, "lib/partition", "newer[index] = newer[index] or id", "newer[index] = newer[index]"
     ),
@@ -162,12 +208,15 @@ DEFECTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEFECTS)
-def test_the_machine_finds_out_that(name: str, server_url: str) -> None:
+def test_the_machine_finds_out_that(name: str, server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant the defect, and expect a failure."""
-    machine, file, text, becomes = DEFECTS[name]
+    machine, file, text, becomes, little_room = DEFECTS[name]
     sources = read_sources()
     assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
     sources[file] = sources[file].replace(text, becomes)
+    if little_room:
+        sources = with_little_room(sources)
+        small_steps(monkeypatch)
     # The others where an answer makes no sense, or who should be let in is not.
     with pytest.raises((AssertionError, ValueError, SubscriptionBusy)):
         explore(machine, server_url, examples=ENOUGH, sources=sources, planted=True)

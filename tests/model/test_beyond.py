@@ -1,0 +1,47 @@
+"""Lanes with more in flight than their records have room for, against the model.
+
+There is room for one range, and whatever goes step by step takes the smallest of steps.
+"""
+
+import pytest
+
+from broker.scripts import read_sources
+from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore, with_little_room
+from tests.model.test_journal import FailoverJournal, KeySharedJournal
+from tests.model.test_key_shared import KeySharedMachine
+from tests.model.test_ordered import ExclusiveMachine, FailoverMachine
+
+pytestmark = pytest.mark.timeout(SECONDS)
+
+MACHINES = (ExclusiveMachine, FailoverMachine, KeySharedMachine)
+
+
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let leave, held and expire look at a few stretches in each call."""
+    monkeypatch.setattr("broker.engine.STEP", 2)
+    monkeypatch.setattr("broker.engine._BACK", 3)
+
+
+def explore_long_lanes(
+    machine: type[BrokerMachine], url: str, examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Explore with little room and small steps."""
+    small_steps(monkeypatch)
+    explore(machine, url, examples=examples, sources=with_little_room(read_sources()))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_long_lanes_keep_the_contract_in_a_few_runs(
+    machine: type[BrokerMachine], server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short exploration, for every change."""
+    explore_long_lanes(machine, server_url, FEW, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [*MACHINES, KeySharedJournal, FailoverJournal])
+def test_long_lanes_keep_the_contract_in_many_runs(
+    machine: type[BrokerMachine], server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer exploration."""
+    explore_long_lanes(machine, server_url, MANY, monkeypatch)
