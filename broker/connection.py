@@ -45,7 +45,6 @@ class Connection(asyncio.Protocol):
         self.topics: set[str] = set()  # whose maps it has, and so hears of moves
         self.store = ""  # the payload store that it can delete from: see broker.disposal
         self.writable = True
-        self.fetches = 0  # under way for its consumers
         self.unsent = 0  # bytes that waited to be sent when that was last looked at
         self.greeted = False  # INFO has been exchanged
         self.heard = 0.0  # when the last frame came, by the loop's clock
@@ -57,7 +56,8 @@ class Connection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._inflight = 0
         self._requests = 0
-        self._full = False  # too many fetches have been under way
+        self._fetches = 0  # under way for its consumers
+        self._full = False  # as many as there may be have been
         self._heavy: deque[Frame] = deque()  # requests that wait for their turn
         self._turns = 0  # of these that are under way
         self._drained = asyncio.Event()  # the client reads
@@ -72,12 +72,20 @@ class Connection(asyncio.Protocol):
     @property
     def takes_more(self) -> bool:
         """Whether messages may be fetched for it."""
-        self._full |= self.fetches >= _FETCHES
         return self.writable and not self._full
+
+    def begin_fetch(self) -> None:
+        """A fetch is under way for one of its consumers."""
+        self._fetches += 1
+        self._full |= self._fetches >= _FETCHES
+
+    def end_fetch(self) -> None:
+        """It has ended; relieve() then says so."""
+        self._fetches -= 1
 
     def relieve(self) -> None:
         """Fetches have ended: those that wait for their turn may go on."""
-        if self._full and self.fetches <= _FETCHES // 2:
+        if self._full and self._fetches <= _FETCHES // 2:
             self._full = False
             for consumer in list(self.streams.values()):
                 consumer.give(0)

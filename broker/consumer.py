@@ -94,7 +94,7 @@ class Consumer:
 
     def reserve(self) -> int:
         """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
-        self.connection.fetches += 1
+        self.connection.begin_fetch()
         credit = self.credit
         share = credit if len(self.dispatchers) == 1 else max(min(credit, _SHARE), credit // 2)
         self.credit -= share
@@ -109,7 +109,7 @@ class Consumer:
 
     def unreserve(self, permits: int, left: int) -> None:
         """A fetch has ended, with some of its permits left; give() then says so."""
-        self.connection.fetches -= 1
+        self.connection.end_fetch()
         self.reserved -= permits
         self.credit = min(self.permits, self.credit + left)
 
@@ -121,7 +121,7 @@ class Consumer:
         if not self.has_room:
             return
         self.crowd.has_grown(self)
-        while self.waiting:
+        while self.waiting and self.has_room:  # those who are told may use it up at once
             dispatcher = self.waiting.pop(next(iter(self.waiting)))
             dispatcher.ask(self)
             # One whose Redis is away has no use for them yet.

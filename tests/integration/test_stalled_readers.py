@@ -23,7 +23,7 @@ PARTITIONS, EACH = 2, 500  # of LARGE messages: 60 MB
 @pytest.fixture
 def broker() -> Iterator[RunningBroker]:
     """A broker that does not close a client soon because it is silent."""
-    with RunningBroker(heartbeat=60.0, session=2.0) as broker:
+    with RunningBroker(heartbeat=60.0) as broker:
         yield broker
 
 
@@ -147,3 +147,23 @@ async def test_at_most_once_loses_nothing_to_the_bound(client: AsyncClient, topi
     async with asyncio.timeout(SOON), client.subscribe(topic, "s") as consumer:
         got = [(await consumer.receive()).id for _ in range(EACH)]
     assert sorted(got) == sorted(set(got))
+
+
+async def test_more_partitions_than_may_be_fetched_from_at_once_all_have_their_turn(
+    client: AsyncClient, topic: str
+) -> None:
+    partitions, each = 60, 3
+    await client.create_topic(topic, partitions=partitions)
+    for name in ("one", "two"):
+        await client.create_subscription(topic, name)
+    await client.publish_many(
+        topic, [OutgoingMessage(partition=number % partitions) for number in range(partitions * each)]
+    )
+    async with (
+        asyncio.timeout(SOON),
+        client.subscribe(topic, "one", permits=10_000) as one,
+        client.subscribe(topic, "two", permits=10_000) as two,
+    ):
+        for consumer in (one, two):
+            for _ in range(partitions * each):
+                await (await consumer.receive()).ack()
