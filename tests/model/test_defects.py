@@ -6,12 +6,14 @@ import pytest
 
 from broker.scripts import read_sources
 from client.errors import SubscriptionBusy
-from tests.model.machine import BrokerMachine, explore, with_little_room
+from tests.model.machine import SECONDS, BrokerMachine, explore, with_little_room
 from tests.model.test_beyond import small_steps
 from tests.model.test_cursor import CursorMachine
 from tests.model.test_key_shared import KeySharedMachine
 from tests.model.test_ordered import ExclusiveMachine, FailoverMachine
 from tests.model.test_shared import SharedMachine
+
+pytestmark = pytest.mark.timeout(SECONDS)
 
 ENOUGH = 400  # examples; most defects are found within the first ten
 
