@@ -7,14 +7,18 @@ local known_at = 1
 -- The lanes of the next entries, and the entries' numbers where there are holes between them; at most `most` lanes.
 -- And how many more entries of a lane follow its first one, where the caller says so: place -> number.
 local function lanes_ahead(most)
-  local names, entries, repeats = {}, nil, {}
-  if known_from == cursor + 1 and known_keys[known_at] and cursor >= sparse then
-    while #names < most and known_keys[known_at] and known_from <= last_entry do
-      names[#names + 1] = '=' .. known_keys[known_at]
+  local names, entries, repeats, count = {}, nil, {}, 0
+  local key = known_keys[known_at]
+  if key and known_from == cursor + 1 and cursor >= sparse then
+    while key and count < most and known_from <= last_entry do
+      count = count + 1
+      names[count] = '=' .. key
       known_at, known_from = known_at + 1, known_from + 1
-      if type(known_keys[known_at]) == 'number' then
-        repeats[#names] = known_keys[known_at]
-        known_at, known_from = known_at + 1, known_from + known_keys[known_at]
+      key = known_keys[known_at]
+      if type(key) == 'number' then
+        repeats[count] = key
+        known_at, known_from = known_at + 1, known_from + key
+        key = known_keys[known_at]
       end
     end
     return names, nil, repeats
@@ -112,33 +116,6 @@ local function pass_hole(before, after)
   end
 end
 
--- Serves entries of a lane, or parks them; goes as far as there are room, limit and effort.
-local function sort_in(lane, first, last, share)
-  while first <= last do
-    if lane == stretch.lane and first == stretch.last + 1 then -- behind the one before
-      stretch.record.waiting = stretch.record.waiting + last - first + 1
-      stretch.last, first = last, last
-    else
-      local top = roomiest()
-      if not top or limit <= 0 or effort <= 0 then
-        return
-      end
-      effort = effort - 1
-      if lane == '=' then
-        add_to_run(top, first, share)
-      elseif known[lane] then
-        append_or_park(lane, first)
-      else
-        begin_lane(top, lane, first)
-      end
-      if first > cursor + 1 then
-        pass_hole(cursor, first)
-      end
-    end
-    cursor, first = first, first + 1
-  end
-end
-
 -- Goes on past what has to be parked until somebody is served or `budget` entries were looked at: as many
 -- as may be served, or more where the caller knows their keys.
 local function sort_into_lanes()
@@ -155,9 +132,31 @@ local function sort_into_lanes()
     local share, before = math.ceil(#names / #heap), limit
     for index, lane in ipairs(names) do
       local first = entries and entries[index] or cursor + 1
-      local last = math.min(first + (repeats[index] or 0), math.max(first, last_entry))
-      sort_in(lane, first, last, share)
-      if cursor < last then
+      local last = repeats[index] and math.min(first + repeats[index], last_entry) or first
+      while first <= last do
+        if lane == stretch.lane and first == stretch.last + 1 then -- behind the one before
+          stretch.record.waiting = stretch.record.waiting + last - first + 1
+          stretch.last, first = last, last
+        else
+          local top = roomiest()
+          if not top or limit <= 0 or effort <= 0 then
+            break
+          end
+          effort = effort - 1
+          if lane == '=' then
+            add_to_run(top, first, share)
+          elseif known[lane] then
+            append_or_park(lane, first)
+          else
+            begin_lane(top, lane, first)
+          end
+          if first > cursor + 1 then
+            pass_hole(cursor, first)
+          end
+        end
+        cursor, first = first, first + 1
+      end
+      if cursor < last then -- no room, or enough done
         break
       end
     end
