@@ -61,10 +61,12 @@ async def publish_large(client: AsyncClient, topic: str, partitions: int = PARTI
 async def read_all(client: AsyncClient, topic: str, subscription: str, count: int) -> None:
     """Take and ack so many messages, whoever else there is."""
     async with asyncio.timeout(SOON), client.subscribe(topic, subscription, mode=None) as consumer:
-        for _ in range(count):
-            message = await consumer.receive()
-            assert len(message.attributes["large"]) == LARGE
-            await message.ack()
+        async for batch in consumer.batches(50):
+            assert {len(message.attributes["large"]) for message in batch} == {LARGE}
+            await consumer.ack(batch)
+            count -= len(batch)
+            if not count:
+                break
 
 
 async def leased(client: AsyncClient, topic: str, *subscriptions: str) -> int:
@@ -127,12 +129,14 @@ async def test_what_is_too_much_at_once_comes_later_in_order_and_uncharged(
     )
     got: list[int] = []
     async with asyncio.timeout(SOON), client.subscribe(topic, "s", mode=mode) as consumer:
-        while len(got) < len(sizes):
-            message = await consumer.receive()
-            assert message.retry_count == 0
-            got.append(int(message.attributes["number"]))
-            assert len(message.attributes["large"]) == sizes[got[-1]]
-            await message.ack()
+        async for batch in consumer.batches(50):
+            for message in batch:
+                assert message.retry_count == 0
+                got.append(int(message.attributes["number"]))
+                assert len(message.attributes["large"]) == sizes[got[-1]]
+            await consumer.ack(batch)
+            if len(got) >= len(sizes):
+                break
     assert sorted(got) == list(range(len(sizes)))
     for key in range(7) if mode != "shared" else ():
         ours = [number for number in got if number % 7 == key]
@@ -165,5 +169,9 @@ async def test_more_partitions_than_may_be_fetched_from_at_once_all_have_their_t
         client.subscribe(topic, "two", permits=10_000) as two,
     ):
         for consumer in (one, two):
-            for _ in range(partitions * each):
-                await (await consumer.receive()).ack()
+            left = partitions * each
+            async for batch in consumer.batches():
+                await consumer.ack(batch)
+                left -= len(batch)
+                if not left:
+                    break
