@@ -159,7 +159,7 @@ DEFECTS = {
         CursorMachine, "subscription/claim", "holder ~= reader and left_ms > 0", "false"
     ),
     "an old receipt settles what was delivered again beyond a record": Defect(
-        ExclusiveMachine, "lib/receipts", "      if range[3] == token then", "      if true then", True
+        ExclusiveMachine, "lib/receipts", "    if range[3] == token then", "    if true then", True
     ),
     "what is beyond a record stays leased when its lane goes back": Defect(
         ExclusiveMachine, "lib/beyond", "if record.beyond == 0 then", "if true then", True
