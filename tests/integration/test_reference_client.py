@@ -27,6 +27,7 @@ def load() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    vars(module)["PATIENCE"] = 120.0  # machines stall
     return module
 
 
@@ -138,7 +139,7 @@ def test_what_is_published_while_a_topic_is_made_anew_is_placed_by_its_new_numbe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_and_no_key_loses_its_order_while_workers_are_killed(topic: str) -> None:
     """Three workers, each killed in turn while two consumers take, nack and ack what a producer publishes."""
     with RunningBroker(workers=3, session=3.0, heartbeat=1.0) as broker:
@@ -205,7 +206,7 @@ def test_nothing_is_lost_and_no_key_loses_its_order_while_workers_are_killed(top
                 broker.start_worker(worker)
             stop.set()
             threads[0].join()
-            end = time.monotonic() + 60
+            end = time.monotonic() + 180
             while any(set(settled[key]) < set(sent[key]) for key in KEYS) and time.monotonic() < end:
                 if troubles:
                     break
