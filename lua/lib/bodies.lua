@@ -5,12 +5,18 @@
 local OF_LOG = '^[^ ]* [^ ]* [^ ]* ([^ ]+)' -- where `about` says that there is a body: with the time of publishing
 local OF_DELAYED = '^[^ ]* [^ ]* ([^ ]+)' -- and without
 
+-- The name of a message's body, nil if it has none.
+local function body_of(uid, about, pattern)
+  local where = about and string.match(about, pattern) -- no about: no script has written that entry
+  return where and (string.match(where, ':(.+)$') or uid)
+end
+
 -- Adds a message's entry and the name of its body to `names`, if it has a body.
 local function add_body(names, entry, uid, about, pattern)
-  local where = about and string.match(about, pattern) -- no about: no script has written that entry
-  if where then
+  local body = body_of(uid, about, pattern)
+  if body then
     names[#names + 1] = entry
-    names[#names + 1] = string.match(where, ':(.+)$') or uid
+    names[#names + 1] = body
   end
 end
 

@@ -13,8 +13,8 @@ local function next_due()
 end
 
 -- The same as known_ids, with NONE_YET for those that wait.
-local function known_or_waiting(uids)
-  local known = known_ids(uids)
+local function known_or_waiting(uids, batch)
+  local known = known_ids(uids, batch)
   if redis.call('EXISTS', data) == 1 then
     for index, text in ipairs(map_with('HMGET', data, uids)) do
       known[index] = known[index] or text and NONE_YET

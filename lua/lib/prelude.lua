@@ -61,9 +61,11 @@ local function tick(meta_key, stored, lead)
   return now, lead
 end
 
--- When the marks of a generation that began `since` are old enough to change places; not all the time.
+local LEAST_WINDOW = 60000 -- ms for which marks are kept at least: a client sends again for less long
+
+-- When the marks of a generation that began `since` are old enough to change places.
 local function marks_due_at(since, window)
-  return since + math.max(window, 1000)
+  return since + math.max(window, LEAST_WINDOW)
 end
 
 -- From entries to ids. newest is "<ledger>:<first entry>" of the ledger in use; all of them are in meta, oldest first,

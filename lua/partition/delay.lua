@@ -1,6 +1,6 @@
 -- delay: keep a batch until it falls due, each uid once.
 --
--- Uses   partition delayed
+-- Uses   bodies partition delayed
 -- KEYS   as in lib/partition.lua and lib/delayed.lua
 -- ARGV   2 MessagePack array: key, uid, about, key, uid, about, ...   3 MessagePack array: when each is due, ms of
 --        Redis time
@@ -14,7 +14,7 @@ local uids = {}
 for index = 2, #batch, 3 do
   uids[#uids + 1] = batch[index]
 end
-local known = known_or_waiting(uids)
+local known = known_or_waiting(uids, batch)
 
 local number = tonumber(redis.call('HGET', meta, 'delayed') or 0)
 local seen, members, texts, duplicates = {}, {}, {}, {}

@@ -1,6 +1,6 @@
 -- promote: append what has fallen due to the log, where it takes its id, a bounded part per call; old marks go.
 --
--- Uses   journal partition delayed bodies
+-- Uses   journal bodies partition delayed
 -- KEYS   as in lib/partition.lua and lib/delayed.lua; 10 bodies  stream  what is to be deleted from the payload store
 -- ARGV   2 limit: messages appended, at most
 -- Returns  {"OK", now_ms, last entry, n appended, n dropped, next_due_ms or 0, marks_due_ms or 0}
@@ -28,7 +28,7 @@ local texts = map_with('HMGET', data, uids)
 local owed = stored[3] == '1' or redis.call('EXISTS', subs) == 1
 local published = now .. ' '
 local first = tonumber(stored[1]) + 1
-local entry, marks, names = first - 1, {}, {}
+local entry, marks, names, abouts = first - 1, {}, {}, {}
 for index, uid in ipairs(uids) do
   local at = texts[index] and string.find(texts[index], '\0', 1, true)
   local about = at and string.sub(texts[index], at + 1)
@@ -38,6 +38,7 @@ for index, uid in ipairs(uids) do
     local id = redis.call('XADD', log, ledger .. '-' .. entry, 'key', key, 'uid', uid, 'about', published .. about)
     marks[#marks + 1] = uid
     marks[#marks + 1] = id
+    abouts[uid] = about
   elseif at then
     add_body(names, 0, uid, about, OF_DELAYED)
   end
@@ -49,7 +50,7 @@ if #names > 0 then
 end
 if entry >= first then
   redis.call('HSET', meta, 'last', entry)
-  mark(marks)
+  mark(marks, abouts)
   if stored[7] and stored[7] ~= '0' then
     local entries = entry == first and first or first .. '-' .. entry
     write_record(journal, stored[7], now, 'published', '', ledger, entries)

@@ -1,6 +1,6 @@
 -- publish: append a batch to the log, each uid once.
 --
--- Uses   journal partition delayed
+-- Uses   journal bodies partition delayed
 -- KEYS   as in lib/partition.lua and lib/delayed.lua
 -- ARGV   2 MessagePack array: key, uid, about, key, uid, about, ...
 -- Returns  {"OK", now_ms, first, n stored, n unowed, {index, id, ...}, marks_due_ms}
@@ -16,14 +16,14 @@ local uids = {}
 for index = 2, #batch, 3 do
   uids[#uids + 1] = batch[index]
 end
-local first_ids = known_or_waiting(uids)
+local first_ids = known_or_waiting(uids, batch)
 
 local owed = stored[3] == '1' or redis.call('EXISTS', subs) == 1
 local next_id = ledger .. '-*' -- Redis counts on from the entry before
 local published = now .. ' '
 local first = tonumber(stored[1]) + 1
 local entry, unowed = first - 1, 0
-local seen, marks, duplicates = {}, {}, {}
+local seen, marks, duplicates, abouts = {}, {}, {}, {}
 for index, uid in ipairs(uids) do
   local known = first_ids[index] or seen[uid]
   if known then
@@ -36,13 +36,16 @@ for index, uid in ipairs(uids) do
     seen[uid] = id
     marks[#marks + 1] = uid
     marks[#marks + 1] = id
+    if short then
+      abouts[uid] = batch[index * 3]
+    end
   else
     unowed = unowed + 1
   end
 end
 if entry >= first then
   redis.call('HSET', meta, 'last', entry)
-  mark(marks)
+  mark(marks, abouts)
   if stored[7] and stored[7] ~= '0' then
     local entries = entry == first and first or first .. '-' .. entry
     write_record(journal, stored[7], now, 'published', '', ledger, entries)

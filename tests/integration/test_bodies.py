@@ -121,6 +121,30 @@ async def test_a_body_goes_though_nobody_heard_that_its_message_was_acked(
         await setting.has(topic, 1)
 
 
+async def test_a_publish_whose_answer_was_lost_is_one_message_though_the_topic_remembers_no_uids(
+    setting: Setting, topic: str
+) -> None:
+    """Stored twice, both would have the same body, which goes with the first of them."""
+    async with setting.client() as client:
+        await client.create_topic(topic, partitions=1, dedupe_window=0)
+        async with client.subscribe(topic, "s") as consumer:
+            await publish(client, topic, 1)
+            await take(consumer, 1)
+            for connection in open_connections(client):
+                connection._transport.pause_reading()
+            publishing = asyncio.ensure_future(client.publish(topic, b"body 1"))
+            async with Redis.from_url(setting.broker.redis_url) as redis:
+                async with asyncio.timeout(DEADLINE):
+                    while not await redis.xlen(f"kl:{{{topic}:0}}:log"):  # noqa: ASYNC110 - Redis does not tell
+                        await asyncio.sleep(0.01)
+            for connection in open_connections(client):
+                connection._transport.abort()
+            assert (await publishing).duplicate, "it was sent again"
+            await take(consumer, 1)
+            assert (await client.describe_subscription(topic, "s")).backlog == 0
+    await setting.has(topic, 0)
+
+
 def open_connections(client: AsyncClient) -> list[Connection]:
     """The connections of a client."""
     return [peer.current for peer in client._cluster._pool._peers.values() if peer.current is not None]

@@ -1,12 +1,14 @@
 """Publishing: dense ids, each uid once, and no trace of what nobody owes."""
 
+import pytest
+
 from broker.engine import Engine
-from broker.results import Published, TopicSettings
+from broker.results import Outgoing, Published, TopicSettings
 from client.wire import pack_about, unpack_about
 from tests.lua.story import Story, entries, message, must_acquire
 from tests.support import ManualTime
 
-WINDOW_MS = 10_000
+WINDOW_MS = 60_000  # marks are kept for so long at least
 SHORT_MEMORY = TopicSettings(dedupe_ms=WINDOW_MS)
 
 
@@ -133,6 +135,54 @@ async def test_a_window_of_nothing_remembers_nothing(engine: Engine, topic: str)
     for id in (story.id(1), story.id(2)):
         assert (await engine.publish(story.lease, [message("a", "u1")])).each() == [Published(id)]
     assert not await story.exists(story.keys.marks_0, story.keys.marks_1)
+
+
+@pytest.mark.parametrize("window_ms", [0, 10_000])
+async def test_what_is_sent_again_with_its_body_is_the_same_message_however_short_the_window(
+    timed: ManualTime, topic: str, window_ms: int
+) -> None:
+    story = await Story.begin(timed.engine, topic, TopicSettings(dedupe_ms=window_ms))
+    await story.subscribe()
+    sent = Outgoing("a", "u1", pack_about(1, size=7))
+
+    async def publish(message: Outgoing) -> Published:
+        return (await timed.engine.publish(story.lease, [message])).each()[0]
+
+    first = Published(story.id(1))
+    assert await publish(sent) == first
+    await timed.advance(30_000)
+    assert await publish(sent) == Published(first.id, duplicate=True)
+    story.lease = await must_acquire(timed.engine, topic)
+    await timed.advance(29_999)
+    assert await publish(sent) == Published(first.id, duplicate=True), "the next owner knows"
+    other = Outgoing("a", "u1", pack_about(1, size=7, body="another"))
+    assert await publish(other) == Published(story.id(2)), "the application has published the uid again"
+    assert await publish(other) == Published(story.id(2), duplicate=True)
+    await timed.advance(120_000)
+    assert await publish(sent) == Published(story.id(3))
+
+
+async def test_a_short_window_is_as_short_as_asked_for(timed: ManualTime, topic: str) -> None:
+    story = await Story.begin(timed.engine, topic, TopicSettings(dedupe_ms=10_000))
+    await story.subscribe()
+    for number in (1, 2):
+        for _ in range(2):
+            answer = await timed.engine.publish(story.lease, [message("a", "u1")])
+            assert answer.each()[0].id == story.id(number)
+            await timed.advance(5_000)
+
+
+async def test_what_was_for_later_and_is_sent_again_with_its_body_is_the_same_message(
+    timed: ManualTime, topic: str
+) -> None:
+    story = await Story.begin(timed.engine, topic, TopicSettings(dedupe_ms=0))
+    await story.subscribe()
+    sent = Outgoing("a", "u1", pack_about(1, size=7))
+    await timed.engine.delay(story.lease, [sent], [timed.now_ms + 1_000])
+    await timed.advance(1_000)
+    assert (await timed.engine.promote(story.lease)).appended == 1
+    again = await timed.engine.delay(story.lease, [sent], [timed.now_ms + 1_000])
+    assert (again.kept, again.duplicates) == (0, {0: story.id(1)})
 
 
 async def test_a_new_epoch_knows_the_duplicates_of_the_old_one(engine: Engine, topic: str) -> None:
