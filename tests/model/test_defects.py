@@ -203,7 +203,7 @@ DEFECTS = {
         FailoverMachine, "subscription/seek", "queue, beyond, retries", "queue, retries", True
     ),
     "a duplicate is known for less than the window": Defect(
-        SharedMachine, "lib/partition", "newer[index] = newer[index] or id", "newer[index] = newer[index]"
+        SharedMachine, "lib/partition", "now - tonumber(at) < window", "now - tonumber(at) < window / 2"
     ),
 }
 

@@ -158,14 +158,16 @@ class Defect(NamedTuple):
 
 
 DEFECTS = {
-    "what waits is kept twice": Defect("partition/delay", "known_or_waiting(uids)", "known_ids(uids)"),
+    "what waits is kept twice": Defect(
+        "partition/delay", "known_or_waiting(uids, batch)", "known_ids(uids, batch)"
+    ),
     "what waits is published besides": Defect(
-        "partition/publish", "known_or_waiting(uids)", "known_ids(uids)"
+        "partition/publish", "known_or_waiting(uids, batch)", "known_ids(uids, batch)"
     ),
     "what nobody was there for leaves a mark": Defect(
         "partition/promote",
         "  if owed and at then",
-        "  mark({ uid, '0-0' })\n  if owed and at then",
+        "  mark({ uid, '0-0' }, {})\n  if owed and at then",
     ),
     "what is due does not know how far the clock went back": Defect(
         "partition/delay", "dues[index] + lead", "dues[index]"
