@@ -396,5 +396,7 @@ async def test_what_comes_and_what_is_acked_costs_nothing_for_what_else_is_held(
         assert entries(await take(consumer, 10)) == list(range(1_999, 2_009))
         assert watched.walks <= 2, "now and then, to forget lanes"
         if mode != "shared":
+            places = held._in_order[0]
+            assert len(places) == sum(block.open for block in held.blocks), "nothing stays of what is settled"
             with pytest.raises(StaleReceipt):
                 await messages[-1].ack()
