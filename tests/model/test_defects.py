@@ -196,8 +196,8 @@ DEFECTS = {
     "who comes back is told a part of a long lane": Defect(
         ExclusiveMachine, "subscription/held", "if left <= 0 then", "if false then", True
     ),
-    "ranges that have become too many are listed behind what is beyond": Defect(
-        ExclusiveMachine, "lib/beyond", "for index = #ranges,", "for index = #ranges - 1,", True
+    "ranges that have become too many are not counted beyond the record": Defect(
+        ExclusiveMachine, "lib/beyond", "record.beyond = record.beyond + last - first + 1", "", True
     ),
     "a seek leaves what is beyond records": Defect(
         FailoverMachine, "subscription/seek", "queue, beyond, retries", "queue, retries", True
