@@ -108,7 +108,7 @@ GAPS = {
     "timeouts": Gap(SharedJournal, "subscription/expire", "write_notes()\n", "local _ = 0\n"),
     "leaves": Gap(KeySharedJournal, "subscription/leave", "write_notes()\n", "local _ = 0\n"),
     "what goes back with a head": Gap(
-        KeySharedJournal, "lib/release", "note(entry == first and what or rest", "note(what"
+        KeySharedJournal, "lib/release", "note(rest, record.consumer,", "note(what, record.consumer,"
     ),
     "extensions that were none": Gap(
         FailoverJournal,
