@@ -168,7 +168,7 @@ DEFECTS = {
         KeySharedMachine, "subscription/ack", "if is_free(record) then", "if #record.ranges == 0 then", True
     ),
     "a record lists what comes after that which is beyond it": Defect(
-        KeySharedMachine, "lib/lanes", "record.beyond > 0 or #record.leased", "#record.leased", True
+        ExclusiveMachine, "lib/lanes", "record.beyond > 0 or #", "record.beyond == 0 and #", True
     ),
     "an ack does not look beyond the records of other subscriptions": Defect(
         SharedMachine, "lib/forget", "  if record.beyond > 0 then", "  if false then", True
