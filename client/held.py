@@ -54,7 +54,8 @@ class Held:
         self._extended: dict[
             tuple[int, str], float
         ] = {}  # lanes that were given more than a lease -> until when
-        self._rewinding: dict[tuple[int, str], int] = {}  # lanes being nacked -> from which entry on
+        # Lanes being nacked -> the nacks that are not answered, each with its entry.
+        self._rewinding: dict[tuple[int, str], dict[tuple[Block, int], int]] = {}
 
     def lane(self, block: Block, index: int) -> str:
         """As in receipts: "" where there is no order, "=" for a whole partition, "=" and the key."""
@@ -223,14 +224,17 @@ class Held:
             self._close(old, index, STALE)
 
     def _void_rewound(self, block: Block) -> None:
+        firsts: dict[str, int] = {}  # lane -> from which entry on it is being nacked
         for index, entry in enumerate(block.entries):
             lane = self.lane(block, index)
-            nacked = self._rewinding.get((block.partition, lane)) if lane else None
-            if nacked is None:
+            nacks = self._rewinding.get((block.partition, lane)) if lane else None
+            if nacks is None:
                 continue
-            if entry <= nacked:
+            if lane not in firsts:
+                firsts[lane] = min(nacks.values())
+            if entry <= firsts[lane]:
                 if block.states[index] == BUFFERED:  # else it is listed because the nack is still on its way
-                    del self._rewinding[block.partition, lane]  # this is what the nack brought back
+                    del self._rewinding[block.partition, lane]  # this is what the nacks brought back
             elif block.states[index] == BUFFERED:
                 self._close(block, index, STALE)
 
@@ -343,11 +347,11 @@ class Held:
         for block, start, stop in parts:
             for index in range(start, stop):
                 if lane := self.lane(block, index):
-                    place = block.partition, lane
-                    nacked[place] = min(nacked.get(place, block.entries[index]), block.entries[index])
+                    place, entry = (block.partition, lane), block.entries[index]
+                    nacked[place] = min(nacked.get(place, entry), entry)
+                    self._rewinding.setdefault(place, {})[block, index] = entry
         if not nacked:
             return
-        self._rewinding.update(nacked)
         partitions = {partition for partition, _ in nacked}
         for block in list(self.blocks):
             if block.partition not in partitions:
@@ -359,11 +363,14 @@ class Held:
                         self._close(block, index, STALE)
 
     def rewound(self, parts: Iterable[Part]) -> None:
-        """The nack was answered: what comes now counts."""
+        """The nack was answered: what comes now counts, unless another of its lane is under way."""
         if self._rewinding:
             for block, start, stop in parts:
                 for index in range(start, stop):
-                    self._rewinding.pop((block.partition, self.lane(block, index)), None)
+                    place = block.partition, self.lane(block, index)
+                    nacks = self._rewinding.get(place, {})
+                    if nacks.pop((block, index), None) is not None and not nacks:
+                        del self._rewinding[place]
 
     def extend_lanes(self, parts: Iterable[Part], deadline: float) -> None:
         """The lanes of some messages were extended: what is settled in them does not shorten that."""

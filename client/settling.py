@@ -235,7 +235,7 @@ class Settler:
             if ticket is not None:
                 group.wait(ticket)
         if terms.kind == Type.NACK:
-            self._held.rewind(parts)
+            self._held.rewind(part for part in parts if part[0].gone is None)
         self._schedule(ticket is not None or self._queued >= _ENOUGH)
 
     def _settle_here(self, part: Part, extending: bool) -> None:

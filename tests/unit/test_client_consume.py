@@ -366,6 +366,59 @@ async def test_a_nack_voids_what_follows_in_its_lane_only(worker: ScriptedWorker
         await acking
 
 
+async def test_of_two_nacks_of_a_lane_the_answer_to_one_lifts_no_guard_of_the_other(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    """A pause gives back the tail, the application nacks the head: the tail alone must not reach it."""
+    async with Open(worker, shelf, mode="key_shared") as consumer:
+        worker.link.data([(1, "a"), (2, "a"), (3, "a")])
+        (first,) = await take(consumer, 1)
+        pausing = asyncio.ensure_future(consumer.pause())
+        tail = await worker.expect(wire.Nack)
+        assert tail.body == ["=a", 1, 2, 3]
+        await consumer.resume()
+        nacking = asyncio.ensure_future(first.nack())
+        head = await worker.expect(wire.Nack)
+        assert head.body == ["=a", 1, 1, 1]
+        tail.ok()
+        await pausing
+        # Leased again before the worker knew of the second nack, which takes it along.
+        worker.link.data([(2, "a"), (3, "a"), (4, "b")], token=2)
+        assert entries(await take(consumer, 1)) == [4]
+        head.ok()
+        await nacking
+        worker.link.data([(1, "a"), (2, "a"), (3, "a")], token=3)
+        assert entries(await take(consumer, 3)) == [1, 2, 3]
+
+
+async def test_of_two_nacks_of_a_lane_the_later_may_be_answered_first(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, mode="key_shared") as consumer:
+        worker.link.data([(1, "a"), (2, "a"), (3, "a")])
+        (first,) = await take(consumer, 1)
+        pausing = asyncio.ensure_future(consumer.pause())
+        tail = await worker.expect(wire.Nack)
+        await consumer.resume()
+        nacking = asyncio.ensure_future(first.nack())
+        (await worker.expect(wire.Nack)).ok()
+        await nacking
+        worker.link.data([(3, "a"), (4, "b")], token=2)  # before the nack of the tail
+        assert entries(await take(consumer, 1)) == [4]
+        worker.link.data([(1, "a"), (2, "a"), (3, "a")], token=3)
+        again = await take(consumer, 3)
+        assert entries(again) == [1, 2, 3]
+        # What the first nack has brought back is nacked again: an answer to the old ones says nothing of it.
+        nacking = asyncio.ensure_future(again[0].nack())
+        head = await worker.expect(wire.Nack)
+        tail.ok()
+        await pausing
+        worker.link.data([(2, "a"), (5, "b")], token=4)
+        assert entries(await take(consumer, 1)) == [5]
+        head.ok()
+        await nacking
+
+
 async def test_a_lane_that_comes_again_before_its_old_deadline_is_seen_counts(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
