@@ -124,13 +124,11 @@ class Parcel:
 
     def fail(self, error: BaseException) -> None:
         """Tell everybody who waits."""
-        self.state = _State.DONE
         for ticket in self.tickets:
             ticket.fail(error)
 
     def succeed(self, reply: wire.PublishReply) -> None:
         """Tell everybody who waits."""
-        self.state = _State.DONE
         for ticket in self.tickets:
             if not ticket.answer.done():
                 ticket.answer.set_result(reply)
@@ -502,6 +500,9 @@ class Outbox:
         self._blocked = True
 
     def _drop(self, parcel: Parcel, error: BaseException) -> None:
+        """Give a parcel up, and what must not go out without it; nothing if that was done before."""
+        if parcel.state is _State.DONE:  # it went along with a strict one
+            return
         in_doubt = _may_be_stored(parcel, error)
         if parcel.gone:
             parcel.close_ranks()
@@ -516,6 +517,8 @@ class Outbox:
 
     def _end(self, parcel: Parcel, *, forget: bool = True) -> None:
         """A parcel is done with: its room ends, and its bodies, if nobody is owed them."""
+        if parcel.state is _State.DONE:
+            return
         parcel.state = _State.DONE
         if parcel in self._started:
             self._started.remove(parcel)
@@ -617,14 +620,14 @@ class Outbox:
 
     def _expire(self) -> None:
         """Give up what has waited for too long, with the last thing that went wrong."""
-        self._expiry = None
         now, limit = self._loop.time(), self._limit
         for parcel in (*self._started, *self._waiting):
             if now < parcel.created + limit:
-                self._expiry = self._loop.call_at(parcel.created + limit, self._expire)
                 break
             parcel.resent = True  # it may have arrived: its body stays, if it was sent
             self._drop(parcel, self._error or self._no_answer())
+        left = (*self._started, *self._waiting)  # the oldest first
+        self._expiry = self._loop.call_at(left[0].created + limit, self._expire) if left else None
         self._schedule()
 
 

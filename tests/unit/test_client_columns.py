@@ -13,17 +13,22 @@ from hypothesis import strategies as st
 from client import (
     AsyncClient,
     Columns,
+    ConnectionClosed,
     InvalidArgument,
     MessageTooLarge,
     OutgoingMessage,
     PayloadStore,
     Tally,
+    TopicNotFound,
+    TopicReplaced,
+    Unavailable,
     wire,
 )
 from client.columns import sort_columns
+from client.outbox import Outbox
 from client.outgoing import Slice, sort
 from client.wire import unpack_about
-from tests.scripted_worker import ScriptedWorker
+from tests.scripted_worker import PATIENCE, ScriptedWorker
 
 MESSAGES = st.lists(
     st.builds(
@@ -173,3 +178,93 @@ async def test_no_rows_are_nothing_to_publish(worker: ScriptedWorker) -> None:
     async with AsyncClient(worker.url) as client:
         call = asyncio.create_task(client.publish_columns("orders", Columns(keys=[])))
         assert await (await call) == Tally()
+
+
+async def hold_frames(worker: ScriptedWorker, client: AsyncClient) -> tuple[asyncio.Task[Tally], Outbox]:
+    """Columns of ten frames, of which eight are sent and not answered and two wait; and where they are."""
+    counting = await client.publish_columns("orders", Columns(keys=["a"] * (10 * wire.MAX_BATCH)))
+    for _ in range(8):
+        await worker.expect(wire.Publish)
+    outbox = client._producer._outboxes["orders", 0]
+    assert (len(outbox._started), len(outbox._waiting)) == (8, 2)
+    return counting, outbox
+
+
+def all_room(client: AsyncClient) -> bool:
+    return client._producer._room._messages == 100_000
+
+
+async def test_columns_whose_time_is_up_end_once_and_what_is_behind_them_goes_out(
+    worker: ScriptedWorker,
+) -> None:
+    async with AsyncClient(worker.url) as client:
+        counting, outbox = await hold_frames(worker, client)
+        behind = asyncio.create_task(client.publish("orders", key="z"))
+        async with asyncio.timeout(PATIENCE):
+            while len(outbox._waiting) < 3:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+        for parcel in [*outbox._started, *outbox._waiting][:10]:
+            parcel.created -= outbox._limit
+        outbox._expire()
+        with pytest.raises(Unavailable, match="has not answered"):
+            await counting
+        assert outbox._expiry is not None
+        assert outbox._expiry.when() > outbox._loop.time()
+        request = await worker.expect(wire.Publish)
+        assert request.body[0] == "z"
+        request.ok(wire.PublishReply(7, 1, 1))
+        await behind
+        assert all_room(client)
+
+
+async def test_a_client_that_closes_gives_up_columns_once(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        counting, outbox = await hold_frames(worker, client)
+        await client.close()
+        with pytest.raises(ConnectionClosed):
+            await counting
+        assert [*outbox._started, *outbox._waiting] == []
+        assert all_room(client)
+
+
+async def test_columns_of_a_topic_that_was_replaced_end_once_and_the_rest_goes_to_the_new_one(
+    worker: ScriptedWorker,
+) -> None:
+    worker.info["incarnation"] = 5
+    async with AsyncClient(worker.url) as client:
+        counting = await client.publish_columns("orders", Columns(keys=["a"] * (10 * wire.MAX_BATCH)))
+        sent = [await worker.expect(wire.Publish) for _ in range(8)]
+        behind = asyncio.create_task(client.publish("orders", key="z"))
+        worker.info["incarnation"] = 6
+        worker.link.send(wire.Moved("orders"))
+        outbox = client._producer._outboxes["orders", 0]
+        async with asyncio.timeout(PATIENCE):
+            while outbox._retired is None:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.005)
+        for request in sent:
+            request.ok(wire.PublishReply(7, 1, 1))
+        with pytest.raises(TopicReplaced):
+            await counting
+        request = await worker.expect(wire.Publish)
+        assert (request.body[0], request.properties.incarnation) == ("z", 6)
+        request.ok(wire.PublishReply(7, 1, 1))
+        await behind
+        assert all_room(client)
+
+
+async def test_columns_of_a_topic_that_is_gone_end_once(worker: ScriptedWorker) -> None:
+    async with AsyncClient(worker.url) as client:
+        counting = await client.publish_columns("orders", Columns(keys=["a"] * (10 * wire.MAX_BATCH)))
+        sent = [await worker.expect(wire.Publish) for _ in range(8)]
+        behind = asyncio.create_task(client.publish("orders", key="z"))
+        expiry = client._producer._outboxes["orders", 0]._expiry
+        assert expiry is not None
+        expiry.cancel()  # which would tell as well, much later
+        worker.maps_wait = True
+        for request in sent:
+            request.error("unavailable", "not now")
+        (await worker.expect_map()).error("topic_not_found", "no topic 'orders'")
+        for call in (counting, behind):
+            with pytest.raises(TopicNotFound):
+                await asyncio.wait_for(call, PATIENCE)
+        assert all_room(client)
