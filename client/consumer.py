@@ -143,10 +143,12 @@ class Consumer:
             if self._handlers is not None and self.links.opened_all:
                 await self._handlers.close(patience)
             self.keeper.close()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE):
-                    await self.settler.finish()
-                    await self.links.leave()
+            for last in (self.settler.finish, self.links.leave):
+                with suppress(
+                    TimeoutError
+                ):  # each has its own: what is not answered does not keep it from leaving
+                    async with asyncio.timeout(_CLOSE):
+                        await last()
         finally:
             self.keeper.close()
             self.held.clear()

@@ -104,8 +104,9 @@ class Link:
                 await connection.request(wire.Unsubscribe(self._links.stream, sorted(self.open)))
 
     def close(self) -> None:
-        """Hear nothing more."""
-        self._let_go()
+        """Hear nothing more; a worker that it has not left lets go of the consumer."""
+        if (connection := self._let_go()) is not None:
+            connection.request(wire.Unsubscribe(self._links.stream))
 
     def _let_go(self) -> Connection | None:
         connection, self.current = self.current, None

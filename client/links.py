@@ -113,17 +113,11 @@ class Links:
         await asyncio.gather(*(link.leave() for link in self._links.values()))
 
     async def close(self) -> None:
-        """Do not subscribe again."""
+        """Do not subscribe again; what is still open is closed, and nobody waits for the answer."""
         self._forget_map()
         await self._tasks.cancel()
         for link in self._links.values():
-            link.close() if self.opened_all else self._abandon(link)
-
-    def _abandon(self, link: Link) -> None:
-        """It was never open as a whole: what is open is closed."""
-        if link.current is not None:
-            link.current.request(wire.Unsubscribe(self.stream))
-        link.close()
+            link.close()
 
     def _forget_map(self) -> None:
         if self._map is not None:

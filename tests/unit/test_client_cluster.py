@@ -464,6 +464,24 @@ async def test_who_is_let_in_at_some_workers_only_leaves_them() -> None:
         await workers[0].expect_leaving()
 
 
+async def test_who_is_let_in_by_a_worker_while_it_leaves_the_others_leaves_that_one_too() -> None:
+    async with ScriptedCluster(2, "orders", [0, 1]) as workers, AsyncClient(workers[0].url) as client:
+        consumer = client.subscribe("orders", "billing")
+        opening = asyncio.create_task(consumer.__aenter__())
+        for worker in workers:
+            await let_in(worker)
+        await opening
+        workers[1].link.drop()
+        again = await workers[1].expect(wire.Subscribe)
+        closing = asyncio.create_task(consumer.close())
+        leaving = await workers[0].expect(wire.Unsubscribe)
+        again.ok(wire.SubscribeReply("shared", "at_least_once", 30_000, 4))
+        await until_told(workers[1])
+        leaving.ok()
+        await workers[1].expect_leaving()
+        await closing
+
+
 async def test_a_partition_that_moves_joins_the_stream_of_its_new_owner_and_what_is_held_stays_so() -> None:
     cluster = ScriptedCluster(2, "orders", [0, 0, 1])
     async with cluster as (old, new), consuming(cluster) as consumer:

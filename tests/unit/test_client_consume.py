@@ -603,6 +603,24 @@ async def test_closing_sends_what_is_queued_before_it_leaves(worker: ScriptedWor
             await consumer.receive()
 
 
+async def test_a_consumer_that_closes_leaves_though_an_ack_is_not_answered(
+    worker: ScriptedWorker, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the worker keeps it as long as the connection lives, with all that it holds."""
+    monkeypatch.setattr("client.consumer._CLOSE", 0.1)
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(2)
+        (message, _) = await take(consumer, 2)
+        acking = asyncio.ensure_future(message.ack())
+        await worker.expect(wire.Ack)
+        await consumer.close()
+        with pytest.raises(ConnectionClosed):
+            await acking
+        left = await worker.expect(wire.Unsubscribe)
+        assert left.properties.partitions == [0]
+        assert worker.seen(wire.Unsubscribe) == 0, "once"
+
+
 # Losing the worker
 
 
