@@ -198,11 +198,12 @@ def _distinct(published: "Sequence[Published | Exception]") -> tuple[Exception, 
 
 def answers(published: "Sequence[Published | Exception]") -> "list[Published]":
     """What was published; PublishFailed unless all was, or what went wrong where that is the same for all."""
-    errors = _distinct(published)
-    if not errors:
+    kinds = set(map(type, published))
+    if not any(issubclass(kind, Exception) for kind in kinds):
         return cast("list[Published]", published)
+    errors = _distinct(published)
     failed = sum(isinstance(answer, Exception) for answer in published)
-    if failed == len(published) and len(set(map(type, errors))) == 1:
+    if failed == len(published) and len(kinds) == 1:
         raise errors[0]
     raise PublishFailed(
         f"{failed} of {len(published)} messages were not published: {errors[0]}", published

@@ -97,6 +97,20 @@ class Producer:
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
         entry = await self._enter(topic, partial(self._sort_one, topic, message), [message])
+        (item,) = entry.added
+        (ticket,) = item.tickets
+        try:
+            reply = await ticket.answer
+        except Exception:
+            reply = None
+        except BaseException:
+            _withdraw(entry)
+            self._end(topic, entry)
+            raise
+        if reply is not None and not (reply.duplicates or reply.unowed or reply.delayed):  # as mostly
+            self._end(topic, entry)
+            uid, number = ticket.parcel.flat[ticket.start * 3 + 1], reply.first + ticket.start
+            return Published(item.outbox.partition, uid, reply.ledger, number, item.durability)
         (answer,) = await self._collect(topic, entry, 1)
         if isinstance(answer, Exception):
             raise answer
@@ -336,7 +350,8 @@ class Producer:
                     found = _read(outbox.partition, durability, ticket, reply)
                 for offset, refusal in ticket.refused.items():  # in their order
                     found.insert(offset, refusal)
-                for place, answer in zip(places[at : at + len(found)], found, strict=True):
+                some = places if len(tickets) == 1 else places[at : at + len(found)]
+                for place, answer in zip(some, found, strict=True):
                     answers[place] = answer
                 at += len(found)
         return answers, failed
