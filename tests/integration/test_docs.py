@@ -70,8 +70,8 @@ def test_the_commands_of_readme_and_operations_page_work() -> None:
                     timeout=200,
                 )
                 assert done.returncode == 0, (page, line, done.stderr)
-                if line.startswith("keylane subscribe"):
-                    assert "42 apples" in done.stdout
+                if line.startswith("keylane subscribe"):  # the second time the melon of the first may be due
+                    assert re.search("42 apples|1 melon", done.stdout)
 
 
 def _words(line: str) -> list[str]:
