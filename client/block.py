@@ -136,7 +136,8 @@ class Block:
         return f"{self.partition}:{starts[max(at - 1, 0)][0]}-{entry}"
 
     def handed_at(self, index: int) -> float:
-        """About when a message went to the application."""
+        """About when a message went to the application; long ago where nobody has noted it."""
         if (alone := self.taken.get(index)) is not None:
             return alone
-        return self.handed[bisect_right(self.handed, index, key=lambda item: item[0]) - 1][1]
+        at = bisect_right(self.handed, index, key=lambda item: item[0])
+        return self.handed[at - 1][1] if at else float("-inf")

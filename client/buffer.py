@@ -44,8 +44,8 @@ class Buffer:
             self._step(block, index + 1)
             now = monotonic()
             if block.states[index] == BUFFERED and (now < block.soonest or self._alive(block, index, now)):
-                block.states[index] = HANDED
                 self._note(block, index, now)
+                block.states[index] = HANDED
                 self._make_room(block, 1)
                 return Message(block, index)
         return None
@@ -64,8 +64,8 @@ class Buffer:
                     continue
                 stop = start + 1
             if handed:
-                block.states[start:stop] = _HANDED * (stop - start)
                 self._note(block, start, now)
+                block.states[start:stop] = _HANDED * (stop - start)
             self._make_room(block, stop - start)
             self._step(block, stop)
             if parts and parts[-1][0] is block and parts[-1][2] == start:

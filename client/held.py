@@ -109,8 +109,9 @@ class Held:
                 return False
             if now >= block.soonest and now >= self.deadline(block, index):
                 return False
+            # Its time first: the loop looks at any moment, and a signal may end this at any.
+            block.taken[index] = self.active = now
             block.states[index] = HANDED
-        block.taken[index] = self.active = now
         return True
 
     def withdraw(self, parts: Iterable[Part] | None = None) -> list[Part]:

@@ -8,10 +8,11 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
+from client.block import BUFFERED, Block
 from client.bridge import Bridge
 from client.consumer import Consumer
 from client.errors import ConnectionClosed
-from client.message import Message
+from client.message import Batch, Message
 from client.sync_message import SyncMessage
 from client.times import Seconds, seconds
 from client.types import Outcome
@@ -33,7 +34,7 @@ class SyncConsumer:
         self._consumer = consumer
         self._bridge = bridge
         self._call = bridge.call
-        self._pulled: deque[Message] = deque()
+        self._pulled: deque[tuple[Block, int]] = deque()  # at hand, for any thread
 
     def __enter__(self) -> "SyncConsumer":
         self._call(self._consumer.__aenter__)
@@ -82,7 +83,7 @@ class SyncConsumer:
         """The next message; TimeoutError if none comes in time."""
         end = None if timeout is None else monotonic() + seconds("timeout", timeout)
         while (message := self._next()) is None:
-            self._pulled.extend(self._call(self._consumer.pull, 1, 0.0, timeout))
+            self._call(self._fill, self._consumer.pull, 1, 0.0, timeout)
             timeout = None if end is None else max(0.0, end - monotonic())
         return message
 
@@ -128,13 +129,16 @@ class SyncConsumer:
         """Go on after a pause."""
         self._call(self._consumer.resume)
 
-    def _pull(self, pull: Callable[..., Awaitable[Iterable[Message]]], *args: Any) -> bool:
+    def _pull(self, pull: Callable[..., Awaitable[Batch]], *args: Any) -> bool:
         """Have more messages at hand; False if it is closed, by whomever."""
-        more = self._unless_closed(pull, *args)
-        if more is None:
-            return False
-        self._pulled.extend(more)
-        return True
+        return self._unless_closed(self._fill, pull, *args) is not None
+
+    async def _fill(self, pull: Callable[..., Awaitable[Batch]], *args: Any) -> int:
+        """On the loop: what is taken there is at hand even if a signal has ended the call that asked."""
+        batch = await pull(*args)
+        for block, start, stop in batch.parts:
+            self._pulled.extend([(block, index) for index in range(start, stop)])
+        return len(batch)
 
     def _unless_closed(self, work: Callable[..., Awaitable[T]], *args: Any) -> T | None:
         try:
@@ -149,14 +153,18 @@ class SyncConsumer:
         consumer = self._consumer
         while True:
             try:
-                message = self._pulled.popleft()  # other threads may take from it as well
+                place = block, index = self._pulled[0]
             except IndexError:
                 return None
-            if consumer.held.hand(message._block, message._index):
-                return SyncMessage(message, self._bridge)
-            # At most once it cannot go back: in a pause it waits.
-            if message._block.gone is not None and self._unless_closed(consumer.hand, message):
-                return SyncMessage(message, self._bridge)
+            handed = consumer.held.hand(block, index)
+            if not handed and block.gone is not None and block.states[index] == BUFFERED:
+                # At most once it cannot go back: in a pause it waits.
+                handed = bool(self._unless_closed(consumer.hand, Message(block, index)))
+            # Removed last: who is interrupted has lost nothing. Others may have come first.
+            with suppress(ValueError):
+                self._pulled.remove(place)
+            if handed:
+                return SyncMessage(Message(block, index), self._bridge)
 
 
 def _inner(messages: Iterable[SyncMessage]) -> list[Message]:

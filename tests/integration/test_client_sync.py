@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from client import AsyncClient, BrokerError, Client, ConnectionClosed, Message, OutgoingMessage, SyncMessage
+from client.block import Block
+from client.bridge import Call
+from client.sync_consumer import SyncConsumer
 from tests.running import RunningBroker
 
 PATIENCE = 60.0
@@ -418,6 +421,58 @@ def test_a_callback_that_waits_for_the_client_is_told_not_to(broker: RunningBrok
 async def _run_it(ask: object) -> None:
     assert callable(ask)
     ask(0.0)
+
+
+TAKE: dict[str, Callable[[SyncConsumer], SyncMessage]] = {
+    "receive": lambda consumer: consumer.receive(timeout=PATIENCE),
+    "iterate": lambda consumer: next(iter(consumer)),
+    "batches": lambda consumer: next(iter(consumer.batches()))[0],
+}
+
+
+@pytest.mark.parametrize("way", TAKE)
+def test_what_was_taken_for_a_thread_that_is_interrupted_is_there_for_the_next_call(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A signal's handler raises when the loop has taken the message and the thread has not."""
+    as_it_is = Call.wait
+
+    def interrupted(call: Call[None], timeout: float = -1.0) -> None:
+        as_it_is(call, timeout)
+        raise KeyboardInterrupt
+
+    client.publish(topic, b"1")
+    with client.subscribe(topic, "s") as consumer:
+        with monkeypatch.context() as patch:
+            patch.setattr(Call, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                TAKE[way](consumer)
+        message = consumer.receive(timeout=PATIENCE)
+        assert message.data() == b"1"
+        message.ack()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_is_interrupted_while_a_message_is_handed_over_goes_on_with_what_there_is(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    client.publish_many(topic, [OutgoingMessage(b"1"), OutgoingMessage(b"2")])
+    with client.subscribe(topic, "s") as consumer:
+        held = consumer._consumer.held
+        as_it_is = held.hand
+
+        def interrupted(block: Block, index: int) -> bool:
+            if late:
+                as_it_is(block, index)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(held, "hand", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.receive(timeout=PATIENCE)
+        message = consumer.receive(timeout=PATIENCE)
+        assert message.data() == (b"2" if late else b"1"), "what it may have in its hands is not handed twice"
+        message.ack()
 
 
 def test_break_and_then_batches_sees_every_message(client: Client, topic: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from client import Message, wire
+from client.block import BUFFERED, HANDED
 from client.errors import StaleReceipt, Unavailable
 from tests.scripted_worker import ScriptedWorker
 from tests.unit.test_client_consume import Open, entries, take, wire_time
@@ -362,6 +363,43 @@ async def test_an_ack_that_gave_up_and_is_tried_again_may_have_been_done(
         acking = asyncio.ensure_future(message.ack())
         (await worker.expect(wire.Ack)).ok(wire.SettleReply(stale=[0, 1, 1]))
         await acking
+
+
+# Handing over
+
+
+async def test_what_is_in_hands_has_its_time_before_anybody_sees_that_it_is(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    """Another thread hands out, and may be interrupted anywhere; the loop looks at any moment."""
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1)
+        (message,) = await consumer.pull(1)
+        block, seen = message._block, []
+
+        class Watched(dict[int, float]):
+            def __setitem__(self, index: int, at: float) -> None:
+                seen.append(block.states[index])
+                super().__setitem__(index, at)
+
+        block.taken = Watched()
+        assert consumer.held.hand(block, 0)
+        assert seen == [BUFFERED]
+
+
+async def test_leases_are_extended_though_of_one_nobody_knows_when_it_was_taken(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with Open(worker, shelf, lease=3600.0) as consumer:
+        worker.link.data(2, lease=3600.0)
+        lost, _ = await consumer.pull(2)
+        block = lost._block
+        block.states[0] = HANDED
+        block.deadline = block.soonest = block.deadline - 2400  # due
+        consumer.keeper.wake_at(block.soonest)
+        request = await worker.expect(wire.Extend)
+        assert request.body == ["", 1, 2, 2]
+        request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 3_600_000))
 
 
 # What it costs
