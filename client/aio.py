@@ -141,8 +141,9 @@ class AsyncClient(Administration, Reading):
     async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
         """Publish messages, those of a partition in the order given; answers when all are stored.
 
-        If some are and others are not it raises PublishFailed, whose `published` has what became of each. If
-        all have failed alike it raises just that: TopicNotFound, say.
+        If some are and others are not it raises PublishFailed, whose `published` has what became of each: one
+        that cannot be published keeps none of the others back. If all have failed alike it raises just that:
+        TopicNotFound, say.
 
         >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
         """
@@ -153,7 +154,7 @@ class AsyncClient(Administration, Reading):
 
         It returns when they are queued, behind those of the call before, so that several calls are under way.
         Once a part could not be published, nothing behind it in its partition is, by this client: publish all
-        of it again, with the same uids, by another one.
+        of it again, with the same uids, by another one. If the topic was replaced that holds for all of it.
 
         >>> under_way = await client.publish_columns("orders", Columns(keys=["a", "b"], bodies=[b"1", b"2"]))
         >>> (await under_way).stored

@@ -14,24 +14,39 @@ from client.types import OutgoingMessage
 
 _ENDED = "the client was closed"
 
+# For a number of partitions; those that cannot be sent go into the dict, or it raises for all of them.
+Sort = Callable[[int, dict[int, Exception]], list[Slice]]
+
 
 class Entry:
     """Messages of a call on their way into the outboxes; `added` says where they are once they are in."""
 
-    __slots__ = ("_add", "_slices", "_sort", "_waiter", "added", "inside", "left", "messages", "move")
+    __slots__ = (
+        "_add",
+        "_slices",
+        "_sort",
+        "_waiter",
+        "added",
+        "inside",
+        "left",
+        "messages",
+        "move",
+        "refused",
+    )
 
     def __init__(
         self,
-        sort: Callable[[int], list[Slice]],
+        sort: Sort,
         add: Callable[["Entry", list[Slice]], list[Added]],
         messages: Sequence[OutgoingMessage] = (),
     ) -> None:
         self.inside = False
         self.added: list[Added] = []
+        self.refused: dict[int, Exception] = {}  # those that cannot be sent, by their places in the call
         self.messages = messages  # kept for as long as they may have to be placed anew
         self.left = 0  # tickets without an answer, or with one that says so
         self.move: Move | None = None  # that does so
-        self._sort: Callable[[int], list[Slice]] | None = sort
+        self._sort: Sort | None = sort
         self._add = add
         self._slices: list[Slice] = []
         self._waiter: asyncio.Future[None] | None = None  # for that
@@ -39,7 +54,8 @@ class Entry:
     def sort(self, count: int) -> list[Slice]:
         """Find out what goes into which partition."""
         assert self._sort is not None
-        self._slices = self._sort(count)
+        self.refused = {}
+        self._slices = self._sort(count, self.refused)
         return self._slices
 
     def add(self) -> None:

@@ -183,7 +183,7 @@ class DurabilityNotReached(BrokerError):
 
 
 class PublishFailed(BrokerError):
-    """Some messages of a call failed; `published` has the answer or the error of each, in their order."""
+    """Some messages of a call failed; `published` has, in order, what became of each that was taken."""
 
     def __init__(self, text: str, published: "Sequence[Published | Exception]" = ()) -> None:
         super().__init__(text)

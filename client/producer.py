@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -11,7 +12,7 @@ from client import wire
 from client.bodies import Bodies
 from client.cluster import Cluster
 from client.columns import Columns, Tally, sort_columns
-from client.entrance import Entrance, Entry, Move
+from client.entrance import Entrance, Entry, Move, Sort
 from client.errors import BrokerError, ConnectionClosed, TopicNotFound, TopicReplaced
 from client.map import TopicMap
 from client.outbox import Added, Outbox, Ticket
@@ -52,9 +53,10 @@ class Producer:
     ) -> Sequence[Published | Exception]:
         """Publish messages, those of a partition in the order given; the answer or the error of each.
 
-        It raises what is wrong with the arguments, if nothing was queued before.
+        What is wrong with a message is its answer. Of an iterable there are as many answers as were taken.
         """
         answers: list[Published | Exception] = []
+        failed: list[Exception] = []
         rest = iter(messages)
         under_way: deque[tuple[Entry, int]] = deque()
         # Of a list all is published before what comes after it; whether an iterable ends nobody knows.
@@ -67,9 +69,9 @@ class Producer:
                 except BrokerError as error:
                     if not (under_way or answers):
                         raise
-                    while under_way:
-                        answers += await self._collect(topic, *under_way.popleft())
-                    return answers + [error] * len(some)
+                    some += rest if isinstance(messages, Sequence) else ()
+                    failed = [error] * len(some)
+                    break
                 if len(under_way) > _QUEUED_MESSAGES // _SLICE:
                     answers += await self._collect(topic, *under_way.popleft())
             self._entrance.through(topic, long)
@@ -84,7 +86,7 @@ class Producer:
             for entry, _ in under_way:
                 _withdraw(entry)
                 self._end(topic, entry)
-        return answers
+        return answers + failed
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
@@ -126,13 +128,32 @@ class Producer:
         await self._collecting.finish()  # by now everything has an answer
         await self._tasks.cancel()
 
-    def _sort_one(self, topic: str, message: OutgoingMessage, count: int) -> list[Slice]:
+    def _sort_one(
+        self, topic: str, message: OutgoingMessage, count: int, _: dict[int, Exception]
+    ) -> list[Slice]:
         return self._measured(topic, [sort_one(message, count, self._group, self._cluster.drift)])
 
-    def _sort(self, topic: str, messages: Sequence[OutgoingMessage], count: int) -> list[Slice]:
-        return self._measured(topic, sort(messages, count, self._group, self._cluster.drift))
+    def _sort(
+        self, topic: str, messages: Sequence[OutgoingMessage], count: int, refused: dict[int, Exception]
+    ) -> list[Slice]:
+        def sorted_by_partition(some: Sequence[OutgoingMessage]) -> list[Slice]:
+            return self._measured(topic, sort(some, count, self._group, self._cluster.drift))
 
-    def _sort_columns(self, topic: str, columns: Columns, count: int) -> list[Slice]:
+        with suppress(Exception):  # of one of them, or more: the others go without these
+            return sorted_by_partition(messages)
+        good = []
+        for place, message in enumerate(messages):
+            try:
+                sorted_by_partition([message])
+                good.append(place)
+            except Exception as error:
+                refused[place] = error.with_traceback(None)  # which would keep all the messages
+        slices = sorted_by_partition([messages[place] for place in good])
+        for item in slices:
+            item.places = [good[place] for place in item.places]
+        return slices
+
+    def _sort_columns(self, topic: str, columns: Columns, count: int, _: dict[int, Exception]) -> list[Slice]:
         if not len(columns):
             return []
         return self._measured(topic, sort_columns(columns, count, self._group, self._cluster.drift))
@@ -152,7 +173,7 @@ class Producer:
     async def _enter(
         self,
         topic: str,
-        sort: Callable[[int], list[Slice]],
+        sort: Sort,
         messages: Sequence[OutgoingMessage] = (),
         long: object = None,
         *,
@@ -336,6 +357,8 @@ class Producer:
     async def _answers(self, topic: str, entry: Entry, size: int) -> tuple[list[Published | Exception], bool]:
         """The same, and whether any is an error, without a second attempt."""
         answers: list[Any] = [None] * size
+        for place, refusal in entry.refused.items():
+            answers[place] = refusal
         failed = False
         for outbox, durability, places, tickets in entry.added:
             at = 0

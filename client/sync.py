@@ -339,8 +339,9 @@ class Client:
     def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
         """Publish messages, those of a partition in the order given; answers when all are stored.
 
-        If some are and others are not it raises PublishFailed, whose `published` has what became of each. If
-        all have failed alike it raises just that: TopicNotFound, say.
+        If some are and others are not it raises PublishFailed, whose `published` has what became of each: one
+        that cannot be published keeps none of the others back. If all have failed alike it raises just that:
+        TopicNotFound, say.
         """
         # The caller's iterable runs in the caller's thread: it may block.
         published: list[Published | Exception] = []
@@ -351,6 +352,7 @@ class Client:
             except BrokerError as error:
                 if not published:
                     raise
+                some += rest if isinstance(messages, Sequence) else ()
                 published += [error] * len(some)
                 break
         return answers(published)
@@ -360,7 +362,7 @@ class Client:
 
         It returns when they are queued, behind those of the call before, so that several calls are under way.
         Once a part could not be published, nothing behind it in its partition is, by this client: publish all
-        of it again, with the same uids, by another one.
+        of it again, with the same uids, by another one. If the topic was replaced that holds for all of it.
         """
         task = self._call(self._client.publish_columns, topic, columns)
         return self._bridge.start(_result_of, task)

@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from client import AsyncClient, BrokerError, Client, ConnectionClosed, Message, OutgoingMessage, SyncMessage
+from client import (
+    AsyncClient,
+    BrokerError,
+    Client,
+    ConnectionClosed,
+    InvalidArgument,
+    Message,
+    OutgoingMessage,
+    Published,
+    PublishFailed,
+    SyncMessage,
+)
 from client.block import Block
 from client.bridge import Call
 from client.sync_consumer import SyncConsumer
@@ -562,3 +573,20 @@ async def test_a_cancelled_close_still_gives_back(broker: RunningBroker, topic: 
             assert (info.consumers, info.leased, info.backlog) == ([], 0, 1)
     finally:
         go_on.set()
+
+
+def test_a_call_that_ends_early_says_what_became_of_each_message(client: Client, topic: str) -> None:
+    class Closing(list[OutgoingMessage]):
+        """The client is closed when the second part of it is asked for."""
+
+        def __iter__(self) -> Iterator[OutgoingMessage]:
+            for place, message in enumerate(super().__iter__()):
+                if place == 10_000:
+                    client.close()
+                yield message
+
+    many = Closing(OutgoingMessage(key=f"k{n % 7}" if n else "") for n in range(30_000))
+    with pytest.raises(PublishFailed, match="20001 of 30000") as caught:
+        client.publish_many(topic, many)
+    kinds = [type(answer) for answer in caught.value.published]
+    assert kinds == [InvalidArgument] + [Published] * 9_999 + [ConnectionClosed] * 20_000

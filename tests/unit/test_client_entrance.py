@@ -508,7 +508,55 @@ async def test_what_is_wrong_with_a_late_part_of_a_call_does_not_hide_what_was_p
         await published
     assert [isinstance(answer, Published) for answer in caught.value.published] == [True] * 10_000 + [False]
     with pytest.raises(InvalidArgument):
-        await known.publish_many("orders", bad[9_999:])
+        await known.publish_many("orders", bad[10_000:])
+
+
+@pytest.mark.parametrize("given", [list, iter])
+async def test_each_message_that_cannot_be_sent_has_an_error_of_its_own_and_all_others_are_published(
+    worker: ScriptedWorker, known: AsyncClient, given: Callable[[Any], Any]
+) -> None:
+    wrong = {
+        3: (OutgoingMessage(key=""), InvalidArgument),
+        10_005: (OutgoingMessage(key="k", partition=99), InvalidArgument),
+        10_007: (OutgoingMessage(key="x" * 2_000), MessageTooLarge),
+        10_008: ("text", InvalidArgument),
+        20_004: (OutgoingMessage(key="k", uid=5), InvalidArgument),  # type: ignore[arg-type]
+    }
+    many: list[Any] = messages(20_010)
+    for place, (message, _) in wrong.items():
+        many[place] = message
+    published = asyncio.create_task(known.publish_many("orders", given(many)))
+    assert await accept_all(worker, 20_005) == [f"u{n}" for n in range(20_010) if n not in wrong]
+    with pytest.raises(PublishFailed, match="5 of 20010 messages were not published") as caught:
+        await published
+    found = caught.value.published
+    assert [answer.uid for answer in found if isinstance(answer, Published)] == [
+        f"u{n}" for n in range(20_010) if n not in wrong
+    ]
+    assert {n: type(answer) for n, answer in enumerate(found) if isinstance(answer, Exception)} == {
+        place: kind for place, (_, kind) in wrong.items()
+    }
+    assert room(known)[0] == 100_000
+
+
+@pytest.mark.parametrize("given", [list, iter])
+async def test_a_call_that_ends_early_says_what_became_of_each_that_was_taken(
+    worker: ScriptedWorker, known: AsyncClient, given: Callable[[Any], Any]
+) -> None:
+    """The client closes while there is no room for more, and a part of the call is still to come."""
+    many = given(messages(150_000))
+    published = asyncio.create_task(known.publish_many("orders", many))
+    accept(await worker.expect(wire.Publish), 2)
+    for _ in range(8):  # the last of them goes out when the first one's answer is there
+        await worker.expect(wire.Publish)
+    await known.close()
+    with pytest.raises(PublishFailed) as caught:
+        await published
+    left = 0 if given is list else len(list(many))
+    found = caught.value.published
+    assert len(found) + left == 150_000
+    assert {type(answer) for answer in found[:1_000]} == {Published}
+    assert {type(answer) for answer in found[1_000:]} == {ConnectionClosed}
 
 
 async def test_an_error_of_the_iterable_comes_out_when_the_rest_is_done(
