@@ -271,18 +271,21 @@ class Dispatcher:
     async def _recount(self, consumer: Consumer) -> tuple[list[Delivery], int]:
         """What a consumer holds; and how many more messages had seemed to be out."""
         number, listing = self.partition.number, list[tuple[int, int, int]]()
+        if self.consumers.get(consumer.name) is not consumer:
+            return [], 0  # it went: what it has is listed where it comes back, perhaps just now
         consumer.listing[number] = listing
         held: list[Delivery] | None = None
         try:
             held = await self.partition.held_by(self.subscription, consumer.name, self.incarnation)
         finally:
-            if consumer.listing.get(number) is listing:
+            came_back = consumer.listing.get(number) is not listing
+            if not came_back:
                 del consumer.listing[number]
                 if held is None:
                     consumer.take_back(sum(last - first + 1 for _, first, last in listing), number)
         held = without(held, listing)
-        if self.consumers.get(consumer.name) is not consumer:
-            return [], 0  # it went meanwhile: what it has is listed where it comes back
+        if came_back or self.consumers.get(consumer.name) is not consumer:
+            return [], 0  # it went meanwhile
         return held, consumer.recount(number, count_messages(held))
 
     def part_with(self, names: list[str]) -> None:
@@ -300,7 +303,7 @@ class Dispatcher:
                 held, _ = await self._recount(consumer)  # nothing of one that came back: it was given all
                 # Tokens only grow: what is newer was never sent.
                 self.hand_back(consumer, [one for one in held if one.receipt.token > self._lost_since])
-            del self._lost[name]
+            self._lost.pop(name, None)  # unless it was attached anew, and so handed all
 
     async def _count_again(self) -> None:
         """Give back the permits of leases that have ended without our hearing of it."""
