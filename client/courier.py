@@ -128,7 +128,8 @@ class Courier:
                 _without(sheet.places, stale), now + (reply.deadline_ms - answer.timestamp_ms) / 1000
             )
             return
-        stale = [place for place in stale if not self._was_done(*place, now)]
+        if terms.kind == Type.NACK:
+            stale = [place for place in stale if not self._was_done(*place, now)]
         for block, index in stale:
             held.stale(block, index)
         for block, start, stop in sheet.parts:
@@ -141,7 +142,11 @@ class Courier:
         held.restart(_without(sheet.parts, stale), now + held.lease)
 
     def _was_done(self, block: Block, index: int, now: float) -> bool:
-        """What is stale though its lease goes on was settled by an attempt whose answer was lost."""
+        """What is stale though its lease goes on was nacked by an attempt whose answer was lost.
+
+        Or its session is being ended, in steps, and nobody has told us yet. It has gone back either way.
+        Of an ack that says nothing: what is told to be settled must be.
+        """
         goes_on = index not in block.ended and now < self._held.deadline(block, index)
         return goes_on and index in block.doubtful and block.states[index] == SETTLING
 

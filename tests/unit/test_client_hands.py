@@ -327,22 +327,40 @@ async def test_an_ack_that_failed_fails_all_who_wait_and_can_be_tried_again(
         await acking
 
 
-async def test_an_ack_whose_first_attempt_was_done_unheard_is_settled(
+async def test_an_ack_whose_first_attempt_was_perhaps_done_is_not_confirmed(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
-    """The lease goes on and nobody has ended it: who else could have settled it?"""
+    """Or the broker is ending the session, in steps, and has not told yet: the message comes again then."""
     async with Open(worker, shelf) as consumer:
         worker.link.data(3)
         first, second, third = await take(consumer, 3)
         acking = asyncio.ensure_future(consumer.ack([first, second]))
         (await worker.expect(wire.Ack)).error("unavailable", "Redis is away")
-        again = await worker.expect(wire.Ack)
+        (await worker.expect(wire.Ack)).ok(wire.SettleReply(stale=[0, 1, 1]))
+        assert await acking == ["stale", "settled"]
+        acking_one = asyncio.ensure_future(third.ack())
+        (await worker.expect(wire.Ack)).error("unavailable", "Redis is away")
+        (await worker.expect(wire.Ack)).ok(wire.SettleReply(stale=[0, 3, 3]))
+        with pytest.raises(StaleReceipt, match="or this was done before"):
+            await acking_one
+
+
+async def test_a_nack_whose_first_attempt_was_done_unheard_is_settled(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    """The lease goes on and nobody has ended it: it has gone back, one way or the other."""
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(3)
+        first, second, third = await take(consumer, 3)
+        nacking = asyncio.ensure_future(consumer.nack([first, second]))
+        (await worker.expect(wire.Nack)).error("unavailable", "Redis is away")
+        again = await worker.expect(wire.Nack)
         worker.link.send(wire.Ended(1, 0, 1), body=wire.pack([1, 2, 2]))
         again.ok(wire.SettleReply(stale=[0, 1, 2]))
-        assert await acking == ["settled", "stale"], "of the second the worker has said that its lease ended"
-        acking = asyncio.ensure_future(consumer.ack([third]))
-        (await worker.expect(wire.Ack)).ok(wire.SettleReply(stale=[0, 3, 3]))
-        assert await acking == ["stale"], "it was asked once"
+        assert await nacking == ["settled", "stale"], "of the second the worker has said that its lease ended"
+        nacking = asyncio.ensure_future(consumer.nack([third]))
+        (await worker.expect(wire.Nack)).ok(wire.SettleReply(stale=[0, 3, 3]))
+        assert await nacking == ["stale"], "it was asked once"
 
 
 async def test_an_ack_that_gave_up_and_is_tried_again_may_have_been_done(
@@ -362,7 +380,8 @@ async def test_an_ack_that_gave_up_and_is_tried_again_may_have_been_done(
         assert isinstance(acking.exception(), Unavailable)
         acking = asyncio.ensure_future(message.ack())
         (await worker.expect(wire.Ack)).ok(wire.SettleReply(stale=[0, 1, 1]))
-        await acking
+        with pytest.raises(StaleReceipt, match="or this was done before"):
+            await acking
 
 
 # Handing over
