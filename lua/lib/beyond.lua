@@ -16,6 +16,7 @@ local function spill(record)
     members[#members + 1] = queue_member(record.lane, first, last, token)
   end
   call_with('ZADD', beyond, members)
+  touch(record)
 end
 
 -- Takes first..last, which lies within the stretch of a member.

@@ -252,6 +252,21 @@ async def test_a_message_deleted_from_beyond_a_record_is_settled(engine: Engine,
     assert await story.log() == []
 
 
+async def test_a_message_deleted_elsewhere_leaves_a_lane_as_it_is_counted(engine: Engine, topic: str) -> None:
+    """A record that is as long as it may be is made shorter by whoever takes it apart, and must say so."""
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish(*["hot", "other"] * 45)
+    held = receipts(await story.fetch(permits=90))
+    gone = next(receipt for receipt in held if receipt.lane == "=other")
+    await engine.store.command("XDEL", story.keys.log, story.id(gone.first))
+    engine.forget(topic, 0)
+    await engine.held(story.lease, "s", "c")
+    assert await check_topic(engine, topic) == []
+    assert await story.ack(*[one for one in held if one is not gone]) == ["settled"] * 89
+    assert await check_topic(engine, topic) == []
+
+
 async def test_seek_ends_what_is_beyond_a_record(engine: Engine, topic: str) -> None:
     story, held = await _in_order(engine, topic)
     await engine.seek(topic, "s", "earliest")
