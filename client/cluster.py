@@ -15,6 +15,7 @@ from client.errors import (
     ConnectionClosed,
     ConnectionFailed,
     InvalidArgument,
+    InvalidName,
     SubscriptionBusy,
 )
 from client.map import TopicMap
@@ -162,6 +163,8 @@ class Cluster(Events):
         """Who serves the partitions of a topic, asked for if it is not known."""
         known = self.maps.get(topic)
         if known is None:
+            if not isinstance(topic, str) or not topic:  # INFO takes "" for "no topic"
+                raise InvalidName(f"the topic is {topic!r}: use letters, digits, '.', '_' or '-'")
             await self.connection(self.timeout)
             known = self.maps.setdefault(
                 topic, TopicMap(topic, self._pool, self._ask_map, self._watch, self.forget)

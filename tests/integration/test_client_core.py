@@ -451,3 +451,16 @@ async def test_however_many_topics_are_made_at_once_none_fails(client: AsyncClie
     await asyncio.gather(*(client.create_topic(name) for name in names))
     await asyncio.gather(*(client.delete_topic(name) for name in names))
     assert not set(names) & set(await client.topics())
+
+
+async def test_a_topic_without_a_name_is_refused_at_once(broker: RunningBroker) -> None:
+    """A shell variable that is not set, for instance."""
+    async with AsyncClient(broker.url) as client:
+        for name in ("", None):
+            with pytest.raises(InvalidName, match="the topic is"):
+                await client.publish(name, b"1")  # type: ignore[arg-type]
+            with pytest.raises(InvalidName, match="the topic is"):
+                await client.publish_many(name, [OutgoingMessage(b"1")])  # type: ignore[arg-type]
+            with pytest.raises(InvalidName, match="the topic is"):
+                async with client.subscribe(name, "s"):  # type: ignore[arg-type]
+                    pass
