@@ -4,7 +4,7 @@
 -- subscription made a moment ago. All of them share the partition's hash tag, hence its slot.
 
 local prefix = string.sub(sub, 1, -#name - 1)
-local SEARCHES = 4500 -- in the lanes of other subscriptions, in one call; reading an entry's key counts as three
+local SEARCHES = 3600 -- in the lanes of other subscriptions, in one call; reading an entry's key counts as three
 
 -- Adds to `owed` the runs of `other` that reach into ranges.
 local function add_owed_runs(owed, other, its_lanes, ranges)

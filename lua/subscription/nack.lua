@@ -11,19 +11,19 @@
 --            lib/receipts.lua: receipts of one lane stand together; receipts to go on with before that, of lanes of which
 --            not all has gone back, and nobody is charged yet
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
--- Cost     O(n log p), p = messages in flight; a call ends after some 200 lanes, or 1,000 messages of runs, of which one
---          in five where each waits for a backoff of its own, or when some 500 ranges of long lanes have gone back
+-- Cost     O(n log p), p = messages in flight; a call ends after some 120 lanes, or 1,000 messages of runs, of which one
+--          in five where each waits for a backoff of its own, or when some 400 ranges of long lanes have gone back
 local due_at, delay_ms, charged = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 
 local due = delay_ms and now + delay_ms or due_at and due_at + lead
 local what = charged == 'all' and 'nacked' or 'released'
 local earliest = {} -- lane -> the first message that goes back, and its token
 local going_back = {}
-local STRETCHES = 500 -- that go back in one call, about
+local STRETCHES = 400 -- that go back in one call, about
 
 local by_entry = charged == 'all' and not due and has_backoff()
 local function cost(lane)
-  return 10, lane ~= '' and 0 or by_entry and 10 or 2
+  return 16, lane ~= '' and 0 or by_entry and 10 or 2
 end
 
 local next_receipt, next_entry = each_receipt(function(lane, item, first, last)

@@ -31,7 +31,7 @@ SESSIONS_MS = (60_000, 10_000, 2_000)
 LITTLE = {
     "lib/lanes": ("local ROOM = 640", "local ROOM = 1"),
     "lib/beyond": ("local LISTED = 32", "local LISTED = 1"),
-    "subscription/nack": ("local STRETCHES = 500", "local STRETCHES = 1"),
+    "subscription/nack": ("local STRETCHES = 400", "local STRETCHES = 1"),
 }
 
 Item = str | int  # a key to publish under, or how far back to look for a uid to publish again
