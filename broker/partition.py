@@ -244,9 +244,8 @@ class Partition:
                 return await step(self.worker.engine, lease)
             except Fenced:
                 self.lose(lease)
-            except TopicNotFound:  # there may be another of that name
+            except TopicNotFound:  # there may be another of that name: taking its lease tells
                 self.lose(lease)
-                await self._check_existence()
             finally:
                 self._end_call()
         raise Fenced(f"another worker serves {self}")

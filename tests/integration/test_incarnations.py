@@ -250,6 +250,19 @@ async def test_a_publish_to_a_topic_that_is_another_one_is_refused_and_changes_n
     assert (await peer.ask(wire.DescribeTopic(topic), wire.TopicReply)).incarnation == second
 
 
+@pytest.mark.parametrize("partition", [0, 1])
+async def test_a_worker_that_was_not_told_says_that_the_topic_is_another_one(
+    engine: Engine, peer: Peer, topic: str, partition: int
+) -> None:
+    """Also for a partition that the topic there does not have: the client is to place the keys anew."""
+    first = await make(engine, topic, 2)
+    await peer.answer(*publish(first, topic, partition, "a"))  # so it has the lease
+    await replace(engine, topic, 1)
+    for _ in range(2):
+        with pytest.raises(Refused, match="topic_replaced"):
+            await peer.answer(*publish(first, topic, partition, "b"))
+
+
 async def test_a_worker_with_the_lease_of_a_topic_that_is_gone_takes_the_new_one(
     engine: Engine, peer: Peer, topic: str
 ) -> None:
