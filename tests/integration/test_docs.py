@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import client
 from broker.engine import Engine
 from broker.keys import OWNERS
 from broker.results import BrokerReport, Outgoing, Room, SubscriptionSettings, TopicSettings
@@ -24,9 +25,19 @@ def _lines(page: str, start: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.startswith("    " + start)]
 
 
-def test_the_python_examples_of_the_readme_run_and_run_again() -> None:
+README = [
+    "customer-7 {'region': 'eu'} b'42 apples'\n",
+    "0:<ledger>-1 fsync\n0 b'7 euros'\n",
+    "customer-7 {'region': 'eu'} b'42 apples'\n",
+    "0:<ledger>-2 fsync\n0 b'7 euros'\n",
+]
+CLIENT = ["True\n", "fsync False\nTrue None\n['Published', 'InvalidArgument']\n", "sorted\n"] * 2
+
+
+@pytest.mark.parametrize(("page", "expected"), [("README.md", README), ("docs/client.md", CLIENT)])
+def test_the_python_examples_run_and_run_again(page: str, expected: list[str]) -> None:
     """As programs of their own, one after the other, on a broker with nothing in it at first."""
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     shown = []
     with RunningBroker() as broker:
         for example in examples * 2:
@@ -37,12 +48,15 @@ def test_the_python_examples_of_the_readme_run_and_run_again() -> None:
             )
             assert (done.returncode, done.stderr) == (0, "")
             shown.append(re.sub(r"\b0:\d{13}-", "0:<ledger>-", done.stdout))
-    assert shown == [
-        "customer-7 {'region': 'eu'} b'42 apples'\n",
-        "0:<ledger>-1 fsync\n0 b'7 euros'\n",
-        "customer-7 {'region': 'eu'} b'42 apples'\n",
-        "0:<ledger>-2 fsync\n0 b'7 euros'\n",
-    ]
+    assert shown == expected
+
+
+def test_the_page_of_the_client_names_every_error_and_whether_trying_again_helps() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|([^|]*)\|", (ROOT / "docs/client.md").read_text("utf-8"), re.MULTILINE)
+    told = {name: again for names, again in rows for name in re.findall(r"`(\w+)`", names)}
+    for name, kind in vars(client).items():
+        if isinstance(kind, type) and issubclass(kind, client.BrokerError) and kind is not client.BrokerError:
+            assert bool(told[name].strip()) == kind.retriable or name == "PublishFailed", name
 
 
 ELSEWHERE = ("keylane serve", "keylane pipeline", "keylane rebalance --plan")  # tests/pipeline has the jobs
