@@ -107,8 +107,8 @@ def _told(found: "Audit", out: Path) -> str:
     lines = [f"{found.topic}: {found.verdict}", *(f"  {why}" for why in found.why)]
     for one in found.subscriptions:
         lines.append(
-            f"  {one.name}: {one.messages:,} messages, {one.settled:,} settled, {one.in_flight:,} in flight, "
-            f"{one.waiting:,} waiting, {one.duplicates:,} delivered more than once, {one.lost:,} lost"
+            f"  {one.name}: {one.messages:,} messages, {one.settled:,} settled, "
+            f"{one.backlog:,} in the backlog, {one.duplicates:,} delivered more than once, {one.lost:,} lost"
         )
     lines += [f"  lost: {message.message_id} for {message.subscription}" for message in found.lost[:20]]
     if found.lost_total > 20:

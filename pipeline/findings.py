@@ -23,11 +23,11 @@ class SubscriptionAudit(msgspec.Struct, frozen=True):
     name: str
     messages: int  # published while it was there, and known to the journal
     settled: int
-    in_flight: int
-    waiting: int
+    backlog: int  # not settled yet, as `keylane subscription describe` has it
     let_go: int
     not_owed: int
     lost: int
+    undelivered: int  # of the backlog, never delivered
     duplicates: int  # messages that were delivered more than once
     deliveries: int
     attempts: dict[str, int]  # how often delivered -> messages; the last one also stands for more
@@ -123,7 +123,9 @@ def verdict_of(
         return "incomplete", wrong + doubts
     if doubts:
         return "unproven", doubts
-    return "complete", ["every message that a subscription was owed has been delivered to it, or still waits"]
+    return "complete", [
+        "every message that a subscription was owed has been delivered to it, or is in its backlog"
+    ]
 
 
 def _messages(count: int) -> str:

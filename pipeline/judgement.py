@@ -12,8 +12,7 @@ from pipeline.snapshot import local
 
 # States of a stretch. Of these only `lost` is a failure.
 SETTLED = "settled"  # acked, committed, dead-lettered or expired
-IN_FLIGHT = "in_flight"  # delivered, and in the log until it is settled
-WAITING = "waiting"  # in the log, or newer than the first look at it; not delivered yet
+BACKLOG = "backlog"  # not settled yet: in the log, or newer than the first look at it
 LET_GO = "let_go"  # the subscription was deleted, or sought past it
 NOT_OWED = "not_owed"  # older than the subscription, and no sign that it was still in the log then
 LOST = "lost"
@@ -68,8 +67,7 @@ def judge(stretches: DataFrame, lives: DataFrame, coverage: DataFrame) -> DataFr
         .when(settled, SETTLED)
         .when(past | over, LET_GO)
         .when(~there & ~newer, NOT_OWED)
-        .when(delivered, IN_FLIGHT)
-        .otherwise(WAITING)
+        .otherwise(BACKLOG)
     )
     return found.withColumn("reason", reason).withColumn("state", state)
 

@@ -16,8 +16,7 @@ INK = "#1d2733"
 COLOURS = ("#2a6fbb", "#e08a1e", "#3a9c5f", "#b03a5b", "#6f5bb0", "#4aa3a8", "#8a6d3b", "#7a8794")
 STATE_COLOURS = {
     "settled": "#3a9c5f",
-    "in_flight": "#2a6fbb",
-    "waiting": "#9cc3ea",
+    "backlog": "#9cc3ea",
     "let_go": "#b9c0c8",
     "not_owed": "#dfe3e7",
     "lost": "#c6283a",

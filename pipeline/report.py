@@ -53,6 +53,7 @@ def _subscriptions(page: Page, found: Audit) -> None:
         "subscription",
         "messages",
         *STATES,
+        "never delivered",
         "delivered twice or more",
         "nacked",
         "timed out",
@@ -65,6 +66,7 @@ def _subscriptions(page: Page, found: Audit) -> None:
                 one.name,
                 one.messages,
                 *(getattr(one, state) for state in STATES),
+                one.undelivered,
                 one.duplicates,
                 *(one.transitions.get(what, 0) for what in ("nacked", "timed_out", "crashed")),
             )
@@ -72,8 +74,8 @@ def _subscriptions(page: Page, found: Audit) -> None:
         ],
     )
     page.note(
-        "settled: acked, committed, dead-lettered, expired. in flight: delivered, not settled yet. waiting: "
-        "to be delivered. let go: the subscription was deleted or sought past them. not owed: older than the "
+        "settled: acked, committed, dead-lettered, expired. backlog: not settled yet; never delivered: of "
+        "the backlog. let go: the subscription was deleted or sought past them. not owed: older than the "
         "subscription, and gone before it began. Only what is lost breaks the promise."
     )
     some = found.subscriptions[:SHOWN]

@@ -13,7 +13,7 @@ from pipeline.journal import Extent, millis
 
 BARS = 120  # of activity over time
 MOST_ATTEMPTS = 10  # told apart
-STATES = ("settled", "in_flight", "waiting", "let_go", "not_owed", "lost")
+STATES = ("settled", "backlog", "let_go", "not_owed", "lost")
 _MARKS = ("subscribed", "sought", "unsubscribed", "moved")
 
 
@@ -54,6 +54,7 @@ def _one(name: str, rows: list[Any], transitions: dict[str, int]) -> Subscriptio
         name=name,
         messages=sum(states.values()),
         **states,
+        undelivered=sum(row.messages for row in rows if row.state == judgement.BACKLOG and not row.attempts),
         duplicates=sum(count for times, count in attempts.items() if times > 1),
         deliveries=sum(row.deliveries for row in rows),
         attempts={str(times): attempts[times] for times in sorted(attempts)},

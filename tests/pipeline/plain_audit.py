@@ -105,13 +105,13 @@ def _state(look: Look, life: Life, records: list[Record], entry: int) -> tuple[s
     if entry < owed or life.ends is not None:
         return "let_go", deliveries
     if entry >= look.latest:
-        return "in_flight" if deliveries else "waiting", deliveries
+        return "backlog", deliveries
     if entry in look.log:
         mode, position = look.positions.get(life.sub, ("", 0))
         passed = mode not in ("", "key_shared") and entry < position and moved < look.looked
         if passed and not deliveries:
             return "lost", deliveries
-        return "in_flight" if deliveries else "waiting", deliveries
+        return "backlog", deliveries
     if entry < historic:
         signs = [r for r in records if r.offset > moved and entry in _entries(r)]
         held = any(

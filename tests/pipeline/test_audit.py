@@ -198,7 +198,7 @@ def test_the_counts_are_of_all_partitions(cases: Audit) -> None:
     assert cases.lost_total == len(cases.lost) == sum(len(case.lost) for case in CASES.values())
     billing, search = cases.subscriptions
     assert billing.lost_by_reason == {"undelivered": 6, "unsettled": 1, "missing": 2, "passed_over": 4}
-    assert (billing.in_flight, billing.waiting, billing.let_go, billing.not_owed) == (2, 36, 8, 5)
+    assert (billing.backlog, billing.undelivered, billing.let_go, billing.not_owed) == (38, 36, 8, 5)
     assert billing.settled == 5 + 1 + 4 * 4 + 1_000_000
     assert (search.let_go, search.settled) == (2 + 2, 2)
     assert [message.key for message in cases.lost if message.reason == "passed_over"] == [
@@ -239,7 +239,7 @@ def test_attempts_and_latencies_and_a_whole_archive(spark: SparkSession, tmp_pat
     found = examine(spark, seen, journal_of(spark, {0: lines}), log_of(spark, {0: [5]}), archive=archive)
     assert (found.verdict, found.unproven, found.messages, found.lost) == ("complete", 0, 5, [])
     kept, billing = found.subscriptions
-    assert (kept.settled, kept.waiting) == (4, 1)
+    assert (kept.settled, kept.backlog) == (4, 1)
     assert (billing.messages, billing.settled, billing.duplicates, billing.deliveries) == (5, 5, 1, 6)
     assert billing.attempts == {"1": 4, "2": 1}
     assert billing.transitions == {"acked": 5, "delivered": 6, "nacked": 1, "subscribed": 1}

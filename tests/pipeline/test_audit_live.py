@@ -154,8 +154,12 @@ def test_live_traffic_is_no_cause_for_alarm(
         for name in client.describe_topic(topic).subscriptions:
             if name.startswith("guest"):
                 client.delete_subscription(topic, name)
+        client.publish_many(topic, [OutgoingMessage("waits")] * 5)
+        backlog = {name: client.describe_subscription(topic, name).backlog for name in MODES}
     found = run(spark, topic, tmp_path / "at-rest", server=broker.url)
     assert found.verdict == "complete"
+    assert {one.name: one.backlog for one in found.subscriptions if one.name in MODES} == backlog
+    assert set(backlog.values()) == {5}, "the audit and the command line have one word for it"
     settled = {one.name: one.settled for one in found.subscriptions if not one.name.startswith("guest")}
     assert settled == dict.fromkeys(MODES, len(published))
     assert problems_of(broker, topic) == []
