@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AGAIN = 0.2  # seconds until something that failed is tried again
+_JOINED = 10.0  # seconds that a worker tries to become one, on a Redis that has answered before
 _PLACED = 1.0  # seconds in which a new topic should have owners
 _LOST = 12  # leases after which a worker that is gone is not shown any more,
 _LOST_MS = 600_000  # but not before this
@@ -133,12 +134,19 @@ class Member:
     # Coming and going
 
     async def join(self) -> None:
-        """Become one of the workers."""
+        """Become one of the workers; a Redis that is slow is waited for."""
         self._started_ms = self._worker.now_ms()
-        await self._engine.enlist(self._report(), self._ttl_ms)
-        self._beaten = time.monotonic()
-        await self._engine.announce("brokers")
-        await self.refresh()
+        end = time.monotonic() + _JOINED
+        while True:
+            try:
+                await self._engine.enlist(self._report(), self._ttl_ms)
+                self._beaten = time.monotonic()
+                await self._engine.announce("brokers")
+                return await self.refresh()
+            except Unavailable:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(_AGAIN)
 
     async def leave(self, patience: float) -> None:
         """Hand all partitions to the others; returns when that is done, or cannot be."""

@@ -1,7 +1,9 @@
 """The broker of the tests does what tests ask of it."""
 
+import anyio.to_thread
 import psutil
 import pytest
+from redis.asyncio import Redis
 
 from client import AsyncClient
 from tests.running import RunningBroker
@@ -38,3 +40,13 @@ async def test_two_brokers_can_share_a_server(server_url: str) -> None:
     with RunningBroker(server_url, name="left") as left, RunningBroker(server_url, name="right") as right:
         assert (left.ids, right.ids) == (["left-0"], ["right-0"])
         assert left.redis_url == right.redis_url
+
+
+async def test_a_worker_that_starts_waits_for_a_redis_that_is_slow() -> None:
+    """As on a machine that is busy, or at the end of a long script."""
+    with RunningBroker() as broker:
+        async with Redis.from_url(broker.redis_url) as redis:
+            await redis.execute_command("CLIENT", "PAUSE", 4_000, "WRITE")
+            await anyio.to_thread.run_sync(broker.add_worker)
+        async with AsyncClient(broker.urls[1]) as client:
+            assert len((await client.info()).workers) == 2
