@@ -46,7 +46,7 @@ async def test_a_worker_that_starts_waits_for_a_redis_that_is_slow() -> None:
     """As on a machine that is busy, or at the end of a long script."""
     with RunningBroker() as broker:
         async with Redis.from_url(broker.redis_url) as redis:
-            await redis.execute_command("CLIENT", "PAUSE", 4_000, "WRITE")
+            await redis.client_pause(4_000, all=False)
             await anyio.to_thread.run_sync(broker.add_worker)
         async with AsyncClient(broker.urls[1]) as client:
             assert len((await client.info()).workers) == 2
