@@ -218,6 +218,10 @@ def _journal_problems(partition: PartitionSnapshot) -> Iterator[str]:
     for before, after in pairwise(numbers):
         if after != before + 1:
             yield f"the journal goes on with record {after} after record {before}"
+    written = partition.journal_end - 1
+    if (numbers[-1] if numbers else 0) < written:
+        ends = f"ends with record {numbers[-1]}" if numbers else "is empty"
+        yield f"the journal {ends}, and record {written} was the last one written"
 
 
 class Lane(NamedTuple):

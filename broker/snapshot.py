@@ -54,6 +54,7 @@ class PartitionSnapshot(msgspec.Struct):
     log: dict[int, tuple[int, str]]
     subscriptions: list[SubscriptionSnapshot]
     journal: list[str]  # the ids of its records
+    journal_end: int  # the number that the next one was to have before these were read
     delayed: list[str]  # "<number> <uid>"
     delayed_data: set[str]  # uids
 
@@ -143,6 +144,8 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
             *(("ZRANGE", own.leases(consumer), "0", "-1", "WITHSCORES") for consumer in holding),
         ]
     lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await _read(store, commands)
+    no_sub = keys.subscription("").sub
+    end = await store.run("partition/offsets", [keys.meta, keys.log, keys.subs, no_sub, keys.journal], "")
     cursors = as_fields(subs)
     subscriptions = []
     for name, holding in zip(names, holders, strict=True):
@@ -175,6 +178,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         await _read_log(store, keys.log),
         subscriptions,
         [id async for id, _ in _walk(store, keys.journal)],
+        end[6] if end[0] == "OK" else 1,
         delayed,
         set(delayed_data),
     )

@@ -8,7 +8,7 @@ from client.types import Page
 from pipeline.arrow import entries_of, moments
 
 _FIELDS = 5  # at, what, sub, by, entries
-_POINTS = ["subscribed", "unsubscribed", "sought", "moved"]  # these say from where on, and not what
+_POINTS = ["begun", "subscribed", "unsubscribed", "sought", "moved"]  # these say from where on, and not what
 
 
 def journal_batch(schema: pa.Schema, topic: str, partition: int, page: Page) -> pa.RecordBatch:

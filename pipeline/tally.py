@@ -14,7 +14,7 @@ from pipeline.journal import Extent, millis
 BARS = 120  # of activity over time
 MOST_ATTEMPTS = 10  # told apart
 STATES = ("settled", "backlog", "let_go", "not_owed", "lost")
-_MARKS = ("subscribed", "sought", "unsubscribed", "moved")
+_MARKS = ("begun", "subscribed", "sought", "unsubscribed", "moved")
 
 
 class Activity(msgspec.Struct, frozen=True):

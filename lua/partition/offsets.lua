@@ -1,5 +1,6 @@
 -- offsets: where a partition's log and journal begin and end, and how far a subscription is.
 --
+-- Uses   journal
 -- KEYS   1 meta     hash    last, incarnation
 --        2 log      stream
 --        3 subs     hash    subscription -> cursor
@@ -29,8 +30,8 @@ if name ~= '' then
   local of_sub = redis.call('HMGET', sub, 'sparse', 'sought')
   position, sparse, sought = cursor + 1, tonumber(of_sub[1]), tonumber(of_sub[2] or 0)
 end
-local newest = redis.call('XREVRANGE', journal, '+', '-', 'COUNT', 1)[1]
+local newest = last_record(journal)
 return {
-  'OK', first_entry(log) or last + 1, last + 1, position, sparse + 1, first_entry(journal) or 1,
-  newest and entry_of(newest[1]) + 1 or 1, sought, tonumber(about[2] or 0),
+  'OK', first_entry(log) or last + 1, last + 1, position, sparse + 1, first_entry(journal) or newest + 1,
+  newest + 1, sought, tonumber(about[2] or 0),
 }

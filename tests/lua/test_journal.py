@@ -30,7 +30,8 @@ class Record(NamedTuple):
 async def journal(story: Story) -> list[Record]:
     """All records, oldest first."""
     [found] = await story.engine.store.entries(story.keys.journal, [("-", "+")])
-    assert [id for id, _ in found] == [f"0-{number}" for number in range(1, len(found) + 1)]
+    begun = int(found[0][0].partition("-")[2]) if found else 1
+    assert [id for id, _ in found] == [f"0-{number}" for number in range(begun, begun + len(found))]
     for _, fields in found:
         assert fields[::2] == ["at", "what", "sub", "by", "entries"]
     return [Record(*fields[3::2]) for _, fields in found]
@@ -286,18 +287,60 @@ async def test_a_journal_that_is_switched_off_stays_and_one_switched_on_begins_a
     await engine.change_topic(topic, journal=0)
     assert (await engine.describe_topic(topic)).journal == 0
     await story.publish_many(2)
-    assert await journal(story) == [Record("published", "", str(story.lease.epoch), "1-2")]
+    ledger = str(story.lease.epoch)
+    assert await journal(story) == [Record("begun", "", "", "1"), Record("published", "", ledger, "1-2")]
     await engine.change_topic(topic, journal=500)
     await story.publish_many(1)
     await engine.change_topic(topic, journal=600)
     await story.publish_many(1)
     assert await journal(story) == [
-        Record("published", "", str(story.lease.epoch), "5"),
-        Record("published", "", str(story.lease.epoch), "6"),
+        Record("begun", "", "", "5"),
+        Record("published", "", ledger, "5"),
+        Record("published", "", ledger, "6"),
     ]
     await must_acquire(engine, topic, 2)
     length = await engine.store.command("XLEN", story.keys.journal.replace(":0}", ":2}"))
-    assert length == 1, "every partition has been told"
+    assert length == 2, "every partition has been told, also where nothing has happened"
+
+
+async def test_a_journal_that_begins_anew_goes_on_with_its_numbers(timed: ManualTime, topic: str) -> None:
+    """Who reads by position would take the records of another journal for those that it knows."""
+    story = await Story.begin(timed.engine, topic, JOURNALED)
+    await story.subscribe()
+    await story.publish_many(1)
+    before = (await timed.engine.offsets(topic))[0]
+    assert (before.journal_earliest, before.journal_latest) == (1, 4)
+    await timed.engine.change_topic(topic, journal=0)
+    await timed.advance(500)
+    await timed.engine.change_topic(topic, journal=0)
+    await timed.engine.change_topic(topic, journal=100)
+    after = (await timed.engine.offsets(topic))[0]
+    assert (after.journal_earliest, after.journal_latest) == (4, 5)
+    [found] = await timed.engine.store.entries(story.keys.journal, [("-", "+")])
+    assert found == [["0-4", ["at", "1000500", "what", "begun", "sub", "", "by", "", "entries", "2"]]]
+    assert await check_topic(timed.engine, topic) == []
+
+
+async def test_a_journal_ends_where_its_last_record_was_even_if_that_is_gone(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic, JOURNALED)
+    await story.subscribe()
+    await story.publish_many(1)
+    await engine.store.command("XDEL", story.keys.journal, "0-3")
+    assert (await engine.offsets(topic))[0].journal_latest == 4
+    assert await check_topic(engine, topic) == [
+        "partition 0: the journal ends with record 2, and record 3 was the last one written"
+    ]
+    page = await engine.read(topic, 0, 1, 4, journal=True)
+    assert (page.ranges, page.next) == ([1, 2], 4)
+    await engine.store.command("XDEL", story.keys.journal, "0-1", "0-2")
+    there = (await engine.offsets(topic))[0]
+    assert (there.journal_earliest, there.journal_latest) == (4, 4)
+    assert await check_topic(engine, topic) == [
+        "partition 0: the journal is empty, and record 3 was the last one written"
+    ]
+    await engine.delete_topic(topic)
 
 
 @pytest.mark.parametrize("cap", [-1, 10**10, True, "on", None])

@@ -22,13 +22,18 @@ class Told:
 class Fold:
     """A partition whose journal was on from its first message on."""
 
+    begun: bool = False
     last: int = 0
     epoch: int = 0
     subscriptions: dict[str, Told] = field(default_factory=dict)
 
     def follow(self, what: str, sub: str, by: str, entries: str) -> None:
         """Take in one record; AssertionError where it cannot follow on those before it."""
-        if what == "moved":
+        assert self.begun == (what != "begun"), "a journal that was switched on says so first, and once"
+        if what == "begun":
+            self.begun = True
+            assert (by, int(entries)) == ("", self.last + 1), "the first entry that it will tell of"
+        elif what == "moved":
             worker, epoch = by.split()
             assert worker
             assert int(epoch) > self.epoch, "epochs grow"

@@ -73,8 +73,10 @@ class Pair:
 
         world.time.now_ms, world.time.back_ms = 100_000_000, 0
         world.run(world.time.start())
-        settings = TopicSettings(dedupe_ms=DEDUPE_MS, journal=journal)
+        settings = TopicSettings(dedupe_ms=DEDUPE_MS)
         self.do("create topic", self.operator.create_topic(self.topic, settings))
+        if journal:
+            self.do("switch the journal on", self.operator.change_topic(self.topic, journal=journal))
         self.acquire("w1")
 
     @property

@@ -11,7 +11,7 @@ from tests.pipeline.plain_audit import records_of
 from tests.pipeline.simulation import Look
 
 NOON_MS = 1_794_830_400_000
-MARKS = ("subscribed", "sought", "unsubscribed", "moved")
+MARKS = ("begun", "subscribed", "sought", "unsubscribed", "moved")
 
 Line = (
     tuple[str, str, str] | tuple[str, str, str, int]
