@@ -1,14 +1,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+RUNS := $(VENV)/.runs# while it exists what running needs is installed,
+READY := $(VENV)/.ready# and what developing needs
 
 .PHONY: run demo test test-fast bench check lock clean
 
-run: $(READY)
+run: $(RUNS)
 	$(BIN)/keylane demo
 
-demo: $(READY)
+demo: $(RUNS)
 	$(BIN)/keylane demo --once
 
 # Without groups this hands tests out one by one: those that take a minute do not queue up behind each other.
@@ -37,13 +38,17 @@ clean:
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The file exists only while the environment is complete. Without it an install was interrupted, or
-# never begun, and pip cannot tell a half-written package from a whole one: start from nothing.
-$(READY): pyproject.toml requirements.lock
+# These files exist only while the environment is complete. Without the first an install was interrupted,
+# or never begun, and pip cannot tell a half-written package from a whole one: start from nothing.
+$(RUNS): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Keylane needs Python 3.11 or newer; say which with make PYTHON=..."; exit 1; }
 	test -f $@ || $(PYTHON) -m venv --clear $(VENV)
 	rm -f $@
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable .
 	touch $@
+
+$(READY): $(RUNS)
+	rm -f $@ $(RUNS)
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	touch $(RUNS) $@
