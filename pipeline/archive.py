@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from client.errors import InvalidArgument, Overloaded
 from pipeline.compaction import TIMESTAMPS, Compactor, Limits
-from pipeline.files import Files
+from pipeline.files import Files, files_at
 
 COLUMNS = ("key", "value", "partition", "offset", "message_id", "timestamp", "event_time", "attributes")
 
@@ -68,7 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(spark: SparkSession, options: Options, progress: Progress = print) -> Archived:
     """Archive what there is, or go on until stopped; the result tells what this run has done."""
-    if Files(spark, options.path).plain(options.path).strip("/") == "":
+    if files_at(options.path, spark).plain(options.path).strip("/") == "":
         raise InvalidArgument(
             f"{options.path} is a whole file system: name a folder in it, beside which the state can be"
         )
@@ -89,7 +89,7 @@ class Archive:
         self._spark = spark
         self._options = options
         self._progress = progress
-        self._files = Files(spark, options.root)
+        self._files = files_at(options.root, spark)
         self._compactor = Compactor(spark, options.root, options.limits)
         self._touched: set[str] = set()  # folders that have grown since the last compaction
         self._query = ""
@@ -139,7 +139,9 @@ class Archive:
 
     def _stage(self, frame: DataFrame, batch: int) -> dict[str, Any]:
         """Write the files of a batch where nobody looks, and say where each is to go."""
-        attempt = uuid4().hex[:8]  # executors of a driver that was killed may still write to its folder
+        # Executors of a driver that was killed may still write to its folder, and a state from a backup
+        # counts batches again that there were: neither folders nor files ever have the names of others.
+        attempt = uuid4().hex[:12]
         staging = f"{self._options.state}/staging/{attempt}"
         counted = Observation()
         frame.sparkSession.conf.set(*TIMESTAMPS)  # that of the query alone
@@ -155,17 +157,19 @@ class Archive:
         for folder in folders_of(self._files, staging):
             for entry in self._files.entries(f"{staging}/{folder}"):
                 if entry.name.endswith(".parquet") and not entry.name.startswith((".", "_")):
-                    name = f"part-{self._query[:8]}-{batch:08}-{len(moves):04}.parquet"
+                    name = f"part-{self._query[:8]}-{batch:08}-{attempt}-{len(moves):04}.parquet"
                     moves.append([f"{attempt}/{folder}/{entry.name}", f"{folder}/{name}"])
         return {"rows": counted.get.get("rows", 0), "moves": moves}
 
     def _move(self, note: dict[str, Any] | None) -> None:
         """Move the files of a batch to where they belong; what else was written is of no use."""
         for source, target in note["moves"] if note else ():
-            staged = f"{self._options.state}/staging/{source}"
-            if self._files.exists(staged):
-                self._files.make_folder(f"{self._options.root}/{target.rpartition('/')[0]}")
-                self._files.move(staged, f"{self._options.root}/{target}")
+            staged, place = f"{self._options.state}/staging/{source}", f"{self._options.root}/{target}"
+            if self._files.exists(staged) and not self._files.exists(
+                place
+            ):  # its name is of this attempt alone
+                self._files.make_folder(place.rpartition("/")[0])
+                self._files.move(staged, place)
         self._files.delete(f"{self._options.state}/staging")
 
     def _compact(self) -> None:

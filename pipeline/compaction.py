@@ -15,7 +15,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from client.errors import InvalidArgument, Overloaded
-from pipeline.files import Entry, Files
+from pipeline.files import Entry, files_at
 from pipeline.swap import link_into, swap
 
 MEGABYTE = 1024 * 1024
@@ -57,7 +57,7 @@ class Compactor:
         self._root = root
         self._state = f"{root}.keylane/compaction"
         self._limits = limits
-        self._files = Files(spark, root)
+        self._files = files_at(root, spark)
 
     def recover(self) -> None:
         """Finish what a crash has left."""
@@ -144,7 +144,7 @@ class Compactor:
             if not (self._files.local and self._swap(note, Path(self._files.plain(folder)))):
                 for name in note.sources:
                     self._files.delete(f"{folder}/{name}")
-                if self._files.exists(f"{work}/twin/{note.target}"):
+                if not self._files.exists(f"{folder}/{note.target}"):
                     self._files.move(f"{work}/twin/{note.target}", f"{folder}/{note.target}")
         self._files.delete(f"{self._state}/{note.id}.json")
         self._files.delete(work)
@@ -186,7 +186,7 @@ def compact(
     from pipeline.archive import folders_of
 
     root = path.rstrip("/")
-    folders = folders_of(Files(spark, root), root)
+    folders = folders_of(files_at(root, spark), root)
     if not folders:
         raise InvalidArgument(f"there is no archive at {path}: it has no folder topic=…/date=…")
     return Compactor(spark, root, limits).compact(folders, progress)

@@ -24,7 +24,7 @@ from client import Client, Tally, TopicInfo
 from client.errors import InvalidArgument, SubscriptionNotFound
 from pipeline.archive import COLUMNS
 from pipeline.columns import MESSAGES
-from pipeline.files import Files
+from pipeline.files import files_at
 from pipeline.pace import DUE
 
 REPLAYED_FROM = "keylane-replayed-from"
@@ -115,7 +115,7 @@ class Replay:
         self._spark = spark
         self._options = options
         self._progress = progress
-        self._files = Files(spark, options.root)
+        self._files = files_at(options.root, spark)
         self._source = options.source or self._only_topic()
 
     def run(self) -> Replayed:

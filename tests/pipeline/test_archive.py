@@ -1,6 +1,7 @@
 """The archive: each message once, in folders by topic and date, for whoever reads the files."""
 
 import json
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from client import Client, InvalidArgument, OutgoingMessage, Overloaded
 from pipeline.archive import COLUMNS, Archive, Archived, Options, run
 from pipeline.columns import MESSAGES
 from pipeline.compaction import Compactor, Limits, compact
-from pipeline.files import Files
+from pipeline.files import LocalFiles
 from pipeline.swap import swap
 from tests.running import RunningBroker
 
@@ -147,13 +148,13 @@ def test_a_crash_while_files_are_moved_is_finished_by_the_next_start(
 ) -> None:
     moves = iter(range(moved))
 
-    def move(self: Files, source: str, target: str, real: Callable[..., None] = Files.move) -> None:
+    def move(self: LocalFiles, source: str, target: str, real: Callable[..., None] = LocalFiles.move) -> None:
         if next(moves, None) is None:
             raise KeyboardInterrupt
         real(self, source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Files, "move", move)
+        patch.setattr(LocalFiles, "move", move)
         with pytest.raises(KeyboardInterrupt):
             begun(spark, path).write(made(spark, 40), 0)
     assert max(ids_in(path).values(), default=1) == 1
@@ -166,11 +167,11 @@ def test_a_crash_while_files_are_moved_is_finished_by_the_next_start(
 def test_a_crash_before_the_note_leaves_nothing_to_be_seen(
     spark: SparkSession, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(self: Files, path: str, text: str) -> None:
+    def write(self: LocalFiles, path: str, text: str) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Files, "write", write)
+        patch.setattr(LocalFiles, "write", write)
         with pytest.raises(KeyboardInterrupt):
             begun(spark, path).write(made(spark, 10), 0)
     assert not list(path.rglob("*.parquet"))
@@ -284,7 +285,7 @@ def test_a_compaction_that_was_cut_short_is_finished_or_undone(
 
     with monkeypatch.context() as patch:
         if step == "note":
-            patch.setattr(Files, "write", cut)
+            patch.setattr(LocalFiles, "write", cut)
         elif step == "link":
             patch.setattr("pipeline.compaction.link_into", cut)
         elif step == "swap":
@@ -292,7 +293,7 @@ def test_a_compaction_that_was_cut_short_is_finished_or_undone(
         elif step == "after":
             patch.setattr("pipeline.compaction.swap", swap_and_cut)
         else:
-            patch.setattr(Files, "delete", cut)
+            patch.setattr(LocalFiles, "delete", cut)
         with pytest.raises(KeyboardInterrupt, match="planted"):
             compact(spark, str(path), Limits(), lambda text: None)
     assert ids_in(path) == expected
@@ -309,13 +310,13 @@ def test_where_folders_cannot_be_swapped_files_go_before_the_new_one_comes(
     monkeypatch.setattr("pipeline.compaction.swap", lambda one, other: False)
     moves = iter([True])
 
-    def move(self: Files, source: str, target: str, real: Callable[..., None] = Files.move) -> None:
+    def move(self: LocalFiles, source: str, target: str, real: Callable[..., None] = LocalFiles.move) -> None:
         if next(moves, None) is None:
             raise KeyboardInterrupt
         real(self, source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Files, "move", move)
+        patch.setattr(LocalFiles, "move", move)
         with pytest.raises(KeyboardInterrupt):
             compact(spark, str(path), Limits(), lambda text: None)
     assert not ids_in(path), "late, and never twice"
@@ -394,4 +395,23 @@ def test_every_so_many_batches_files_are_merged(
     result = archive(batch_rows=60, compact_every=3)
     assert result.compactions >= 1
     assert len(list(path.rglob("*.parquet"))) == result.files - result.merged + result.compactions
+    assert ids_in(path) == expected
+
+
+def test_a_state_from_a_backup_does_not_take_the_place_of_rows(
+    client: Client, topic: str, path: Path, archive: Callable[..., Archived]
+) -> None:
+    client.create_topic(topic, partitions=1)
+    client.create_subscription(topic, "archive", mode="cursor", start="earliest")
+    expected = publish(client, topic, 30)
+    archive()
+    state = path.parent / "archive.keylane"
+    shutil.copytree(state, path.parent / "backup")
+    expected += publish(client, topic, 20)
+    archive()  # batch 1
+    shutil.rmtree(state)
+    (path.parent / "backup").rename(state)
+    expected += publish(client, topic, 10)
+    result = archive(fail_on_data_loss=False)  # batch 1 again, with other rows
+    assert result.rows == 10
     assert ids_in(path) == expected
