@@ -230,7 +230,7 @@ class HadoopFiles(Files):
 
     def _rename(self, source: str, target: str, how: str) -> None:
         """Rename in one step, where the file system has one; what is in the way is said by itself."""
-        from py4j.protocol import Py4JJavaError
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
         rename = self._jvm.org.apache.hadoop.fs.Options.Rename
         options = self._gateway.new_array(rename, 1)

@@ -19,7 +19,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[File
         yield LocalFiles(), f"file://{tmp_path}"
         return
     spark: SparkSession = request.getfixturevalue("spark")
-    conf = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
     mount = f"fs.viewfs.mounttable.{tmp_path.name}.link./data".replace("_", "-").lower()
     conf.set(mount, f"file://{tmp_path}")
     root = f"viewfs://{mount.split('.')[3]}/data"
