@@ -11,11 +11,6 @@ __all__ = ["add_archive", "add_replay"]
 
 MEGABYTE = 1024 * 1024
 
-PayloadsOption = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="The payload store; else the broker says.", show_default=False),
-]
-
 
 def add_archive(app: typer.Typer) -> None:
     """Make it a command."""
@@ -49,7 +44,6 @@ def archive(
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on where messages or bodies are gone from the broker.")
     ] = False,
-    payloads: PayloadsOption = None,
 ) -> None:
     """Archive topics as Parquet, by topic and date; without --interval what there is now."""
     if compact == bool(topics):
@@ -73,7 +67,7 @@ def archive(
         topics=topics or [],
         path=to,
         subscription=subscription,
-        payloads=payloads,
+        payloads=job.payloads,
         starting=starting,
         batch_rows=batch_rows,
         interval=interval,
@@ -115,7 +109,6 @@ def replay(
     durability: Annotated[str | None, typer.Option(help="memory, fsync, replicated or replicated:N.")] = None,
     round_rows: Annotated[int, typer.Option(help="Rows between two lines of progress.", min=1)] = 250_000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
-    payloads: PayloadsOption = None,
 ) -> None:
     """Publish what is archived to a topic, the order of each key as it was."""
     if rate is not None and rate <= 0:
@@ -130,7 +123,7 @@ def replay(
         topic=topic,
         source=source,
         run_id=run_id,
-        payloads=payloads,
+        payloads=job.payloads,
         durability=durability,
         rate=rate,
         since=moments[0],

@@ -69,11 +69,22 @@ def moment(option: str, text: str | None) -> datetime | None:
 class Job:
     """One run of a command."""
 
-    def __init__(self, server: str | None, json: bool, master: str | None, conf: Sequence[str]) -> None:
+    def __init__(
+        self,
+        server: str | None = None,
+        json: bool = False,
+        master: str | None = None,
+        conf: Sequence[str] = (),
+        token: str | None = None,
+        payloads: str | None = None,
+    ) -> None:
         from client.seeds import server_or_default
 
         self.server = str(server_or_default(server))
+        self.payloads = payloads
         self.json = json
+        if token:  # for all that this process starts, as if it had been there from the beginning
+            os.environ["KEYLANE_TOKEN"] = token
         self._master = master
         self._conf = dict(QUIET)
         for word in conf:
@@ -158,7 +169,7 @@ def told_by_spark(text: str) -> tuple[str, str, bool]:
 
 
 def command(app: typer.Typer, name: str) -> Callable[[Action[P]], Action[P]]:
-    """Make a function a command, with --server, --json, --master and --conf beside its own options.
+    """Make a function a command, with --server, --token, --payloads, --json, --master and --conf added.
 
     @command(pipeline, "archive")
     def archive(job: Job, topic: Annotated[str, typer.Argument()]) -> None: ...
@@ -181,6 +192,8 @@ def _runner(action: Action[P]) -> Callable[..., None]:
         json: bool,
         master: str | None,
         conf: list[str] | None,
+        token: str | None,
+        payloads: str | None,
         **arguments: Any,
     ) -> None:
         # The command line of the broker has these two in front as well.
@@ -188,9 +201,9 @@ def _runner(action: Action[P]) -> Callable[..., None]:
         server = server or getattr(before, "server", None)
         json = json or bool(getattr(before, "json", False))
         try:
-            job = Job(server, json, master, conf or [])
+            job = Job(server, json, master, conf or [], token, payloads)
         except Usage as error:
-            raise typer.Exit(Job(server, json, None, []).fail(error.code, str(error), False, 2)) from None
+            raise typer.Exit(Job(server, json).fail(error.code, str(error), False, 2)) from None
         raise typer.Exit(job.run(functools.partial(action, job, **arguments)))
 
     own = list(inspect.signature(action).parameters.values())[1:]
@@ -200,6 +213,8 @@ def _runner(action: Action[P]) -> Callable[..., None]:
         _keyword("master", _MASTER, None),
         _keyword("conf", _CONF, None),
         _keyword("server", _SERVER, None),
+        _keyword("token", _TOKEN, None),
+        _keyword("payloads", _PAYLOADS, None),
         _keyword("json", _JSON, False),
     ]
     run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
@@ -223,6 +238,16 @@ _SERVER = Annotated[
     str | None,
     typer.Option(
         "--server", metavar="URL", help="Which broker; else KEYLANE_SERVER counts.", show_default=False
+    ),
+]
+_TOKEN = Annotated[
+    str | None,
+    typer.Option("--token", help="Of the client; else KEYLANE_TOKEN counts.", show_default=False),
+]
+_PAYLOADS = Annotated[
+    str | None,
+    typer.Option(
+        "--payloads", metavar="URL", help="The payload store; else the broker says.", show_default=False
     ),
 ]
 _JSON = Annotated[bool, typer.Option("--json", help="Print JSON.", show_default=False)]

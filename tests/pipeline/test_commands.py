@@ -1,5 +1,6 @@
 """`keylane pipeline` as people and scripts run it."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from client import Client, OutgoingMessage
 from pipeline import commandline
 from pipeline.commandline import Job, told_by_spark
 from pipeline.commands import pipeline
+from pipeline.options import Connection
 from tests.pipeline.drivers import BIN, QUICK_JAVA, ROOT, Driver, keylane
 from tests.pipeline.test_archive import ids_in
 from tests.running import RunningBroker
@@ -97,9 +99,19 @@ def test_the_command_line_does_not_load_spark() -> None:
     subprocess.run([BIN / "python", "-c", code], cwd=ROOT, check=True, timeout=200)
 
 
-def test_every_job_is_a_command() -> None:
-    names = {command.name for command in pipeline.registered_commands}
-    assert names >= {"archive", "replay"}
+@pytest.mark.parametrize("job", ["archive", "replay", "audit", "skew"])
+def test_every_job_is_a_command_that_takes_a_token_and_a_payload_store(job: str) -> None:
+    names = {command.name: command for command in pipeline.registered_commands}
+    callback = names[job].callback
+    assert callback is not None
+    options = inspect.signature(callback).parameters
+    assert {"server", "token", "payloads", "json", "master", "conf"} <= options.keys()
+
+
+def test_a_token_is_for_all_that_the_job_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYLANE_TOKEN", "old")
+    assert Job(token="new", payloads="redis://store").payloads == "redis://store"
+    assert Connection.parse({}).token == "new"
 
 
 def test_what_a_task_says_is_found_in_what_spark_says() -> None:
@@ -122,7 +134,7 @@ def test_errors_that_are_not_ours_are_not_hidden() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Job(None, False, None, []).run(fail)
+        Job().run(fail)
 
 
 @pytest.fixture
