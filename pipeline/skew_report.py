@@ -8,11 +8,11 @@ import msgspec
 from pipeline import plots
 from pipeline.packing import GOOD
 from pipeline.page import Page, shown_time
-from pipeline.skew import HOUR_MS, MINUTE_MS, Skew
+from pipeline.skew_findings import Skew
+from pipeline.spans import WIDTHS
 
 PLAN_VERSION = 1
 DRAWN = 64  # partitions; more would be a grey wall
-SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", 24 * HOUR_MS: "day", 7 * 24 * HOUR_MS: "week"}
 
 
 def write_skew(found: Skew, out: Path) -> None:
@@ -53,7 +53,7 @@ def page_of(found: Skew) -> str:
             [(key.key, key.messages, f"{key.share:.1%}", key.partition) for key in found.hot_keys],
         )
     if found.spans:
-        span = SPAN_NAMES[found.span_ms]
+        span = WIDTHS[found.span_ms]
         page.heading(f"Imbalance by {span}")
         page.picture(plots.picture(lambda axes: _spans(axes, found)), f"Imbalance by {span}")
         page.note(f"The busiest partition over the mean of all, of each {span}; in grey the messages.")

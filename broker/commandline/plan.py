@@ -76,7 +76,10 @@ async def follow(session: Session, path: Path, *, dry_run: bool) -> None:
         "already": len(plan) - len(moves),
     }
     if not moves:
-        session.say(about, f"nothing to move: all {view.count_of(len(plan), 'partition')} are there already")
+        there = (
+            f"all {view.count_of(len(plan), 'partition')} are there already" if plan else "the plan is empty"
+        )
+        session.say(about, f"nothing to move: {there}")
         return
     session.table(about, view.MOVE_COLUMNS, view.move_rows(moves))
     if not session.json:

@@ -80,6 +80,7 @@ def test_a_plan_that_turns_everything_round_is_followed(
     assert holders(three, topic_of_six) == wanted
     again = run(three, "rebalance", "--plan", plan)
     assert again == "nothing to move: all 6 partitions are there already\n"
+    assert run(three, "rebalance", "--plan", write()) == "nothing to move: the plan is empty\n"
     assert run(three, "rebalance", "--dry-run") == "nothing to move\n"  # and nobody undoes it
 
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from broker.cli import app
 from client import Client, OutgoingMessage
 from client.wire import partition_of
-from pipeline.skew import HOUR_MS, MINUTE_MS, Cluster, examine
+from pipeline.skew import examine
+from pipeline.skew_findings import Cluster
 from pipeline.skew_report import write_skew
 from pipeline.snapshot import local
 from tests.integration.test_cli_cluster import wait_until
@@ -20,6 +21,7 @@ from tests.running import RunningBroker
 pytestmark = pytest.mark.slow
 
 COUNT = 6
+HOUR_MS = 3_600_000
 CLUSTER = Cluster({number: f"w{number // 3}" for number in range(COUNT)}, ["w0", "w1"])
 
 
@@ -77,12 +79,14 @@ def test_the_plan_parts_hot_partitions_of_one_worker(spark: SparkSession, tmp_pa
     ]
 
 
-def test_imbalance_over_time_by_minute_or_from_a_journal_by_hour(spark: SparkSession) -> None:
+def test_imbalance_over_time_by_seconds_or_from_a_journal_by_hour(spark: SparkSession) -> None:
     """A mean over all partitions, those without messages too."""
     first = next(key for key in map(str, range(99)) if partition_of(key, COUNT) == 0)
     found = examine("orders", messages_of(spark, {first: 600, None: 600}), CLUSTER, "a test")
-    assert found.span_ms == MINUTE_MS
-    assert [(span.messages, span.imbalance) for span in found.spans] == [(600, 6.0), (600, 1.0)]
+    assert found.span_ms == 10_000
+    assert [(span.messages, round(span.imbalance, 1)) for span in found.spans] == [(100, 6.0)] * 6 + [
+        (100, 1.0)
+    ] * 6
     lines: list[Line] = [("published", "", "1-10", 0), ("published", "", "11-20", 8 * HOUR_MS)]
     rates = journal_of(spark, {0: lines, 1: lines[:1]})
     found = examine("orders", messages_of(spark, {first: 3}), CLUSTER, "a test", rates=rates)
