@@ -5,7 +5,8 @@ The texts of an entry are described in docs/keyspace.md: `about` is
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 
 import msgspec
@@ -15,16 +16,15 @@ import pyarrow.compute as pc
 from client.errors import ProtocolError
 from client.types import Page
 
-_ABOUT = 5  # parts
+_ABOUT = 5  # parts, of which these are of use here:
+_PUBLISHED, _PRODUCED, _BODY, _ATTRIBUTES = 0, 1, 3, 4
 _MANY = 32  # ranges, from which on a list of all entries is cheaper than an array for each
-_ATTRIBUTES = pa.map_(pa.string(), pa.string())
+_MAP = pa.map_(pa.string(), pa.string())
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class Messages:
-    """The messages of a page, or of a part of it."""
-
-    __slots__ = ("_abouts", "_bodies", "_keys", "_ledgers", "_uids", "entries", "partition", "topic")
+    """The messages of a page, or of a part of it; of what they say only that is read which is asked for."""
 
     def __init__(self, topic: str, partition: int, page: Page) -> None:
         self.topic = topic
@@ -33,10 +33,7 @@ class Messages:
         if len(page.flat) != 3 * len(self.entries):
             raise ProtocolError(f"a page of {topic!r} whose lists do not belong together")
         self._ledgers = page.ledgers
-        self._keys = pa.array(page.flat[0::3], pa.string())
-        self._uids = page.flat[1::3]
-        self._abouts = parts_of(pa.array(page.flat[2::3], pa.string()))
-        self._bodies = self._abouts[3]
+        self._keys, self._uids, self._abouts = page.flat[0::3], page.flat[1::3], page.flat[2::3]
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -80,21 +77,34 @@ class Messages:
         return ids_of(self.partition, self.entries, self._ledgers)
 
     def batch(self, schema: pa.Schema, values: pa.BinaryArray | None) -> pa.RecordBatch:
-        """The columns of the data source."""
-        size = len(self)
-        published, produced, _, _, attributes = self._abouts
-        columns = [
-            pc.if_else(pc.equal(self._keys, ""), pa.scalar(None, pa.string()), self._keys),
-            *([] if values is None else [values]),
-            pa.repeat(pa.scalar(self.topic, pa.string()), size),
-            pa.repeat(pa.scalar(self.partition, pa.int32()), size),
-            self.entries,
-            self.ids(),
-            moments(published),
-            moments(produced),
-            attributes_of(attributes),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        """Those columns of the data source that are in the schema."""
+        ways: dict[str, Callable[[], pa.Array]] = {
+            "key": self._texts_of_keys,
+            "value": lambda: values,
+            "topic": lambda: pa.repeat(pa.scalar(self.topic, pa.string()), len(self)),
+            "partition": lambda: pa.repeat(pa.scalar(self.partition, pa.int32()), len(self)),
+            "offset": lambda: self.entries,
+            "message_id": self.ids,
+            "timestamp": lambda: moments(self._part(_PUBLISHED)),
+            "event_time": lambda: moments(self._part(_PRODUCED)),
+            "attributes": lambda: attributes_of(self._part(_ATTRIBUTES)),
+        }
+        return pa.RecordBatch.from_arrays([ways[name]() for name in schema.names], schema=schema)
+
+    def _texts_of_keys(self) -> pa.StringArray:
+        keys = pa.array(self._keys, pa.string())
+        return pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
+
+    @cached_property
+    def _parts(self) -> pa.StringArray:
+        return parts_of(pa.array(self._abouts, pa.string()))
+
+    def _part(self, at: int) -> pa.StringArray:
+        return self._parts.take(pa.arange(at, len(self._parts), _ABOUT))
+
+    @cached_property
+    def _bodies(self) -> pa.StringArray:
+        return self._part(_BODY)
 
     def _has_bodies(self) -> bool:
         return bool(pc.any(self._present()).as_py())
@@ -111,8 +121,7 @@ class Messages:
         part.topic, part.partition, part._ledgers = self.topic, self.partition, self._ledgers
         part.entries = self.entries[start:stop]
         part._keys, part._uids = self._keys[start:stop], self._uids[start:stop]
-        part._abouts = [column[start:stop] for column in self._abouts]
-        part._bodies = part._abouts[3]
+        part._abouts = self._abouts[start:stop]
         return part
 
 
@@ -141,13 +150,12 @@ def ids_of(partition: int, entries: pa.Int64Array, ledgers: str) -> pa.StringArr
     return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
 
 
-def parts_of(abouts: pa.StringArray) -> list[pa.StringArray]:
-    """The five parts of each `about`."""
+def parts_of(abouts: pa.StringArray) -> pa.StringArray:
+    """The five parts of each `about`, one after another."""
     parts = pc.split_pattern(abouts, " ", max_splits=_ABOUT - 1)
     if len(wrong := abouts.filter(pc.not_equal(pc.list_value_length(parts), _ABOUT))):
         raise ProtocolError(f"a message is described by {wrong[0].as_py()!r:.80}")
-    flat = parts.flatten()
-    return [flat.take(pa.arange(at, len(flat), _ABOUT)) for at in range(_ABOUT)]
+    return parts.flatten()
 
 
 def moments(milliseconds: pa.StringArray) -> pa.TimestampArray:
@@ -160,7 +168,7 @@ def attributes_of(texts: pa.StringArray) -> pa.MapArray:
     """Texts of JSON as maps, each distinct one read once; "" is an empty map."""
     encoded = texts.dictionary_encode()
     distinct = [list(_decode(text).items()) if text else [] for text in encoded.dictionary.to_pylist()]
-    return pa.array(distinct, _ATTRIBUTES).take(encoded.indices)
+    return pa.array(distinct, _MAP).take(encoded.indices)
 
 
 def _plain(scalar: pa.Int64Scalar) -> int:

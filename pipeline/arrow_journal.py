@@ -12,7 +12,7 @@ _POINTS = ["begun", "subscribed", "unsubscribed", "sought", "moved"]  # these sa
 
 
 def journal_batch(schema: pa.Schema, topic: str, partition: int, page: Page) -> pa.RecordBatch:
-    """The columns of the data source with journal=true."""
+    """Those columns of the data source with journal=true that are in the schema."""
     offsets = entries_of(page.ranges)
     if len(page.flat) != _FIELDS * len(offsets):
         raise ProtocolError(f"a page of the journal of {topic!r} whose lists do not belong together")
@@ -23,18 +23,18 @@ def journal_batch(schema: pa.Schema, topic: str, partition: int, page: Page) -> 
     record = pc.list_parent_indices(texts)
     what = what.take(record)
     first, last = bounds(texts.flatten())
-    columns = [
-        pa.repeat(pa.scalar(topic, pa.string()), len(record)),
-        pa.repeat(pa.scalar(partition, pa.int32()), len(record)),
-        offsets.take(record),
-        moments(at).take(record),
-        what,
-        subscription.take(record),
-        by.take(record),
-        first,
-        pc.if_else(pc.is_in(what, pa.array(_POINTS)), pa.scalar(None, pa.int64()), last),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    columns = {
+        "topic": pa.repeat(pa.scalar(topic, pa.string()), len(record)),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), len(record)),
+        "offset": offsets.take(record),
+        "timestamp": moments(at).take(record),
+        "transition": what,
+        "subscription": subscription.take(record),
+        "by": by.take(record),
+        "first": first,
+        "last": pc.if_else(pc.is_in(what, pa.array(_POINTS)), pa.scalar(None, pa.int64()), last),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def bounds(texts: pa.StringArray) -> tuple[pa.Int64Array, pa.Int64Array]:

@@ -44,18 +44,33 @@ JOURNAL = StructType([StructField(name, kind) for name, kind in _JOURNAL.items()
 
 def columns_for(options: ReadOptions) -> StructType:
     """The columns that the options ask for."""
-    if options.journal:
-        return JOURNAL
-    return MESSAGES if options.include_value else StructType([f for f in MESSAGES if f.name != "value"])
+    whole = JOURNAL if options.journal else MESSAGES
+    if options.columns is not None:
+        return _chosen(whole, options.columns)
+    return StructType([field for field in whole if options.include_value or field.name != "value"])
 
 
 def check_columns(options: ReadOptions, schema: StructType) -> StructType:
-    """The columns, if a schema that the user gave is the same; InvalidArgument if not."""
+    """The columns of a schema, which may be the user's own, if we have them; InvalidArgument if not."""
     columns = columns_for(options)
-    wanted = [(field.name, field.dataType) for field in schema]
-    if wanted != [(field.name, field.dataType) for field in columns]:
+    kinds = {field.name: field.dataType for field in columns}
+    if not schema.names or any(kinds.get(field.name) != field.dataType for field in schema):
         raise InvalidArgument(
-            f"keylane has its own columns ({', '.join(columns.names)}): leave .schema(…) out, and select "
-            "from them"
+            f"keylane has its own columns ({', '.join(columns.names)}): leave .schema(…) out, and choose "
+            "some of them with .option('columns', …)"
         )
-    return columns
+    return StructType([columns[name] for name in schema.names])
+
+
+def _chosen(whole: StructType, names: list[str]) -> StructType:
+    """Columns by their names, in that order."""
+    fields = {field.name: field for field in whole}
+    for name in names:
+        if name.lower() not in fields:
+            raise InvalidArgument(
+                f"option 'columns' is {','.join(names)!r}: there is no column {name!r}, but "
+                f"{', '.join(fields)}"
+            )
+    if len({name.lower() for name in names}) < len(names):
+        raise InvalidArgument(f"option 'columns' is {','.join(names)!r}: it names a column twice")
+    return StructType([fields[name.lower()] for name in names])

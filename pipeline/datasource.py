@@ -33,9 +33,11 @@ class KeylaneSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For spark.read."""
-        from pipeline.reader import BatchReader
+        from pipeline.pushdown import filters_come
+        from pipeline.reader import BatchReader, FilteredReader
 
-        return BatchReader(ReadOptions.parse(self.options), schema)
+        kind = FilteredReader if filters_come() else BatchReader
+        return kind(ReadOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For spark.readStream."""

@@ -27,6 +27,7 @@ READ_OPTIONS = (
     "minPartitions",
     "failOnDataLoss",
     "includeValue",
+    "columns",
     "sessionTimeout",
     "journal",
 )
@@ -69,6 +70,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_partitions: int
     fail_on_data_loss: bool
     include_value: bool
+    columns: list[str] | None  # None: all that there are
     session: float  # seconds
     journal: bool
 
@@ -116,6 +118,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             min_partitions=_number(given, "minPartitions", int, "a whole number from 1 on") or 1,
             fail_on_data_loss=_flag(given, "failOnDataLoss", True),
             include_value=_flag(given, "includeValue", True),
+            columns=_columns(given),
             session=_number(given, "sessionTimeout", float, "seconds from 1 on") or 10.0,
             journal=journal,
         )
@@ -155,6 +158,15 @@ def _topics(given: dict[str, str]) -> list[str]:
     if len(set(topics)) < len(topics):
         raise InvalidArgument(f"option 'subscribe' is {text!r}: it names a topic twice")
     return topics
+
+
+def _columns(given: dict[str, str]) -> list[str] | None:
+    """The names as they are written; which there are, the columns themselves know."""
+    if "columns" not in given:
+        return None
+    if "includeValue" in given:
+        raise InvalidArgument("give one of the options 'columns' and 'includeValue', not both")
+    return [name.strip() for name in given["columns"].split(",")]
 
 
 def _flag(given: dict[str, str], name: str, default: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What one Spark task reads: a range of one partition, page by page, on an executor."""
+"""What one Spark task reads: ranges of partitions, page by page, on an executor."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,48 +15,47 @@ from pipeline.arrow_journal import journal_batch
 from pipeline.loss import few, gaps, report, some
 from pipeline.offsets import Range
 from pipeline.options import ReadOptions
-from pipeline.piece import Piece
+from pipeline.piece import Piece, Share
 from pipeline.remote import Remote
 
 _PAGE = 5_000  # messages
 _BODIES = 16 * 1024 * 1024  # bytes of bodies in one batch, of which three are in memory
 
 
-def read_piece(options: ReadOptions, columns: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece as Arrow batches; of the next page the reading begins before they are asked for."""
-    if not isinstance(piece, Piece):  # Spark's stand-in where there is nothing to read
+def read_share(options: ReadOptions, columns: StructType, share: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a share as Arrow batches; of the next page the reading begins before they are asked for."""
+    if not isinstance(share, Share):  # Spark's stand-in where there is nothing to read
         return
     schema = to_arrow_schema(columns, timezone="UTC")
     with Remote(options.connection) as remote:
-        pages = _pages(remote, options, piece)
+        pages = _pages(remote, options, share.pieces)
         if options.journal:
-            for page in pages:
-                yield journal_batch(schema, piece.range.topic, piece.range.partition, page)
+            for range_, page in pages:
+                yield journal_batch(schema, range_.topic, range_.partition, page)
         else:
-            yield from _batches(remote, options, schema, piece.range, pages)
+            yield from _batches(remote, options, schema, pages)
 
 
-def _pages(remote: Remote, options: ReadOptions, piece: Piece) -> Iterator[Page]:
-    """The pages of a piece, the next one always under way."""
-    topic, partition, end = piece.range.topic, piece.range.partition, piece.range.end
+def _pages(remote: Remote, options: ReadOptions, pieces: list[Piece]) -> Iterator[tuple[Range, Page]]:
+    """The pages of pieces one after the other, each with its range; the next one is always under way."""
 
-    def ask(start: int) -> "Future[Page]":
-        read, meant = remote.client.read, piece.incarnation
-        return remote.start(
-            read, topic, partition, start, end, limit=_PAGE, journal=options.journal, incarnation=meant
-        )
+    def ask(piece: Piece, start: int) -> "Future[Page]":
+        at, end = piece.range.partition, piece.range.end
+        what = {"limit": _PAGE, "journal": options.journal, "incarnation": piece.incarnation}
+        return remote.start(remote.client.read, piece.range.topic, at, start, end, **what)
 
-    start = piece.range.start
-    coming = ask(start)
-    while start < end:
+    left = deque((piece, piece.range.start) for piece in pieces if piece.range.size)
+    coming = ask(*left[0]) if left else None
+    while coming is not None:
         page = coming.result()
-        if page.next < end:
-            coming = ask(page.next)
+        piece, start = left.popleft()
+        if page.next < piece.range.end:
+            left.appendleft((piece, page.next))
+        coming = ask(*left[0]) if left else None
         if page.next > piece.dense:
             _check(options, piece, page, max(start, piece.dense))
-        start = page.next
         if page.ranges:
-            yield page
+            yield piece.range, page
 
 
 def _check(options: ReadOptions, piece: Piece, page: Page, start: int) -> None:
@@ -72,13 +71,13 @@ def _check(options: ReadOptions, piece: Piece, page: Page, start: int) -> None:
 
 
 def _batches(
-    remote: Remote, options: ReadOptions, schema: pa.Schema, range_: Range, pages: Iterator[Page]
+    remote: Remote, options: ReadOptions, schema: pa.Schema, pages: Iterator[tuple[Range, Page]]
 ) -> Iterator[pa.RecordBatch]:
     """Messages with their bodies, which are fetched while the page before is converted."""
     waiting: deque[tuple[Messages, Future[list[bytes | None]]]] = deque()
-    for page in pages:
+    for range_, page in pages:
         messages = Messages(range_.topic, range_.partition, page)
-        if not options.include_value:
+        if "value" not in schema.names:
             yield messages.batch(schema, None)
             continue
         for part in messages.cut(_BODIES):

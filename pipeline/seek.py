@@ -69,12 +69,12 @@ def _check_end(option: str, topic: str, bounds: Bounds, at: int) -> None:
 async def since(client: AsyncClient, topic: str, all_bounds: Sequence[Bounds], moment: datetime) -> list[int]:
     """The position of the first message in each partition that was published at that time or later."""
     ms = int(moment.timestamp() * 1000)
-    return [await _since(client, topic, bounds, ms) for bounds in all_bounds]
+    return [await first_at(client, topic, bounds, bounds.floor, bounds.end, ms) for bounds in all_bounds]
 
 
-async def _since(client: AsyncClient, topic: str, bounds: Bounds, ms: int) -> int:
+async def first_at(client: AsyncClient, topic: str, bounds: Bounds, low: int, high: int, ms: int) -> int:
+    """The position of the first message from `low` on of that time or later; `high` if none is before it."""
     # Times of publishing never go back in a partition.
-    low, high = bounds.floor, bounds.end
     while low < high:
         middle = (low + high) // 2
         page = await client.read(

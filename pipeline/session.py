@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA = 17
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"  # without it Spark keeps filters to itself
 BRING_JAVA = "apt-get install openjdk-17-jre-headless  (or: brew install openjdk@17)"
 
 
@@ -31,7 +32,7 @@ def session(app: str, master: str | None = None, **conf: str) -> "SparkSession":
     # Imported here: it takes a second, and a process that has no Java should hear of that first.
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.Builder().appName(app)
+    builder = SparkSession.Builder().appName(app).config(_PUSHDOWN, "true")
     if master is not None:
         builder = builder.master(master)
     for name, value in conf.items():

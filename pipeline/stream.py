@@ -27,7 +27,7 @@ from pipeline import offsets
 from pipeline.columns import check_columns
 from pipeline.offsets import Positions
 from pipeline.options import ReadOptions
-from pipeline.piece import Piece
+from pipeline.piece import Piece, share_out
 from pipeline.query import Query
 
 
@@ -75,12 +75,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.dump(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """A piece for each partition that has something to read, or finer."""
+        """Shares of what there is to read: of a large partition one or several, of small ones many in one."""
         query = self._opened()
         begin = query.resume(offsets.load(start), offsets.load_sought(start))
         finish = query.resume(offsets.load(end), offsets.load_sought(end))
-        ranges = offsets.split(offsets.ranges(begin, finish), self._options.min_partitions)
-        return [Piece(range_, *query.bounds(range_.topic, range_.partition)) for range_ in ranges]
+        pieces = [
+            Piece(range_, *query.bounds(range_.topic, range_.partition))
+            for range_ in offsets.ranges(begin, finish)
+        ]
+        return share_out(pieces, self._options.min_partitions)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Let the broker forget what lies before."""
@@ -95,10 +98,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # On executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece."""
-        from pipeline.pieces import read_piece  # it takes half a second, which those who plan need not wait
+        """The rows of a share."""
+        from pipeline.pieces import read_share  # it takes half a second, which those who plan need not wait
 
-        return read_piece(self._options, self._columns, partition)
+        return read_share(self._options, self._columns, partition)
 
     def _opened(self) -> Query:
         if self._query is None:

@@ -107,7 +107,7 @@ def test_an_empty_page_is_an_empty_batch() -> None:
 
 def test_a_text_that_describes_no_message_is_an_error_that_shows_it() -> None:
     with pytest.raises(ProtocolError, match="'1 2 nonsense'"):
-        Messages("orders", 0, page_of([("", "u1", about()), ("", "u2", "1 2 nonsense")]))
+        Messages("orders", 0, page_of([("", "u1", about()), ("", "u2", "1 2 nonsense")])).names()
 
 
 free = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)

@@ -6,6 +6,7 @@ import pytest
 
 from client.errors import InvalidArgument
 from client.seeds import DEFAULT_SERVER
+from pipeline.columns import columns_for
 from pipeline.options import Connection, ReadOptions
 
 
@@ -27,6 +28,7 @@ def test_a_topic_is_all_that_a_batch_needs(monkeypatch: pytest.MonkeyPatch) -> N
         min_partitions=1,
         fail_on_data_loss=True,
         include_value=True,
+        columns=None,
         session=10.0,
         journal=False,
     )
@@ -87,6 +89,7 @@ def test_a_time_is_milliseconds_or_iso_and_utc_if_it_does_not_say(text: str) -> 
         ({"minPartitions": "0"}, "option 'minPartitions' is '0': use a whole number from 1 on"),
         ({"minPartitions": "1.5"}, "option 'minPartitions' is '1.5': use a whole number from 1 on"),
         ({"includeValue": "no"}, "option 'includeValue' is 'no': use true or false"),
+        ({"columns": "key", "includeValue": "true"}, "'columns' and 'includeValue', not both"),
         ({"failOnDataLoss": ""}, "option 'failOnDataLoss' is '': use true or false"),
         ({"maxOffsetsPerTrigger": "5"}, "option 'maxOffsetsPerTrigger' is for spark.readStream only"),
         ({"journal": "true", "subscription": "s"}, "'subscription' means nothing with journal=true"),
@@ -115,3 +118,23 @@ def test_an_option_that_cannot_be_right_is_named(options: dict[str, str], error:
 def test_an_option_that_a_stream_cannot_have_is_named(options: dict[str, str], error: str) -> None:
     with pytest.raises(InvalidArgument, match=error):
         ReadOptions.parse({"subscribe": "orders", **options}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ("key,vale", "there is no column 'vale', but key, value, topic"),
+        ("", "there is no column ''"),
+        ("key,Key", "'key,Key': it names a column twice"),
+    ],
+)
+def test_a_column_that_there_is_not_is_named(columns: str, error: str) -> None:
+    with pytest.raises(InvalidArgument, match=error):
+        columns_for(parse(columns=columns))
+
+
+def test_columns_are_those_asked_for_in_that_order() -> None:
+    assert columns_for(parse()).names[:3] == ["key", "value", "topic"]
+    assert "value" not in columns_for(parse(includeValue="false")).names
+    assert columns_for(parse(columns="Value, key")).names == ["value", "key"]
+    assert columns_for(parse(columns="last,first", journal="true")).names == ["last", "first"]

@@ -79,7 +79,7 @@ def test_large_bodies_come_in_batches_that_fit_into_memory(client: Client, topic
 def test_ranges_are_cut_for_as_many_tasks_as_asked_for(client: Client, topic: str, read: Read) -> None:
     fill(client, topic, 1_000)
     whole, fine = read(), read(minPartitions="10")
-    assert whole.rdd.getNumPartitions() == 3
+    assert whole.rdd.getNumPartitions() == 1
     assert 8 <= fine.rdd.getNumPartitions() <= 12
     ids = [sorted(row.message_id for row in frame.select("message_id").collect()) for frame in (whole, fine)]
     assert ids[0] == ids[1]
@@ -217,6 +217,45 @@ def test_a_topic_that_there_is_not_is_named(topic: str, read: Read) -> None:
 def test_a_wrong_option_is_refused_before_anything_runs(read: Read) -> None:
     with pytest.raises(PySparkException, match=r"'startingoffset' .*did you mean 'startingOffsets'"):
         read(startingOffset="latest")
+
+
+def test_columns_are_chosen_by_an_option_or_by_a_schema(
+    client: Client, topic: str, read: Read, spark: SparkSession, broker: RunningBroker
+) -> None:
+    fill(client, topic, 20)
+    whole = read()
+    chosen = read(columns="Value, offset,key,attributes")
+    assert chosen.columns == ["value", "offset", "key", "attributes"]
+    assert sorted(chosen.collect()) == sorted(whole.select(*chosen.columns).collect())
+    reader = spark.read.format("keylane").schema("partition INT, key STRING")
+    given = reader.options(server=broker.url, subscribe=topic, payloads="redis://127.0.0.1:1/0").load()
+    assert sorted(given.collect()) == sorted(whole.select("partition", "key").collect())
+
+
+@pytest.mark.parametrize("pushed", ["true", "false"])
+def test_filters_leave_the_same_rows_whether_or_not_spark_tells_of_them(
+    client: Client, topic: str, read: Read, spark: SparkSession, pushed: str
+) -> None:
+    fill(client, topic, 300)
+    rows = [(row.partition, row.offset, row.timestamp) for row in read().collect()]
+    middle = sorted(row[2] for row in rows)[len(rows) // 2]
+    setting = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(setting, "false") or "false"
+    spark.conf.set(setting, pushed)
+    try:
+        for where, expected in (
+            ("offset BETWEEN 5 AND 13", [row for row in rows if 5 <= row[1] <= 13]),
+            ("partition = 1 AND offset IN (2, 900, 40)", [r for r in rows if r[0] == 1 and r[1] in (2, 40)]),
+            (f"timestamp >= '{middle}'", [row for row in rows if row[2] >= middle]),
+            (f"topic = '{topic}' AND key IS NOT NULL AND partition <> 2", [r for r in rows if r[0] != 2]),
+        ):
+            found = read().where(where)
+            kept = [(row.partition, row.offset, row.timestamp) for row in found.collect()]
+            assert sorted(kept) == sorted(expected), where
+            plan = found._jdf.queryExecution().optimizedPlan().toString()
+            assert ("Filter" not in plan) == (pushed == "true" and where.startswith("offset")), plan
+    finally:
+        spark.conf.set(setting, before)
 
 
 def test_a_schema_of_the_users_own_is_refused(spark: SparkSession, broker: RunningBroker, topic: str) -> None:
