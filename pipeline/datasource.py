@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from client.errors import InvalidArgument
 from pipeline.columns import columns_for
 from pipeline.options import ReadOptions
+from pipeline.plainly import plainly
 
 
 class KeylaneSource(DataSource):
@@ -25,12 +26,14 @@ class KeylaneSource(DataSource):
         """What to pass to format()."""
         return "keylane"
 
+    @plainly
     def schema(self) -> StructType:
         """The columns that the options ask for; the options are checked here, before anything runs."""
         return columns_for(ReadOptions.parse(self.options, streaming=None))
 
     # What each of these needs is imported where it is needed: they run in processes of their own.
 
+    @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         """For spark.read."""
         from pipeline.pushdown import filters_come
@@ -41,10 +44,14 @@ class KeylaneSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For spark.readStream."""
-        from pipeline.stream import StreamReader
+        from pipeline.stream import Refused, StreamReader
 
-        return StreamReader(ReadOptions.parse(self.options, streaming=True), schema)
+        try:
+            return StreamReader(ReadOptions.parse(self.options, streaming=True), schema)
+        except InvalidArgument as error:
+            return Refused(error)
 
+    @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For df.write."""
         from pipeline.sink import batch_writer
@@ -52,6 +59,7 @@ class KeylaneSource(DataSource):
         _refuse(overwrite, "mode('append')")
         return batch_writer(self.options, schema)
 
+    @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For df.writeStream."""
         from pipeline.sink import stream_writer

@@ -7,8 +7,11 @@ from typing import Any, Literal
 import msgspec
 
 from client.errors import InvalidArgument
+from client.times import moment, typed
+from pipeline.choice import Choice
 
 EARLIEST, LATEST = -2, -1
+_FEBRUARY_1970 = 31 * 86_400_000
 _SOUGHT = "#sought"  # behind the name of a topic, in which there is no such character
 
 Positions = dict[str, dict[int, int]]  # topic -> partition -> position
@@ -29,7 +32,52 @@ class Range(msgspec.Struct, frozen=True):
         return max(0, self.end - self.start)
 
 
-def parse_offsets(option: str, text: str, topics: Sequence[str]) -> Start:
+class Times(msgspec.Struct, frozen=True):
+    """Positions by time of publishing, ms, as an option has them: of all partitions, or of each."""
+
+    option: str
+    everywhere: int | None = None
+    each: dict[str, dict[int, int]] = {}
+
+    def of(self, topic: str, partition: int) -> int | None:
+        """The time for a partition, None where none was given."""
+        return self.everywhere or self.each.get(topic, {}).get(partition)
+
+
+def parse_time(option: str, value: int | str) -> int:
+    """A time as users write it, in ms; one in January 1970 was meant in seconds."""
+    text = str(value).strip()
+    try:
+        ms = int(text) if text.isdecimal() else int(typed(text).timestamp() * 1000)
+        when = moment(ms)
+    except (ValueError, OverflowError, OSError):
+        raise InvalidArgument(
+            f"option {option!r} is {text!r}: use milliseconds since 1970, or a time such as "
+            "2026-11-16T13:00:00Z"
+        ) from None
+    if ms < _FEBRUARY_1970:
+        hint = f" (perhaps {text}000?)" if text.isdecimal() else ""
+        raise InvalidArgument(
+            f"option {option!r} is {text!r}, which is {when:%Y-%m-%d}: use milliseconds since 1970, and not "
+            f"seconds{hint}"
+        )
+    return ms
+
+
+def parse_times(option: str, text: str, choice: Choice) -> dict[str, dict[int, int]]:
+    """What startingOffsetsByTimestamp and endingOffsetsByTimestamp take."""
+    try:
+        found = msgspec.json.decode(text, type=dict[str, dict[int, int | str]])
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(
+            f"option {option!r} is {text!r}: use times as JSON, milliseconds since 1970, such as "
+            f'{{"orders":{{"0":1794803456000}}}} ({error})'
+        ) from None
+    _check_covered(option, found, choice)
+    return {topic: {p: parse_time(option, value) for p, value in of.items()} for topic, of in found.items()}
+
+
+def parse_offsets(option: str, text: str, choice: Choice) -> Start:
     """What startingOffsets and endingOffsets take; InvalidArgument says what is wrong with it."""
     text = text.strip()
     if text.lower() in ("earliest", "latest"):
@@ -39,20 +87,33 @@ def parse_offsets(option: str, text: str, topics: Sequence[str]) -> Start:
     try:
         positions = msgspec.json.decode(text, type=dict[str, dict[int, int]])
     except msgspec.MsgspecError as error:
+        topic = (choice.topics or ["orders"])[0]
         raise InvalidArgument(
             f"option {option!r} is {text!r}: use earliest, latest, or positions as JSON, "
-            f'such as {{"{topics[0]}":{{"0":17,"1":-2}}}} where -2 is earliest and -1 latest ({error})'
+            f'such as {{"{topic}":{{"0":17,"1":-2}}}} where -2 is earliest and -1 latest ({error})'
         ) from None
+    _check_covered(option, positions, choice)
     for topic, of in positions.items():
-        if topic not in topics:
-            raise InvalidArgument(f"option {option!r} names topic {topic!r}, which 'subscribe' does not")
         for partition, position in of.items():
-            if partition < 0 or position < EARLIEST or position == 0:
+            if position < EARLIEST or position == 0:
                 raise InvalidArgument(
                     f"option {option!r} has position {position} in partition {partition} of {topic!r}: use "
                     "1 for the first entry and so on, -2 for earliest, -1 for latest"
                 )
     return positions
+
+
+def _check_covered(option: str, found: Mapping[str, Mapping[int, object]], choice: Choice) -> None:
+    """Refuse positions in what is not read."""
+    way = "subscribePattern" if choice.pattern is not None else "assign" if choice.partitions else "subscribe"
+    for topic, of in found.items():
+        if not choice.covers(topic):
+            raise InvalidArgument(f"option {option!r} names topic {topic!r}, which {way!r} does not")
+        for partition in of:
+            if partition < 0 or (choice.partitions and partition not in choice.partitions[topic]):
+                raise InvalidArgument(
+                    f"option {option!r} names partition {partition} of {topic!r}, which {way!r} does not"
+                )
 
 
 def wanted(start: Start, topic: str, partition: int, default: int) -> int:

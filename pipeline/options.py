@@ -1,8 +1,8 @@
 """The options of the data source: what .option(…) takes, checked before anything runs."""
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import NoReturn, TypeVar
 
 import msgspec
@@ -10,20 +10,24 @@ import msgspec
 from client import AsyncClient
 from client.errors import InvalidArgument
 from client.seeds import server_or_default, token_or_default
-from client.times import typed
-from pipeline.offsets import Start, parse_offsets
+from pipeline.choice import Choice
+from pipeline.offsets import Start, Times, parse_offsets, parse_time, parse_times
 
 _CONNECTION = ("server", "token", "payloads")
-_BATCH_ONLY = ("endingOffsets", "journal")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "sessionTimeout")
+_STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+_ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_BATCH_ONLY = _ENDS
+_STREAM_ONLY = (*_LIMITS, "sessionTimeout")
 READ_OPTIONS = (
     *_CONNECTION,
     "subscribe",
+    "subscribePattern",
+    "assign",
     "subscription",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "maxOffsetsPerTrigger",
+    *_STARTS,
+    *_ENDS,
+    *_LIMITS,
     "minPartitions",
     "failOnDataLoss",
     "includeValue",
@@ -31,6 +35,10 @@ READ_OPTIONS = (
     "sessionTimeout",
     "journal",
 )
+
+_DELAY = 900.0  # seconds
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION = re.compile(rf"(\d{{1,12}})\s*({'|'.join(_UNITS)})")
 
 T = TypeVar("T", int, float)
 
@@ -57,22 +65,57 @@ class Connection(msgspec.Struct, frozen=True):
         return AsyncClient(self.server, token=self.token, payloads=self.payloads, timeout=self.timeout)
 
 
+class Limits(msgspec.Struct, frozen=True):
+    """How much a batch of a stream takes; None is no limit."""
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None  # of bodies
+    min_offsets: int | None = None  # with less than that waiting there is no batch yet
+    delay: float = _DELAY  # seconds, unless the last batch was so long ago
+
+    @classmethod
+    def parse(cls, given: dict[str, str]) -> "Limits":
+        """From options under their proper names."""
+        most, least = (
+            _number(given, name, int, "a whole number from 1 on")
+            for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger")
+        )
+        if most is not None and least is not None and least > most:
+            raise InvalidArgument(
+                f"option 'minOffsetsPerTrigger' is {least}, more than 'maxOffsetsPerTrigger', {most}"
+            )
+        if least is None and "maxTriggerDelay" in given:
+            raise InvalidArgument("option 'maxTriggerDelay' means nothing without 'minOffsetsPerTrigger'")
+        return cls(
+            most,
+            _number(given, "maxBytesPerTrigger", int, "a number of bytes from 1 on"),
+            least,
+            _duration(given, "maxTriggerDelay", _DELAY),
+        )
+
+
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the options of a reader say."""
 
     connection: Connection
-    topics: list[str]
+    choice: Choice
     subscription: str | None
     start: Start
     end: Start
-    since: datetime | None  # where to start instead of `start`
-    max_offsets: int | None
+    since: Times | None  # where to start instead of `start`
+    until: Times | None  # where to end instead of `end`
+    limits: Limits
     min_partitions: int
     fail_on_data_loss: bool
     include_value: bool
     columns: list[str] | None  # None: all that there are
     session: float  # seconds
     journal: bool
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that were named; with a pattern they are known only when the broker was asked."""
+        return self.choice.topics
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = False) -> "ReadOptions":
@@ -86,35 +129,28 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidArgument(
                     f"option {name!r} is for {'spark.read' if streaming else 'spark.readStream'} only"
                 )
-        topics = _topics(given)
+        choice = Choice.parse(given)
         journal = _flag(given, "journal", False)
         subscription = given.get("subscription", "").strip() or None
-        if streaming and subscription is None:
+        if streaming and subscription is None and not journal:
             raise InvalidArgument(
                 "option 'subscription' is missing: a streaming query is a subscription, so give it a name "
                 "of its own, such as .option('subscription', 'warehouse')"
             )
-        if journal and subscription is not None:
-            raise InvalidArgument(
-                "option 'subscription' means nothing with journal=true: the journal is of all subscriptions; "
-                "use .where(\"subscription = '…'\")"
-            )
-        if "startingOffsets" in given and "startingTimestamp" in given:
-            raise InvalidArgument(
-                "give one of the options 'startingOffsets' and 'startingTimestamp', not both"
-            )
-        if journal and "startingTimestamp" in given:
-            raise InvalidArgument(
-                "option 'startingTimestamp' means nothing with journal=true: use .where(\"timestamp >= '…'\")"
-            )
+        if journal:
+            _check_journal(given, subscription)
+        for names in (_STARTS, _ENDS):
+            if len(both := [name for name in names if name in given]) > 1:
+                raise InvalidArgument(f"give one of the options {' and '.join(map(repr, both))}, not both")
         return cls(
             connection=Connection.parse(given),
-            topics=topics,
+            choice=choice,
             subscription=subscription,
-            start=parse_offsets("startingOffsets", given.get("startingOffsets", "earliest"), topics),
-            end=parse_offsets("endingOffsets", given.get("endingOffsets", "latest"), topics),
-            since=_moment(given, "startingTimestamp"),
-            max_offsets=_number(given, "maxOffsetsPerTrigger", int, "a whole number from 1 on"),
+            start=parse_offsets("startingOffsets", given.get("startingOffsets", "earliest"), choice),
+            end=parse_offsets("endingOffsets", given.get("endingOffsets", "latest"), choice),
+            since=_times(given, "startingTimestamp", "startingOffsetsByTimestamp", choice),
+            until=_times(given, "endingTimestamp", "endingOffsetsByTimestamp", choice),
+            limits=Limits.parse(given),
             min_partitions=_number(given, "minPartitions", int, "a whole number from 1 on") or 1,
             fail_on_data_loss=_flag(given, "failOnDataLoss", True),
             include_value=_flag(given, "includeValue", True),
@@ -122,6 +158,19 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             session=_number(given, "sessionTimeout", float, "seconds from 1 on") or 10.0,
             journal=journal,
         )
+
+
+def _check_journal(given: dict[str, str], subscription: str | None) -> None:
+    """Refuse what means nothing for a journal."""
+    if subscription is not None:
+        raise InvalidArgument(
+            "option 'subscription' means nothing with journal=true: the journal is of all subscriptions; "
+            "use .where(\"subscription = '…'\")"
+        )
+    for name in (*_STARTS[1:], *_ENDS[1:], "maxBytesPerTrigger", "sessionTimeout"):
+        if name in given:
+            hint = ": use .where(\"timestamp >= '…'\")" if "Timestamp" in name else ""
+            raise InvalidArgument(f"option {name!r} means nothing with journal=true{hint}")
 
 
 def known(options: Mapping[str, str], names: tuple[str, ...], does: str) -> dict[str, str]:
@@ -146,18 +195,6 @@ def known(options: Mapping[str, str], names: tuple[str, ...], does: str) -> dict
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
     """An option has a value that it cannot have."""
     raise InvalidArgument(f"option {name!r} is {value!r}: use {allowed}")
-
-
-def _topics(given: dict[str, str]) -> list[str]:
-    text = given.get("subscribe", "")
-    topics = [name.strip() for name in text.split(",")]
-    if not all(topics):
-        raise InvalidArgument(
-            f"option 'subscribe' is {text!r}: name the topic to read, or several as 'orders,payments'"
-        )
-    if len(set(topics)) < len(topics):
-        raise InvalidArgument(f"option 'subscribe' is {text!r}: it names a topic twice")
-    return topics
 
 
 def _columns(given: dict[str, str]) -> list[str] | None:
@@ -189,13 +226,17 @@ def _number(given: dict[str, str], name: str, kind: Callable[[str], T], allowed:
     return number
 
 
-def _moment(given: dict[str, str], name: str) -> datetime | None:
+def _duration(given: dict[str, str], name: str, default: float) -> float:
     if name not in given:
-        return None
-    text = given[name].strip()
-    try:
-        if text.isdecimal():
-            return datetime.fromtimestamp(int(text) / 1000, UTC)
-        return typed(text)
-    except (ValueError, OverflowError, OSError):
-        refuse(name, text, "milliseconds since 1970, or a time such as 2026-11-16T13:00:00Z")
+        return default
+    found = _DURATION.fullmatch(given[name].strip().lower())
+    if found is None:
+        refuse(name, given[name], "a time with its unit, such as 500ms, 30s, 15m or 1h")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _times(given: dict[str, str], everywhere: str, each: str, choice: Choice) -> Times | None:
+    """Positions by time: one time for all partitions, or one for each."""
+    if everywhere in given:
+        return Times(everywhere, parse_time(everywhere, given[everywhere]))
+    return Times(each, None, parse_times(each, given[each], choice)) if each in given else None

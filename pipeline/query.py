@@ -12,6 +12,7 @@ from client.errors import (
     SubscriptionMoved,
     SubscriptionNotFound,
 )
+from client.times import Position, moment
 from client.types import PartitionOffsets
 from pipeline import seek
 from pipeline.hold import Hold
@@ -202,13 +203,8 @@ class Query:
         try:
             info = await client.describe_subscription(topic, self._subscription)
         except SubscriptionNotFound:
-            start = self._options.since or self._options.start
             await client.create_subscription(
-                topic,
-                self._subscription,
-                mode="cursor",
-                start=start if not isinstance(start, dict) else "earliest",
-                exist_ok=True,
+                topic, self._subscription, mode="cursor", start=self._start(), exist_ok=True
             )
             return True
         if info.mode != "cursor":
@@ -218,10 +214,21 @@ class Query:
             )
         return False
 
+    def _start(self) -> Position:
+        """Where the subscription starts when it is made; what is asked for by partition is sought then."""
+        since, start = self._options.since, self._options.start
+        if since is not None:
+            return "earliest" if since.everywhere is None else moment(since.everywhere)
+        return start if isinstance(start, str) else "earliest"
+
     def _first(self, topic: str, said: PartitionOffsets, *, new: bool) -> int:
         """Where to start in a partition: what startingOffsets says only ever goes forward."""
-        bounds, start = seek.Bounds(said), self._options.start
-        if isinstance(start, str) or self._options.since is not None:
+        bounds, start, since = seek.Bounds(said), self._options.start, self._options.since
+        if since is not None:
+            seek.check_partitions(since.option, since, topic, len(self._said[topic]))
+            (at,) = self._remote.call(seek.at_times, self._remote.client, topic, [bounds], since)
+            return bounds.floor if at is None else at
+        if isinstance(start, str):
             return bounds.floor
         seek.check_partitions("startingOffsets", start, topic, len(self._said[topic]))
         at = wanted(start, topic, said.partition, bounds.floor)

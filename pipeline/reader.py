@@ -8,11 +8,14 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from client import AsyncClient
+from client.errors import TopicNotFound
 from pipeline import seek
 from pipeline.columns import check_columns
+from pipeline.loss import few
 from pipeline.offsets import Range
 from pipeline.options import ReadOptions
 from pipeline.piece import Piece, share_out
+from pipeline.plainly import plainly, plainly_each
 from pipeline.pushdown import Narrowing, Span
 from pipeline.remote import Remote
 
@@ -28,12 +31,15 @@ class BatchReader(DataSourceReader):
         self._columns = check_columns(options, schema)
         self._narrowing = Narrowing(times=not options.journal)
 
+    @plainly
     def partitions(self) -> Sequence[InputPartition]:
         """Shares of what there is to read: of a large partition one or several, of small ones many in one."""
         with Remote(self._options.connection) as remote:
-            found = [remote.call(self._plan, remote.client, topic) for topic in self._options.topics]
+            topics = remote.call(topics_of, remote.client, self._options)
+            found = [remote.call(self._plan, remote.client, topic) for topic in topics]
         return share_out([piece for pieces in found for piece in pieces], self._options.min_partitions)
 
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a share."""
         from pipeline.pieces import read_share  # it takes half a second, which those who plan need not wait
@@ -43,17 +49,9 @@ class BatchReader(DataSourceReader):
     async def _plan(self, client: AsyncClient, topic: str) -> list[Piece]:
         options = self._options
         said = await client.offsets(topic, options.subscription)
-        all_bounds = [seek.Bounds(one, journal=options.journal) for one in said]
-        seek.check_partitions("startingOffsets", options.start, topic, len(said))
-        seek.check_partitions("endingOffsets", options.end, topic, len(said))
-        if options.since is None:
-            starts = [
-                seek.start_in(topic, bounds, options.start, fail=options.fail_on_data_loss)
-                for bounds in all_bounds
-            ]
-        else:
-            starts = await seek.since(client, topic, all_bounds, options.since)
-        ends = [seek.end_in(topic, bounds, options.end) for bounds in all_bounds]
+        chosen = options.choice.of(topic, len(said))
+        all_bounds = [seek.Bounds(said[partition], journal=options.journal) for partition in chosen]
+        starts, ends = await seek.limits(client, topic, all_bounds, len(said), options)
         left = await asyncio.gather(
             *(
                 self._left(client, topic, bounds, start, end)
@@ -87,3 +85,17 @@ class FilteredReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Read only where the rows are; the filters come back that Spark has to hold rows against."""
         return list(self._narrowing.take(filters))
+
+
+async def topics_of(client: AsyncClient, options: ReadOptions) -> list[str]:
+    """The topics that a batch reads: those that were named, or those that match now."""
+    if options.choice.pattern is None:
+        return options.choice.topics
+    there = await client.topics()
+    found = [topic for topic in there if options.choice.covers(topic)]
+    if not found:
+        raise TopicNotFound(
+            f"no topic matches option 'subscribePattern', {options.choice.pattern!r}: the whole name has to; "
+            f"there {'are ' + few(there) if there else 'is none'}"
+        )
+    return found

@@ -1,13 +1,13 @@
 """From what was asked for to positions in the partitions of a topic."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from client import AsyncClient
 from client.errors import InvalidArgument
 from client.types import PartitionOffsets
 from pipeline.loss import report
-from pipeline.offsets import EARLIEST, LATEST, Start, wanted
+from pipeline.offsets import EARLIEST, LATEST, Start, Times, wanted
+from pipeline.options import ReadOptions
 
 
 class Bounds:
@@ -25,9 +25,10 @@ class Bounds:
             self.floor, self.end, self.dense = said.position, said.latest, said.sparse
 
 
-def check_partitions(option: str, start: Start, topic: str, count: int) -> None:
+def check_partitions(option: str, start: Start | Times, topic: str, count: int) -> None:
     """Refuse positions in partitions that there are not."""
-    if not isinstance(start, str) and (beyond := [p for p in start.get(topic, {}) if p >= count]):
+    of = start.each if isinstance(start, Times) else {} if isinstance(start, str) else start
+    if beyond := [partition for partition in of.get(topic, {}) if partition >= count]:
         raise InvalidArgument(
             f"option {option!r} has a position in partition {beyond[0]} of {topic!r}, which has {count}: "
             f"0 to {count - 1}"
@@ -66,10 +67,41 @@ def _check_end(option: str, topic: str, bounds: Bounds, at: int) -> None:
         )
 
 
-async def since(client: AsyncClient, topic: str, all_bounds: Sequence[Bounds], moment: datetime) -> list[int]:
-    """The position of the first message in each partition that was published at that time or later."""
-    ms = int(moment.timestamp() * 1000)
-    return [await first_at(client, topic, bounds, bounds.floor, bounds.end, ms) for bounds in all_bounds]
+async def limits(
+    client: AsyncClient, topic: str, all_bounds: Sequence[Bounds], count: int, options: ReadOptions
+) -> tuple[list[int], list[int]]:
+    """Where a batch starts and ends in partitions of a topic with `count` of them."""
+    for option, asked in (
+        ("startingOffsets", options.since or options.start),
+        ("endingOffsets", options.until or options.end),
+    ):
+        check_partitions(asked.option if isinstance(asked, Times) else option, asked, topic, count)
+    since = await at_times(client, topic, all_bounds, options.since or Times(""))
+    until = await at_times(client, topic, all_bounds, options.until or Times(""))
+    starts = [
+        start_in(topic, bounds, options.start, fail=options.fail_on_data_loss) if at is None else at
+        for bounds, at in zip(all_bounds, since, strict=True)
+    ]
+    ends = [
+        end_in(topic, bounds, options.end) if at is None else at
+        for bounds, at in zip(all_bounds, until, strict=True)
+    ]
+    return starts, ends
+
+
+async def at_times(
+    client: AsyncClient, topic: str, all_bounds: Sequence[Bounds], times: Times
+) -> list[int | None]:
+    """The position of the first message in each partition that was published at its time or later.
+
+    That is the end where there is none; None for a partition for which no time was given.
+    """
+    return [
+        None
+        if (ms := times.of(topic, bounds.partition)) is None
+        else await first_at(client, topic, bounds, bounds.floor, bounds.end, ms)
+        for bounds in all_bounds
+    ]
 
 
 async def first_at(client: AsyncClient, topic: str, bounds: Bounds, low: int, high: int, ms: int) -> int:

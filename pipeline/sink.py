@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from client import Client, Tally
 from pipeline.options import Connection, known
 from pipeline.pace import DUE, paced
+from pipeline.plainly import plainly
 from pipeline.rows import by_topic, check_columns, columns_of
 from pipeline.uids import Uids
 
@@ -103,6 +104,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._job = str(uuid4())  # made on the driver, for all attempts of all tasks
 
+    @plainly
     def write(self, iterator: Iterator[Any]) -> Written:
         """Publish the rows of a task."""
         if self._options.topic is not None:
@@ -125,6 +127,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
+    @plainly
     def write(self, iterator: Iterator[Any]) -> Written:
         """Publish the rows of a task."""
         task = _task()

@@ -23,11 +23,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from client.errors import BrokerError
 from pipeline import offsets
 from pipeline.columns import check_columns
 from pipeline.offsets import Positions
 from pipeline.options import ReadOptions
 from pipeline.piece import Piece, share_out
+from pipeline.plainly import plainly, plainly_each
 from pipeline.query import Query
 
 
@@ -46,17 +48,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """As many rows in a batch as the options say."""
-        return ReadMaxRows(self._options.max_offsets) if self._options.max_offsets else ReadAllAvailable()
+        most = self._options.limits.max_offsets
+        return ReadMaxRows(most) if most else ReadAllAvailable()
 
+    @plainly
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where the topics end now: the query ends there."""
         self._target = self._opened().ends()
 
+    @plainly
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts; its subscription is made here."""
         query = self._opened()
         return offsets.dump(query.begin(), query.sought)
 
+    @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; what lies before its start is done with."""
         query = self._opened()
@@ -74,6 +80,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the topics end: what is between this and the end of a batch is the query's lag."""
         return offsets.dump(self._latest) if self._latest else None
 
+    @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Shares of what there is to read: of a large partition one or several, of small ones many in one."""
         query = self._opened()
@@ -85,6 +92,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         return share_out(pieces, self._options.min_partitions)
 
+    @plainly
     def commit(self, end: dict[str, Any]) -> None:
         """Let the broker forget what lies before."""
         self._opened().commit(offsets.load(end))
@@ -97,6 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # On executors
 
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a share."""
         from pipeline.pieces import read_share  # it takes half a second, which those who plan need not wait
@@ -109,6 +118,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._query = Query(self._options)
         self._query.check()
         return self._query
+
+
+class Refused(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What there is instead of a source whose options cannot be right.
+
+    Spark answers an error in the making of a source with one of its own; of what is asked afterwards not.
+    """
+
+    def __init__(self, error: BrokerError) -> None:
+        self._error = error
+
+    @plainly
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Say what is wrong."""
+        raise self._error
+
+    @plainly
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Say what is wrong."""
+        raise self._error
+
+    @plainly
+    def initialOffset(self) -> dict[str, Any]:
+        """Say what is wrong."""
+        raise self._error
+
+    @plainly
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Say what is wrong."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Nothing is ever planned."""
+        raise self._error
 
 
 def _stop_on_sigterm() -> None:

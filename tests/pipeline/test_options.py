@@ -1,13 +1,15 @@
 """Options: each error names the option and says what is allowed."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
 
 from client.errors import InvalidArgument
 from client.seeds import DEFAULT_SERVER
+from pipeline.choice import Choice
 from pipeline.columns import columns_for
-from pipeline.options import Connection, ReadOptions
+from pipeline.options import Connection, Limits, ReadOptions
 
 
 def parse(*, streaming: bool = False, **options: str) -> ReadOptions:
@@ -19,12 +21,13 @@ def test_a_topic_is_all_that_a_batch_needs(monkeypatch: pytest.MonkeyPatch) -> N
     options = parse()
     assert options == ReadOptions(
         connection=Connection(DEFAULT_SERVER),
-        topics=["orders"],
+        choice=Choice(["orders"]),
         subscription=None,
         start="earliest",
         end="latest",
         since=None,
-        max_offsets=None,
+        until=None,
+        limits=Limits(),
         min_partitions=1,
         fail_on_data_loss=True,
         include_value=True,
@@ -60,12 +63,84 @@ def test_positions_are_given_as_json() -> None:
 
 @pytest.mark.parametrize("text", ["1794803456000", "2026-11-16T02:50:56Z", "2026-11-16T02:50:56"])
 def test_a_time_is_milliseconds_or_iso_and_utc_if_it_does_not_say(text: str) -> None:
-    moment = parse(startingTimestamp=text).since
-    assert moment is not None
+    since = parse(startingTimestamp=text).since
+    assert since is not None
     expected = (
         1_794_803_456 if text.isdecimal() else datetime(2026, 11, 16, 2, 50, 56, tzinfo=UTC).timestamp()
     )
-    assert moment.timestamp() == expected
+    assert since.of("orders", 0) == since.of("orders", 7) == expected * 1000
+
+
+def test_times_are_given_by_partition_too() -> None:
+    text = '{"orders":{"0":1794803456000,"2":"2026-11-16T02:50:56Z"}}'
+    options = parse(startingOffsetsByTimestamp=text, endingOffsetsByTimestamp=text)
+    assert options.since is not None
+    assert options.until is not None
+    assert [options.since.of("orders", at) for at in range(3)] == [1_794_803_456_000, None, 1_794_797_456_000]
+    assert options.until.each == options.since.each
+
+
+@pytest.mark.parametrize("text", ["1794803456", "0", "1970-01-31T23:59:59Z"])
+@pytest.mark.parametrize("which", ["starting", "ending"])
+def test_a_time_in_seconds_is_not_taken_for_one_in_january_1970(text: str, which: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"'{which}Timestamp' is '{text}'.*use milliseconds since 1970"):
+        ReadOptions.parse({"subscribe": "orders", f"{which}Timestamp": text})
+    each = json.dumps({"orders": {"0": int(text) if text.isdecimal() else text}})
+    with pytest.raises(InvalidArgument, match=f"'{which}OffsetsByTimestamp' is '{text}'.*use milliseconds"):
+        ReadOptions.parse({"subscribe": "orders", f"{which}OffsetsByTimestamp": each})
+
+
+def test_topics_are_chosen_by_a_pattern_that_the_whole_name_has_to_match() -> None:
+    choice = ReadOptions.parse({"subscribePattern": "orders-[0-9]+"}).choice
+    assert choice.covers("orders-17")
+    assert not choice.covers("orders-17.dead")
+    assert choice.topics == []
+
+
+def test_partitions_are_assigned() -> None:
+    choice = ReadOptions.parse({"assign": '{"orders":[2,0],"audits":[1]}'}).choice
+    assert (choice.topics, choice.of("orders", 3)) == (["orders", "audits"], [0, 2])
+    with pytest.raises(InvalidArgument, match="names partition 2 of 'orders', which has 2: 0 to 1"):
+        choice.of("orders", 2)
+
+
+def test_a_batch_of_a_stream_is_limited_in_several_ways() -> None:
+    limits = parse(
+        streaming=True,
+        subscription="s",
+        maxOffsetsPerTrigger="100",
+        maxBytesPerTrigger="1000000",
+        minOffsetsPerTrigger="10",
+        maxTriggerDelay="5 min",
+    ).limits
+    assert limits == Limits(100, 1_000_000, 10, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"subscribe": "a", "subscribePattern": "b"}, "'subscribe' and 'subscribePattern', not both"),
+        ({"assign": '{"a":[1]}', "subscribePattern": "b"}, "'subscribePattern' and 'assign', not both"),
+        ({"subscribePattern": "a("}, "option 'subscribePattern' is 'a\\(': it is no regular expression"),
+        ({"subscribePattern": ""}, "use a regular expression"),
+        ({"assign": "orders"}, "option 'assign' is 'orders': use the partitions of each topic as JSON"),
+        ({"assign": "{}"}, "it leaves nothing to read"),
+        ({"assign": '{"a":[]}'}, "it leaves nothing to read"),
+        ({"assign": '{"a":[1,1]}'}, "name each partition once"),
+        ({"assign": '{"a":[-1]}'}, "name each partition once, from 0 on"),
+        (
+            {"assign": '{"a":[1]}', "startingOffsets": '{"a":{"0":1}}'},
+            "'startingOffsets' names partition 0 of 'a', which 'assign' does not",
+        ),
+        (
+            {"subscribePattern": "a.*", "startingOffsets": '{"b":{"0":1}}'},
+            "names topic 'b', which 'subscribePattern' does not",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_meant_is_named(options: dict[str, str], error: str) -> None:
+    with pytest.raises(InvalidArgument, match=error):
+        ReadOptions.parse(options)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +160,22 @@ def test_a_time_is_milliseconds_or_iso_and_utc_if_it_does_not_say(text: str) -> 
         ({"startingOffsets": '{"audits":{"0":1}}'}, "names topic 'audits', which 'subscribe' does not"),
         ({"endingOffsets": "earliest"}, "option 'endingOffsets' is 'earliest': nothing would be read"),
         ({"startingTimestamp": "yesterday"}, "option 'startingTimestamp' is 'yesterday': use milliseconds"),
-        ({"startingTimestamp": "1", "startingOffsets": "latest"}, "not both"),
+        (
+            {"startingTimestamp": "1", "startingOffsets": "latest"},
+            "'startingOffsets' and 'startingTimestamp', not both",
+        ),
+        (
+            {"endingTimestamp": "1", "endingOffsetsByTimestamp": "{}"},
+            "'endingTimestamp' and 'endingOffsetsByTimestamp', not both",
+        ),
+        (
+            {"startingOffsetsByTimestamp": "1"},
+            "'startingOffsetsByTimestamp' is '1': use times as JSON, milliseconds",
+        ),
+        (
+            {"endingOffsetsByTimestamp": '{"audits":{"0":1}}'},
+            "'endingOffsetsByTimestamp' names topic 'audits', which 'subscribe' does not",
+        ),
         ({"minPartitions": "0"}, "option 'minPartitions' is '0': use a whole number from 1 on"),
         ({"minPartitions": "1.5"}, "option 'minPartitions' is '1.5': use a whole number from 1 on"),
         ({"includeValue": "no"}, "option 'includeValue' is 'no': use true or false"),
@@ -109,7 +199,18 @@ def test_an_option_that_cannot_be_right_is_named(options: dict[str, str], error:
     [
         ({}, "option 'subscription' is missing: a streaming query is a subscription"),
         ({"subscription": "s", "endingOffsets": "latest"}, "'endingOffsets' is for spark.read only"),
-        ({"subscription": "s", "journal": "true"}, "'journal' is for spark.read only"),
+        ({"subscription": "s", "endingTimestamp": "1"}, "'endingTimestamp' is for spark.read only"),
+        ({"journal": "true", "subscription": "s"}, "'subscription' means nothing with journal=true"),
+        ({"journal": "true", "maxBytesPerTrigger": "1"}, "'maxBytesPerTrigger' means nothing with journal"),
+        ({"subscription": "s", "maxTriggerDelay": "1s"}, "nothing without 'minOffsetsPerTrigger'"),
+        (
+            {"subscription": "s", "minOffsetsPerTrigger": "9", "maxTriggerDelay": "60"},
+            "'maxTriggerDelay' is '60': use a time with its unit, such as 500ms",
+        ),
+        (
+            {"subscription": "s", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            "'minOffsetsPerTrigger' is 9, more than 'maxOffsetsPerTrigger', 8",
+        ),
         ({"subscription": "s", "maxOffsetsPerTrigger": "0"}, "'maxOffsetsPerTrigger' is '0'"),
         ({"subscription": "s", "sessionTimeout": "0.1"}, "'sessionTimeout' is '0.1': use seconds from 1 on"),
         ({"subscription": "s", "sessionTimeout": "nan"}, "'sessionTimeout' is 'nan': use seconds from 1 on"),
