@@ -17,7 +17,7 @@ _CONNECTION = ("server", "token", "payloads")
 _STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-_BATCH_ONLY = _ENDS
+_BATCH_ONLY = (*_ENDS, "subscribePattern", "assign", "journal")
 _STREAM_ONLY = (*_LIMITS, "sessionTimeout")
 READ_OPTIONS = (
     *_CONNECTION,
