@@ -13,11 +13,11 @@ from client.errors import (
     SubscriptionNotFound,
 )
 from client.times import Position, moment
-from client.types import PartitionOffsets
+from client.types import Page, PartitionOffsets
 from pipeline import seek
 from pipeline.hold import Hold
 from pipeline.loss import report
-from pipeline.offsets import LATEST, Positions, wanted
+from pipeline.offsets import LATEST, Positions, Range, wanted
 from pipeline.options import ReadOptions
 from pipeline.remote import Remote
 
@@ -109,6 +109,19 @@ class Query:
         """The position from which on every entry has to be there, and the incarnation of the topic."""
         said = self._said[topic][partition]
         return said.sparse, said.incarnation
+
+    def read(self, range_: Range, limit: int) -> Page:
+        """What is said of the messages from the start of a range on."""
+        _, incarnation = self.bounds(range_.topic, range_.partition)
+        return self._remote.call(
+            self._remote.client.read,
+            range_.topic,
+            range_.partition,
+            range_.start,
+            range_.end,
+            limit=limit,
+            incarnation=incarnation,
+        )
 
     def commit(self, positions: Positions, *, wait: bool = False) -> None:
         """Drain what lies before; in the background, but one after the other."""

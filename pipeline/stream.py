@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from client.errors import BrokerError
 from pipeline import offsets
+from pipeline.admission import Admission
 from pipeline.columns import check_columns
 from pipeline.offsets import Positions
 from pipeline.options import ReadOptions
@@ -43,13 +44,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query: Query | None = None
         self._target: Positions | None = None  # where a query with availableNow ends
         self._latest: Positions = {}
+        self._admission = Admission(options.limits)
 
     # On the driver
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """As many rows in a batch as the options say."""
-        most = self._options.limits.max_offsets
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        """What tells a batch that is limited from one that Spark wants to have all; all limits are ours."""
+        limits = self._options.limits
+        if limits.max_offsets is None and limits.max_bytes is None and limits.min_offsets is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(limits.max_offsets or 2**53)
 
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:
@@ -70,8 +74,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = query.latest()
         # A partition that is new since the target was noted is left to the next run.
         end = _later(begin, self._latest if self._target is None else self._target)
-        if isinstance(limit, ReadMaxRows):
-            end = offsets.admit(begin, end, limit.max_rows)
+        if not isinstance(limit, ReadAllAvailable):
+            end = self._admission.end(begin, end, query.read, wait=self._target is None)
         # With nothing to do there is time to wait, and with availableNow there is no later.
         query.commit(begin, wait=end == begin)
         return offsets.dump(end, query.sought)
