@@ -58,12 +58,14 @@ class Tally(msgspec.Struct, frozen=True):
     stored: int = 0
     duplicates: int = 0
     no_subscribers: int = 0
+    repeated: tuple[str, ...] = ()  # the uids of the duplicates
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
             self.stored + other.stored,
             self.duplicates + other.duplicates,
             self.no_subscribers + other.no_subscribers,
+            self.repeated + other.repeated,
         )
 
 

@@ -432,9 +432,12 @@ def _replaced(item: Added) -> Iterator[int]:
 def _sum_up(ticket: Ticket, reply: wire.PublishReply) -> Tally:
     """Count the answers for the messages of one call in one frame."""
     start, count = ticket.start, ticket.count
-    duplicates = sum(start <= place < start + count for place in reply.duplicates)
-    rest = count - duplicates
-    return Tally(0 if reply.unowed else rest, duplicates, rest if reply.unowed else 0)
+    repeated = [
+        ticket.parcel.flat[place * 3 + 1] for place in reply.duplicates if start <= place < start + count
+    ]
+    rest = count - len(repeated)
+    stored, unowed = (0, rest) if reply.unowed else (rest, 0)
+    return Tally(stored, len(repeated), unowed, tuple(repeated))
 
 
 def _read(

@@ -64,7 +64,7 @@ class KeylaneSource(DataSource):
         """For df.writeStream."""
         from pipeline.sink import stream_writer
 
-        _refuse(overwrite, "outputMode('append') or outputMode('update')")
+        _refuse(overwrite, "outputMode('append'), or foreachBatch, with a column `uid`, for what changes")
         return stream_writer(self.options, schema)
 
 

@@ -1,6 +1,7 @@
 """The rows that the sink takes: which columns there may be, and what becomes of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -8,8 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -19,6 +22,7 @@ from pyspark.sql.types import (
     ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -36,7 +40,21 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "delay": (DoubleType, FloatType, IntegerType, LongType, DecimalType),
     "deliver_at": (TimestampType,),
 }
-_NAMES = ", ".join(_TYPES)
+SINK_COLUMNS = tuple(_TYPES)
+_NAMES = ", ".join(SINK_COLUMNS)
+_IDENTITIES = (
+    StringType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    DecimalType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
 _deterministic = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -64,6 +82,27 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         raise InvalidArgument("no topic: name it with .option('topic', …), or in a column `topic`")
 
 
+def check_identities(schema: StructType, names: Sequence[str]) -> list[str]:
+    """The columns that uids are to be of, as the schema spells them."""
+    spelled = {field.name.lower(): field for field in schema.fields}
+    found = []
+    for name in names:
+        field = spelled.get(name.lower())
+        if field is None:
+            raise InvalidArgument(
+                f"option 'uidColumns' names {name!r}: the columns are {', '.join(schema.names)}"
+            )
+        if not isinstance(field.dataType, _IDENTITIES):
+            raise InvalidArgument(
+                f"option 'uidColumns' names {name!r}, which is {field.dataType.simpleString()}: use text, "
+                "bytes, whole or decimal numbers, dates and times"
+            )
+        found.append(field.name)
+    if found and "uid" in schema.names and found != ["uid"]:
+        raise InvalidArgument("give one of the option 'uidColumns' and a column `uid`, not both")
+    return found
+
+
 def _simple(kinds: tuple[type[DataType], ...]) -> str:
     return " or ".join(kind().simpleString() for kind in kinds)
 
@@ -80,29 +119,20 @@ def by_topic(batch: Any, topic: str | None) -> Iterator[tuple[str, Any]]:
         yield name, batch.filter(pc.equal(column, name))
 
 
-def columns_of(batch: Any, topic: str, uids: Uids, durability: str | None) -> Columns:
-    """Rows for one topic as the client takes them."""
+def columns_of(batch: Any, topic: str, uids: Uids | Sequence[str], durability: str | None) -> Columns:
+    """Rows for one topic as the client takes them; `uids` makes their uids, or is the columns they are of."""
     keys, values = _texts(batch, "key"), _column(batch, "value")
     if values is not None:
         values = values.cast(pa.binary())
     attributes, canonical = _attributes(batch)
     partitions = _column(batch, "partition")
     delays, dues = _column(batch, "delay"), _column(batch, "deliver_at")
-    given = _column(batch, "uid")
-    made = None
-    if given is None or given.null_count:
-        content = [pa.repeat(pa.scalar(topic), batch.num_rows), keys, values, canonical]
-        content += [
-            None if column is None else column.cast(pa.string()) for column in (partitions, delays, dues)
-        ]
-        made = uids.take([column for column in content if column is not None])
-    if given is not None:
-        texts = given.to_pylist()
-        made = texts if made is None else [uid or other for uid, other in zip(texts, made, strict=True)]
+    content = [pa.repeat(pa.scalar(topic), batch.num_rows), keys, values, canonical]
+    content += [None if column is None else column.cast(pa.string()) for column in (partitions, delays, dues)]
     return Columns(
         keys=None if keys is None else keys.to_pylist(),
         bodies=None if values is None else values.to_pylist(),
-        uids=made,
+        uids=_uids(batch, [column for column in content if column is not None], uids),
         attributes=attributes,
         partitions=None if partitions is None else partitions.to_pylist(),
         durability=durability,
@@ -111,6 +141,40 @@ def columns_of(batch: Any, topic: str, uids: Uids, durability: str | None) -> Co
         if dues is None
         else dues.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist(),
     )
+
+
+def _uids(batch: Any, content: list[Any], uids: Uids | Sequence[str]) -> list[str]:
+    """The uid of each row: of the columns that are named, or its own, or one of all that it holds."""
+    if not isinstance(uids, Uids):
+        return _identities(batch, uids)
+    given = _column(batch, "uid")
+    if given is None:
+        return uids.take(content)
+    found: list[str] = given.to_pylist()
+    without = [row for row, uid in enumerate(found) if not uid]
+    if without:
+        places = pa.array(without)
+        made = uids.take([column.take(places) for column in content])
+        for row, uid in zip(without, made, strict=True):
+            found[row] = uid
+    return found
+
+
+def _identities(batch: Any, names: Sequence[str]) -> list[str]:
+    """Uids of what some columns hold, and of nothing else."""
+    columns = [batch.column(name) for name in names]
+    nothing = reduce(pc.and_, [column.is_null() for column in columns])
+    if pc.any(nothing).as_py():
+        raise InvalidArgument(f"a row has nothing in {' and '.join(names)}, so it has no uid: see uidColumns")
+    return Uids("columns").plain([_text_of(column) for column in columns])
+
+
+def _text_of(column: Any) -> Any:
+    """What a column holds as text or bytes, whatever the time zone of the session."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    binary = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    return column if binary else column.cast(pa.string())
 
 
 def _column(batch: Any, name: str) -> Any:

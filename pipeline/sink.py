@@ -1,7 +1,8 @@
 """The sink: rows become messages, each exactly once, however often Spark runs a task.
 
 A row's uid says which row of which batch it is, and the broker takes a uid once: what a task has published
-before it failed is a duplicate when the task runs again. So there is nothing to commit and nothing to undo.
+before it failed is a duplicate when the task runs again. So there is nothing to undo, and nothing to commit
+but rows of several tasks that are the same: see pipeline.equals.
 """
 
 import logging
@@ -9,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,13 +21,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from client import Client, Tally
-from pipeline.options import Connection, known
+from client.columns import Columns
+from pipeline.equals import Repeats, Told, missing
+from pipeline.options import Connection, known, refuse
 from pipeline.pace import DUE, paced
 from pipeline.plainly import plainly
-from pipeline.rows import by_topic, check_columns, columns_of
+from pipeline.rows import SINK_COLUMNS, by_topic, check_columns, check_identities, columns_of
 from pipeline.uids import Uids
 
-_OPTIONS = ("server", "token", "payloads", "topic", "durability")
+_OPTIONS = ("server", "token", "payloads", "topic", "durability", "uidColumns")
 _SPARKS = ("checkpointlocation", "queryname")  # Spark's own, which it hands on
 _OWN = (
     "_report",
@@ -47,6 +51,7 @@ class SinkOptions(msgspec.Struct, frozen=True):
     durability: str | None
     report: str | None = None
     paced: bool = False
+    uid_columns: list[str] = []
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "SinkOptions":
@@ -60,12 +65,20 @@ class SinkOptions(msgspec.Struct, frozen=True):
             given.get("durability") or None,
             own.get("_report"),
             "_paced" in own,
+            _names(given.get("uidColumns")),
         )
 
-    def check(self, schema: StructType) -> None:
-        """Refuse columns that cannot be published."""
-        fields = [field for field in schema.fields if not (self.paced and field.name == DUE)]
+    def check(self, schema: StructType) -> "SinkOptions":
+        """The options as they are meant for these columns; those that cannot be published are refused."""
+        names = check_identities(schema, self.uid_columns)
+        beside = [name for name in names if name not in SINK_COLUMNS]  # they are only there for the uid
+        fields = [
+            field
+            for field in schema.fields
+            if field.name not in beside and not (self.paced and field.name == DUE)
+        ]
         check_columns(StructType(fields), self.topic)
+        return msgspec.structs.replace(self, uid_columns=names)
 
     def client(self) -> Client:
         """A client, to be entered with `with`."""
@@ -78,12 +91,12 @@ class Written(WriterCommitMessage):
     """What a task has published, by topic."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
+    told: Told | None = None  # where other tasks make their uids in the same way
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType) -> DataSourceArrowWriter:
     """For df.write: what cannot be published is refused here, on the driver."""
-    parsed = SinkOptions.parse(options)
-    parsed.check(schema)
+    parsed = SinkOptions.parse(options).check(schema)
     if parsed.topic is not None and parsed.report is None:  # a job of our own has looked
         with parsed.client() as client:
             _check_window(client, parsed.topic)
@@ -92,8 +105,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType) -> DataSourceAr
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> DataSourceStreamArrowWriter:
     """For df.writeStream; Spark makes one for each micro-batch, and another one to commit it."""
-    parsed = SinkOptions.parse(options)
-    parsed.check(schema)
+    parsed = SinkOptions.parse(options).check(schema)
     return StreamWriter(parsed)
 
 
@@ -109,6 +121,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Publish the rows of a task."""
         if self._options.topic is not None:
             _checked.add(self._options.topic)  # the driver has
+        # A job's tasks stay as they are.
         return publish(self._options, iterator, Uids("job", self._job, _task().partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -138,24 +151,29 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise RuntimeError(
                 "Spark does not say which query and batch a task is of: this needs Spark 4.1 or newer"
             )
-        return publish(self._options, iterator, Uids("query", query, batch, task.partitionId()))
+        return publish(self._options, iterator, Uids("query", query, batch), Repeats())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Say what was not stored; the rest has been published."""
-        report(messages)
+        """Publish what tasks took for rows of one another, and say what was not stored."""
+        report([*messages, complete(self._options, messages)])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Leave it: Spark calls this even after a commit, and runs the batch again."""
 
 
-def publish(options: SinkOptions, batches: Iterator[Any], uids: Uids) -> Written:
+def publish(
+    options: SinkOptions, batches: Iterator[Any], uids: Uids, repeats: Repeats | None = None
+) -> Written:
     """Publish record batches, several calls under way; those of a key in the order given."""
     tallies: dict[str, Tally] = {}
-    under_way: deque[tuple[str, Future[Tally]]] = deque()
+    under_way: deque[tuple[str, Any, Columns, Future[Tally]]] = deque()
 
     def collect() -> None:
-        topic, future = under_way.popleft()
-        tallies[topic] = tallies.get(topic, Tally()) + future.result()
+        topic, rows, columns, future = under_way.popleft()
+        tally = future.result()
+        if repeats is not None and tally.repeated and not options.uid_columns:
+            repeats.add(rows, columns.uids or (), tally.repeated)
+        tallies[topic] = tallies.get(topic, Tally()) + msgspec.structs.replace(tally, repeated=())
 
     with options.client() as client:
         for batch in paced(batches) if options.paced else batches:
@@ -163,13 +181,22 @@ def publish(options: SinkOptions, batches: Iterator[Any], uids: Uids) -> Written
                 for topic, rows in by_topic(batch.slice(start, _ROWS), options.topic):
                     if topic not in _checked:
                         _check_window(client, topic)
-                    columns = columns_of(rows, topic, uids, options.durability)
-                    under_way.append((topic, client.publish_columns(topic, columns)))
+                    columns = columns_of(rows, topic, options.uid_columns or uids, options.durability)
+                    under_way.append((topic, rows, columns, client.publish_columns(topic, columns)))
                 while len(under_way) > _UNDER_WAY:
                     collect()
         while under_way:
             collect()
-    return Written(tallies)
+    return Written(tallies, None if repeats is None else repeats.tell(uids))
+
+
+def complete(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> Written:
+    """Publish the rows that tasks took for those of one another."""
+    told = [message.told for message in messages if isinstance(message, Written) and message.told is not None]
+    rows = missing(told)
+    if (first := next(rows, None)) is None:
+        return Written()
+    return publish(options, chain([first], rows), Uids("none"))  # each has a uid
 
 
 def report(messages: Sequence[WriterCommitMessage | None]) -> dict[str, Tally]:
@@ -187,6 +214,16 @@ def report(messages: Sequence[WriterCommitMessage | None]) -> dict[str, Tally]:
                 topic,
             )
     return tallies
+
+
+def _names(text: str | None) -> list[str]:
+    """What the option uidColumns lists."""
+    if text is None:
+        return []
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        refuse("uidColumns", text, "the name of a column, or several: order_id,line")
+    return names
 
 
 def _check_window(client: Client, topic: str) -> None:

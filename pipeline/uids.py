@@ -1,6 +1,6 @@
 """Uids made of what a row holds: a task that runs again makes the same ones, in whatever order rows come."""
 
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -11,14 +11,15 @@ import pyarrow.compute as pc
 
 _BYTES = 18  # of a digest: 24 characters, and no padding
 _TEXT = 24
+_HEAD = 8  # bytes of a digest by which rows are counted
 
 Hashes = "np.ndarray[Any, np.dtype[np.uint64]]"
 
 
 class Uids:
-    """The uids of one task: of its seed, a row's content, and how many such rows came before.
+    """The uids of rows: of a seed, a row's content, and how many such rows came before.
 
-    >>> uids = Uids("query-1", 7, 0)
+    >>> uids = Uids("query-1", 7)
     >>> first, second, third = uids.take([pa.array([b"a", b"b", b"a"])])
     >>> first == third.removesuffix("-1")
     True
@@ -27,20 +28,46 @@ class Uids:
     def __init__(self, *seed: object) -> None:
         text = "\0".join(map(str, seed)).encode()
         self._salt = blake2b(text, digest_size=blake2b.SALT_SIZE).digest()
-        self._seen = Counts()
+        self.seen = Counts()  # by the heads of digests
+
+    def plain(self, columns: Sequence[Any]) -> list[str]:
+        """The uids of rows of which no two are the same, given as arrays of binary or text of one length."""
+        return _texts(self._digests(columns))
 
     def take(self, columns: Sequence[Any]) -> list[str]:
-        """The uids of the next rows, given as arrays of binary or text, all of one length."""
+        """The uids of the next rows."""
+        digests = self._digests(columns)
+        uids = _texts(digests)
+        heads = np.frombuffer(digests, np.uint8).reshape(-1, _BYTES)[:, :_HEAD].copy().view(np.uint64).ravel()
+        for row, before in self.seen.add(heads):
+            uids[row] = numbered(uids[row], before)
+        return uids
+
+    def _digests(self, columns: Sequence[Any]) -> bytes:
         salt = self._salt
-        digests = b"".join(
+        return b"".join(
             [blake2b(row, digest_size=_BYTES, salt=salt).digest() for row in joined(columns).to_pylist()]
         )
-        text = urlsafe_b64encode(digests).decode()
-        uids = [text[start : start + _TEXT] for start in range(0, len(text), _TEXT)]
-        heads = np.frombuffer(digests, np.uint8).reshape(-1, _BYTES)[:, :8].copy().view(np.uint64).ravel()
-        for row, before in self._seen.add(heads):
-            uids[row] += f"-{before}"
-        return uids
+
+
+def _texts(digests: bytes) -> list[str]:
+    text = urlsafe_b64encode(digests).decode()
+    return [text[start : start + _TEXT] for start in range(0, len(text), _TEXT)]
+
+
+def numbered(uid: str, before: int) -> str:
+    """The uid of a row like that of `uid`, of which so many have come before."""
+    return f"{uid}-{before}" if before else uid
+
+
+def is_first(uid: str) -> bool:
+    """Whether it is of the first of the rows that are the same."""
+    return len(uid) == _TEXT
+
+
+def head_of(uid: str) -> int:
+    """What the rows of a first uid are counted by."""
+    return int(np.frombuffer(urlsafe_b64decode(uid)[:_HEAD], np.uint64)[0])
 
 
 class Counts:
@@ -68,6 +95,15 @@ class Counts:
             repeats.append((int(order[place]), before))
         self._keep(ordered[~again])
         return repeats
+
+    def all(self) -> Any:
+        """The numbers that have come, each once, in their order."""
+        return np.sort(np.concatenate([np.empty(0, np.uint64), *self._runs]), kind="stable")
+
+    @property
+    def repeated(self) -> dict[int, int]:
+        """How often those have come that came more than once."""
+        return self._repeated
 
     def _keep(self, run: Any) -> None:
         while self._runs and len(self._runs[-1]) <= len(run):

@@ -1,9 +1,9 @@
 """A streaming job from files into a topic, whose tasks stand still after some rows until a gate is opened.
 
-    python -m tests.pipeline.sink_driver MASTER SERVER TOPIC FOLDER
+    python -m tests.pipeline.sink_driver MASTER SERVER TOPIC FOLDER [OPENCOST]
 
 FOLDER has the rows in `rows`, gets the checkpoint, and the pids of the Javas that stand still in `held`; the
-gate is a file `gate`.
+gate is a file `gate`. There is a task for each file, or with an OPENCOST of 0 one for each core.
 """
 
 import sys
@@ -27,7 +27,6 @@ OPTIONS = {
     "spark.executor.extraJavaOptions": QUICK,
     "spark.log.level": "ERROR",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
-    "spark.sql.files.openCostInBytes": "1g",  # a task for each file
     "spark.network.timeout": "60s",
 }
 
@@ -51,9 +50,9 @@ def holding(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return run
 
 
-def main(master: str, server: str, topic: str, folder: str) -> None:
+def main(master: str, server: str, topic: str, folder: str, cost: str = "1g") -> None:
     """Write what there is to the topic."""
-    spark = session("sink", master, **OPTIONS)
+    spark = session("sink", master, **{**OPTIONS, "spark.sql.files.openCostInBytes": cost})
     frame = spark.readStream.schema("key string, value string").parquet(f"{folder}/rows")
     query = (
         frame.mapInArrow(holding(Path(folder)), frame.schema)

@@ -1,6 +1,7 @@
 """The sink of a streaming query: exactly once, whatever is killed in the middle of a batch."""
 
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -12,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from client import Client
 from tests.pipeline.drivers import Driver
@@ -23,8 +25,8 @@ ROWS = 4_000  # of a file
 
 
 def value_of(file: int, number: int) -> str:
-    """Some are the same; and of a length that fills the buffers between the processes."""
-    return f"{file}-{number % 1_000}".ljust(250)
+    """Some are the same, also in all files; and of a length that fills the buffers between the processes."""
+    return f"{file if number % 10 else 'any'}-{number % 1_000}".ljust(250)
 
 
 def put_rows(folder: Path, file: int) -> None:
@@ -108,8 +110,47 @@ def test_a_query_that_cannot_write_says_why(
     check(arrivals(client, topic), 1)
 
 
-def drive(broker: RunningBroker, topic: str, folder: Path, master: str) -> Driver:
-    return Driver(sys.executable, "-m", "tests.pipeline.sink_driver", master, broker.url, topic, folder)
+def test_what_changes_is_published_once_for_each_batch(
+    spark: SparkSession, broker: RunningBroker, client: Client, topic: str, tmp_path: Path
+) -> None:
+    """As docs/spark.md has it for outputMode('update'), which Spark does not let a Python sink have."""
+    make_topic(client, topic)
+    put_rows(tmp_path, 0)
+    rows = spark.readStream.schema("key string, value string").parquet(str(tmp_path / "rows"))
+    counts = rows.groupBy("key").count()
+
+    def publish(batch: DataFrame, number: int) -> None:
+        uid = f"concat_ws(':', 'counts', {number}, key) AS uid"
+        changed = batch.selectExpr("key", "CAST(count AS STRING) AS value", uid)
+        changed.write.format("keylane").options(server=broker.url, topic=topic).mode("append").save()
+
+    def run(writer: DataStreamWriter) -> None:
+        query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(90)
+        finally:
+            query.stop()
+
+    for mode, complaint in (
+        ("update", "keylane does not support Update mode"),
+        ("complete", "use outputMode.'append'., or foreachBatch, with a column `uid`"),
+    ):
+        writer = counts.selectExpr("key", "CAST(count AS STRING) AS value").writeStream.outputMode(mode)
+        sink = writer.format("keylane").options(server=broker.url, topic=topic)
+        with pytest.raises(PySparkException, match=complaint):
+            run(sink)
+        shutil.rmtree(tmp_path / "c")
+    for _ in range(2):
+        run(counts.writeStream.outputMode("update").foreachBatch(publish))
+        for file in (tmp_path / "c" / "commits").iterdir():
+            file.unlink()  # as if Spark had been killed before its own commit
+    found = Counter((message.key, message.data) for message in arrivals(client, topic))
+    assert found == Counter((f"k{key}", b"100") for key in range(40))
+
+
+def drive(broker: RunningBroker, topic: str, folder: Path, master: str, *more: str) -> Driver:
+    module = "tests.pipeline.sink_driver"
+    return Driver(sys.executable, "-m", module, master, broker.url, topic, folder, *more)
 
 
 @pytest.fixture
@@ -124,16 +165,17 @@ def held(tmp_path: Path, client: Client, topic: str, java: None) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_driver_that_is_killed_in_a_batch_goes_on_without_loss_or_duplicates(
+def test_a_driver_that_is_killed_in_a_batch_goes_on_with_other_tasks_without_loss_or_duplicates(
     client: Client, broker: RunningBroker, topic: str, held: Path
 ) -> None:
-    with drive(broker, topic, held, "local[2]") as driver:
+    """The second one has another number of cores, and files are cut by that."""
+    with drive(broker, topic, held, "local[2]", "0") as driver:
         driver.until(
             lambda: client.describe_topic(topic).published > 1_000 and any((held / "held").iterdir())
         )
     assert client.describe_topic(topic).published < 2 * ROWS
     (held / "gate").touch()
-    with drive(broker, topic, held, "local[2]") as driver:
+    with drive(broker, topic, held, "local[1]", "0") as driver:
         driver.finish()
     check(arrivals(client, topic), 2)
     assert problems_of(broker, topic) == []

@@ -108,13 +108,15 @@ async def test_calls_are_queued_in_order_and_several_are_under_way(worker: Scrip
     async with AsyncClient(worker.url) as client:
         first = asyncio.create_task(client.publish_columns("orders", Columns(keys=["a"] * 1_000)))
         await first
-        second = await client.publish_columns("orders", Columns(keys=["b"] * 1_000))
+        uids = [f"u{row}" for row in range(1_000)]
+        second = await client.publish_columns("orders", Columns(keys=["b"] * 1_000, uids=uids))
         requests = [await worker.expect(wire.Publish), await worker.expect(wire.Publish)]
         assert [request.body[0] for request in requests] == ["a", "b"]
         requests[0].ok(wire.PublishReply(7, 1, 1, duplicates={3: "6-1"}))
         requests[1].ok(wire.PublishReply(7, 0, 1, unowed=True, duplicates={0: "6-2", 1: "6-3"}))
-        assert await first.result() == Tally(stored=999, duplicates=1)
-        assert await second == Tally(duplicates=2, no_subscribers=998)
+        uid = requests[0].body[3 * 3 + 1]
+        assert await first.result() == Tally(stored=999, duplicates=1, repeated=(uid,))
+        assert await second == Tally(duplicates=2, no_subscribers=998, repeated=("u0", "u1"))
 
 
 class Shelf(PayloadStore):
