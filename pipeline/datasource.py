@@ -44,10 +44,12 @@ class KeylaneSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For spark.readStream."""
+        from pipeline.journal_stream import JournalStreamReader
         from pipeline.stream import Refused, StreamReader
 
         try:
-            return StreamReader(ReadOptions.parse(self.options, streaming=True), schema)
+            options = ReadOptions.parse(self.options, streaming=True)
+            return (JournalStreamReader if options.journal else StreamReader)(options, schema)
         except InvalidArgument as error:
             return Refused(error)
 

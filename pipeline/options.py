@@ -17,7 +17,7 @@ _CONNECTION = ("server", "token", "payloads")
 _STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-_BATCH_ONLY = (*_ENDS, "subscribePattern", "assign", "journal")
+_BATCH_ONLY = _ENDS
 _STREAM_ONLY = (*_LIMITS, "sessionTimeout")
 READ_OPTIONS = (
     *_CONNECTION,
@@ -139,6 +139,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if journal:
             _check_journal(given, subscription)
+        elif streaming and "subscribe" not in given:
+            raise InvalidArgument("option 'subscribe' is missing: name the topic to read")
         for names in (_STARTS, _ENDS):
             if len(both := [name for name in names if name in given]) > 1:
                 raise InvalidArgument(f"give one of the options {' and '.join(map(repr, both))}, not both")

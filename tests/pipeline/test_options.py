@@ -200,6 +200,8 @@ def test_an_option_that_cannot_be_right_is_named(options: dict[str, str], error:
         ({}, "option 'subscription' is missing: a streaming query is a subscription"),
         ({"subscription": "s", "endingOffsets": "latest"}, "'endingOffsets' is for spark.read only"),
         ({"subscription": "s", "endingTimestamp": "1"}, "'endingTimestamp' is for spark.read only"),
+        ({"journal": "true", "subscription": "s"}, "'subscription' means nothing with journal=true"),
+        ({"journal": "true", "maxBytesPerTrigger": "1"}, "'maxBytesPerTrigger' means nothing with journal"),
         ({"subscription": "s", "maxTriggerDelay": "1s"}, "nothing without 'minOffsetsPerTrigger'"),
         (
             {"subscription": "s", "minOffsetsPerTrigger": "9", "maxTriggerDelay": "60"},
