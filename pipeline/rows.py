@@ -58,12 +58,24 @@ _IDENTITIES = (
 _deterministic = msgspec.json.Encoder(order="deterministic").encode
 
 
+def plain_name(name: str) -> str:
+    """How the sink spells a column: `Key` is `key`, as it is to Spark."""
+    return name.lower() if name.lower() in _TYPES else name
+
+
+def plain_names(batch: Any) -> Any:
+    """The same rows with the columns as the sink spells them."""
+    names = [plain_name(name) for name in batch.schema.names]
+    return batch if names == batch.schema.names else batch.rename_columns(names)
+
+
 def check_columns(schema: StructType, topic: str | None) -> None:
     """Refuse by name what cannot be published; `topic` is that of the option."""
-    if len(set(schema.names)) < len(schema.names):
+    names = [plain_name(name) for name in schema.names]
+    if len(set(names)) < len(names):
         raise InvalidArgument(f"two columns of one name: {', '.join(schema.names)}")
-    for field in schema.fields:
-        kinds = _TYPES.get(field.name)
+    for name, field in zip(names, schema.fields, strict=True):
+        kinds = _TYPES.get(name)
         if kinds is None:
             raise InvalidArgument(
                 f"column {field.name!r} cannot be published: the sink takes {_NAMES}; drop it, or put it "
@@ -74,11 +86,11 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             fits &= isinstance(field.dataType.keyType, StringType)
             fits &= isinstance(field.dataType.valueType, StringType)
         if not fits:
-            wanted = "map<string,string>" if field.name == "attributes" else _simple(kinds)
+            wanted = "map<string,string>" if name == "attributes" else _simple(kinds)
             raise InvalidArgument(
                 f"column {field.name!r} is {field.dataType.simpleString()}: it has to be {wanted}"
             )
-    if topic is None and "topic" not in schema.names:
+    if topic is None and "topic" not in names:
         raise InvalidArgument("no topic: name it with .option('topic', …), or in a column `topic`")
 
 
@@ -97,8 +109,8 @@ def check_identities(schema: StructType, names: Sequence[str]) -> list[str]:
                 f"option 'uidColumns' names {name!r}, which is {field.dataType.simpleString()}: use text, "
                 "bytes, whole or decimal numbers, dates and times"
             )
-        found.append(field.name)
-    if found and "uid" in schema.names and found != ["uid"]:
+        found.append(plain_name(field.name))
+    if found and "uid" in map(plain_name, schema.names) and found != ["uid"]:
         raise InvalidArgument("give one of the option 'uidColumns' and a column `uid`, not both")
     return found
 

@@ -26,7 +26,7 @@ from pipeline.equals import Repeats, Told, missing
 from pipeline.options import Connection, known, refuse
 from pipeline.pace import DUE, paced
 from pipeline.plainly import plainly
-from pipeline.rows import SINK_COLUMNS, by_topic, check_columns, check_identities, columns_of
+from pipeline.rows import SINK_COLUMNS, by_topic, check_columns, check_identities, columns_of, plain_names
 from pipeline.uids import Uids
 
 _OPTIONS = ("server", "token", "payloads", "topic", "durability", "uidColumns")
@@ -176,7 +176,7 @@ def publish(
         tallies[topic] = tallies.get(topic, Tally()) + msgspec.structs.replace(tally, repeated=())
 
     with options.client() as client:
-        for batch in paced(batches) if options.paced else batches:
+        for batch in map(plain_names, paced(batches) if options.paced else batches):
             for start in range(0, batch.num_rows, _ROWS):
                 for topic, rows in by_topic(batch.slice(start, _ROWS), options.topic):
                     if topic not in _checked:
