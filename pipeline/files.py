@@ -69,6 +69,10 @@ class Files(ABC):
         """Write a small file as a whole unless there is one; False if there was."""
 
     @abstractmethod
+    def sync(self, path: str) -> None:
+        """See that a file outlasts a power cut."""
+
+    @abstractmethod
     def plain(self, path: str) -> str:
         """A path without the name of its file system."""
 
@@ -136,6 +140,11 @@ class LocalFiles(Files):
             draft.unlink()
             return False
         return True
+
+    def sync(self, path: str) -> None:
+        """See that a file outlasts a power cut."""
+        with self._path(path).open("rb") as file:
+            os.fsync(file.fileno())
 
     def plain(self, path: str) -> str:
         """A path without the name of its file system."""
@@ -214,6 +223,9 @@ class HadoopFiles(Files):
             self.delete(draft)
             return False
         return True
+
+    def sync(self, path: str) -> None:
+        """See that a file outlasts a power cut: it does, since it was closed."""
 
     def plain(self, path: str) -> str:
         """A path without the name of its file system."""

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _HERE = -100  # AT_FDCWD: paths are as they are written
@@ -44,4 +45,5 @@ def link_into(folder: Path, other: Path, without: set[str]) -> None:
     for file in other.iterdir():
         target = folder / file.name
         if file.name not in without and file.is_file() and not target.exists():
-            os.link(file, target)
+            with suppress(FileNotFoundError):  # somebody deletes old files
+                os.link(file, target)

@@ -19,8 +19,8 @@ from pipeline import commandline
 from pipeline.commandline import Job, told_by_spark
 from pipeline.commands import pipeline
 from pipeline.options import Connection
+from tests.pipeline.archives import ids_in
 from tests.pipeline.drivers import BIN, QUICK_JAVA, ROOT, Driver, keylane
-from tests.pipeline.test_archive import ids_in
 from tests.running import RunningBroker
 
 NO_JAVA = {"JAVA_HOME": "/nowhere", "PATH": str(BIN)}

@@ -1,0 +1,243 @@
+"""Batches of an archive, without Spark: each row once, whatever is killed when and whoever else is there."""
+
+import threading
+from collections import Counter
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from client import ConsumerReplaced, InvalidArgument, Overloaded, SubscriptionBusy
+from pipeline.batches import Batches
+from pipeline.compaction import Compactor, Limits
+from pipeline.files import LocalFiles
+from pipeline.locks import archiving, check_topics, compacting, enter_topics, state_of
+from tests.pipeline.archives import (
+    KILL,
+    TODAY,
+    YESTERDAY,
+    files_in,
+    ids_in,
+    ids_of,
+    merge_plainly,
+    write_rows,
+)
+
+QUERY = "11112222-query"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "archive"
+
+
+def batches(path: Path, subscription: str = "archive") -> Batches:
+    return Batches(LocalFiles(), str(path), state_of(str(path), subscription))
+
+
+def compactor(path: Path) -> Compactor:
+    return Compactor(LocalFiles(), str(path), Limits(files=2), merge_plainly, lambda: None)
+
+
+def stage(batches: Batches, batch: int, folders: dict[str, list[int]], query: str = QUERY) -> str:
+    """Write a batch as Spark does: a file for each task and folder."""
+    staged = Path(batches.stage(query, batch))
+    for folder, offsets in folders.items():
+        for task, part in enumerate((offsets[::2], offsets[1::2])):
+            if part:
+                write_rows(staged / folder / f"part-{task:05}-{staged.name}.parquet", part)
+    (staged / "_SUCCESS").touch()
+    return str(staged)
+
+
+def add(batches: Batches, batch: int, folders: dict[str, list[int]], query: str = QUERY) -> None:
+    """What a query does with a batch that Spark hands over."""
+    if batches.find(query, batch) is None:
+        staged = stage(batches, batch, folders, query)
+        batches.add(query, batch, staged, sum(len(offsets) for offsets in folders.values()))
+
+
+# A row of yesterday that arrives today, with batch 2, goes to yesterday's folder.
+BATCHES = [
+    {YESTERDAY: [1, 2, 3]},
+    {YESTERDAY: [4, 5], TODAY: [6, 7]},
+    {YESTERDAY: [8], TODAY: [9]},
+]
+ROWS = ids_of(range(1, 10))
+
+
+def test_late_rows_go_to_the_folder_of_their_day(path: Path) -> None:
+    archive = batches(path)
+    for number, folders in enumerate(BATCHES):
+        add(archive, number, folders)
+        add(archive, number, folders)  # a batch that comes again is done
+    assert ids_in(path / YESTERDAY) == ids_of([1, 2, 3, 4, 5, 8])
+    assert ids_in(path / TODAY) == ids_of([6, 7, 9])
+    state = path.parent / "archive.keylane" / "subscriptions" / "archive"
+    assert [Path(file).name for file in files_in(state)] == [f"{QUERY}-00000002.json"], "nothing is left over"
+
+
+def test_a_kill_at_any_step_leaves_each_row_once(tmp_path: Path) -> None:
+    for step in count():
+        path = tmp_path / str(step) / "archive"
+        done: list[int] = []  # what Spark's checkpoint says
+
+        def work(path: Path = path, done: list[int] = done) -> None:
+            archive = batches(path)
+            archive.recover()
+            for number in range(len(done), len(BATCHES)):
+                add(archive, number, BATCHES[number])
+                done.append(number)
+
+        killed = KILL.run(step, work)
+        seen = ids_in(path)
+        assert set(seen.values()) <= {1}, (step, KILL.steps)
+        for number in done:
+            for offsets in BATCHES[number].values():
+                assert ids_of(offsets) <= seen, "what the broker forgets is there"
+        # and what is done about it is killed as well
+        again = KILL.run(step // 2, work)
+        assert set(ids_in(path).values()) <= {1}, (step, KILL.steps)
+        work()
+        assert ids_in(path) == ROWS, (step, KILL.steps)
+        assert not [file for file in files_in(path.parent) if "staging" in file]
+        if not killed and not again:
+            break
+    assert step > 40
+
+
+def test_of_two_that_have_the_same_batch_one_adds_it(path: Path) -> None:
+    zombie, other = batches(path), batches(path)
+    staged = stage(zombie, 0, BATCHES[0])
+    add(other, 0, BATCHES[0])
+    note = zombie.add(QUERY, 0, staged, 3)  # it was taken for dead while it wrote
+    assert ids_in(path) == ids_of([1, 2, 3])
+    assert note == other.find(QUERY, 0)
+
+
+def test_who_was_taken_for_dead_cannot_add_what_others_did_long_ago(path: Path) -> None:
+    zombie, other = batches(path), batches(path)
+    staged = stage(zombie, 0, BATCHES[0])
+    for number, folders in enumerate(BATCHES):
+        add(other, number, folders)
+    with pytest.raises(ConsumerReplaced, match=r"batch 0 of .* another process goes on with this archive"):
+        zombie.add(QUERY, 0, staged, 3)
+    assert ids_in(path) == ROWS
+
+
+def test_batches_that_are_counted_again_have_files_of_their_own(path: Path) -> None:
+    add(batches(path), 0, {TODAY: [1, 2]})
+    for note in (path.parent / "archive.keylane" / "subscriptions" / "archive" / "notes").iterdir():
+        note.unlink()  # as in a backup from before
+    add(batches(path), 0, {TODAY: [3, 4]})
+    assert ids_in(path) == ids_of([1, 2, 3, 4])
+
+
+def test_a_file_that_was_merged_since_does_not_come_again(path: Path) -> None:
+    """The archive was killed while it moved files, and somebody has merged those that were there."""
+    archive = batches(path)
+    for step in count():
+        if path.exists():
+            for file in path.rglob("*.parquet"):
+                file.unlink()
+        staged = stage(archive, step, {TODAY: list(range(10))})
+        killed = KILL.run(step, lambda number=step, staged=staged: archive.add(QUERY, number, staged, 10))  # type: ignore[misc]
+        compactor(path).compact([TODAY], lambda text: None)
+        batches(path).recover()
+        seen = ids_in(path)
+        assert seen in (Counter(), ids_of(range(10))), (step, KILL.steps)
+        if not killed:
+            break
+    assert step > 10
+
+
+# Who may write
+
+
+def test_a_second_process_is_refused_and_hears_of_the_first(path: Path) -> None:
+    with archiving(LocalFiles(), str(path), "archive"):
+        with (
+            pytest.raises(
+                SubscriptionBusy, match=r"process \d+ on \S+ archives into .* with subscription 'arch"
+            ),
+            archiving(LocalFiles(), str(path), "archive"),
+        ):
+            pass
+        with archiving(LocalFiles(), str(path), "other"):  # of other topics
+            pass
+    with archiving(LocalFiles(), str(path), "archive"):
+        pass
+
+
+def test_a_second_compaction_is_refused(path: Path) -> None:
+    with (
+        compacting(LocalFiles(), str(path)),
+        pytest.raises(Overloaded, match=r"process \d+ on \S+ compacts"),
+        compacting(LocalFiles(), str(path)),
+    ):
+        pass
+
+
+def test_a_topic_is_archived_by_one_subscription(path: Path) -> None:
+    files, root = LocalFiles(), str(path)
+    check_topics(files, root, "archive", ["orders", "payments"])
+    enter_topics(files, root, "archive", ["orders"])
+    enter_topics(files, root, "archive", ["orders", "payments"])
+    enter_topics(files, root, "other", ["visits"])
+    with pytest.raises(InvalidArgument, match=r"'payments' is archived into .* by subscription 'archive'"):
+        check_topics(files, root, "other", ["visits", "payments"])
+    with pytest.raises(InvalidArgument, match="'visits'") as error:
+        enter_topics(files, root, "archive", ["visits"])
+    Path(str(error.value).rpartition("delete ")[2]).unlink()
+    enter_topics(files, root, "archive", ["visits"])
+
+
+def test_names_as_long_as_they_may_be_have_room(path: Path) -> None:
+    files, root, name = LocalFiles(), str(path), "x" * 200
+    with archiving(files, root, name):
+        enter_topics(files, root, name, [name])
+        archive = batches(path, name)
+        add(archive, 0, {f"topic={name}/date=2026-11-17": [1, 2]})
+    assert ids_in(path) == ids_of([1, 2])
+
+
+def test_two_archives_and_compactions_at_the_same_moment_keep_each_row_once(path: Path) -> None:
+    """Of one topic that two have no business to have at once: even their files do not get lost."""
+    rounds = 25
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def write(subscription: str, first: int) -> None:
+        try:
+            archive = batches(path, subscription)
+            for number in range(rounds):
+                at = first + 4 * number
+                add(archive, number, {TODAY: [at, at + 1], YESTERDAY: [at + 2, at + 3]}, subscription)
+        except BaseException as error:
+            errors.append(error)
+
+    def merge() -> None:
+        try:
+            while not done.is_set():
+                compactor(path).compact([TODAY, YESTERDAY], lambda text: None)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [
+        threading.Thread(target=write, args=(name, at)) for name, at in (("one-----", 0), ("two-----", 1_000))
+    ]
+    merger = threading.Thread(target=merge)
+    for thread in (*writers, merger):
+        thread.start()
+    seen: list[Counter[str]] = []
+    while any(writer.is_alive() for writer in writers):
+        try:
+            seen.append(ids_in(path))
+        except (FileNotFoundError, pa.ArrowInvalid):
+            continue  # it has listed files that went: it knows, and looks again
+    done.set()
+    merger.join()
+    assert not errors
+    assert ids_in(path) == ids_of([*range(4 * rounds), *range(1_000, 1_000 + 4 * rounds)])
+    assert all(set(counts.values()) <= {1} for counts in seen)

@@ -1,0 +1,220 @@
+"""Small files become large ones, without Spark: a reader sees each row once, whatever is killed when."""
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.compaction import MERGED, Compacted, Compactor, Limits
+from pipeline.files import LocalFiles
+from pipeline.swap import link_into, swap
+from tests.pipeline.archives import KILL, YESTERDAY, files_in, ids_in, ids_of, merge_plainly, write_rows
+
+ROWS = ids_of(range(0, 400, 2))
+LIMITS = Limits()
+
+
+def pieces(path: Path) -> Path:
+    """An archive of twelve small files in one folder, in no order."""
+    for number in range(12):
+        write_rows(path / YESTERDAY / f"part-{number}.parquet", range(2 * number, 400, 24))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = pieces(tmp_path / "archive")
+    assert ids_in(path) == ROWS
+    return path
+
+
+Wait = Callable[[], None]
+
+
+def at_once() -> None:
+    """Nobody reads."""
+
+
+def compactor(path: Path, limits: Limits = LIMITS, wait: Wait = at_once) -> Compactor:
+    return Compactor(LocalFiles(), str(path), limits, merge_plainly, wait)
+
+
+def compact(path: Path, limits: Limits = LIMITS, wait: Wait = at_once) -> Compacted:
+    return compactor(path, limits, wait).compact([YESTERDAY], lambda text: None)
+
+
+def test_small_files_become_one(path: Path) -> None:
+    lines: list[str] = []
+    done = compactor(path).compact([YESTERDAY], lines.append)
+    assert (done.compactions, done.merged, done.rows) == (1, 12, 200)
+    assert lines == [f"{YESTERDAY}: 12 files became one of 200 rows"]
+    assert len(files_in(path)) == 1
+    assert ids_in(path) == ROWS
+    assert compact(path, Limits(files=2)).compactions == 0, "one file is none too many"
+    assert files_in(path.parent / "archive.keylane" / "compaction") == ["lock"], "nothing is left over"
+
+
+def test_who_has_listed_the_old_files_gets_an_error(path: Path) -> None:
+    folder = path / YESTERDAY
+    opened = os.scandir(folder)  # one reader has opened the folder, and not looked into it
+    listed = list(folder.iterdir())  # another has listed it
+
+    def wait() -> None:
+        assert len(list(opened)) == 12
+        for file in listed:
+            assert file.stat().st_size > 0, "what is not there would be left out in silence"
+            with pytest.raises(pa.ArrowInvalid):
+                pq.ParquetFile(file)
+
+    compact(path, wait=wait)
+    assert len(files_in(path)) == 1
+
+
+def test_large_files_and_those_that_are_too_few_stay(path: Path) -> None:
+    before = files_in(path)
+    assert compact(path, Limits(files=13)).compactions == 0
+    assert compact(path, Limits(target=100)).compactions == 0
+    assert files_in(path) == before
+
+
+def test_a_reader_sees_every_row_once_while_files_are_merged(path: Path) -> None:
+    sizes = [file.stat().st_size for file in path.rglob("*.parquet")]
+    seen: list[Counter[str]] = []
+    done = threading.Event()
+    looked = threading.Condition()
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        while not done.is_set():
+            try:
+                table = pq.read_table(path / YESTERDAY, columns=["message_id"], partitioning=None)
+                seen.append(Counter(table.column(0).to_pylist()))
+            except (OSError, pa.ArrowInvalid):  # it has listed files that went: it knows, and looks again
+                pass
+            with looked:
+                looks += 1
+                looked.notify_all()
+
+    def wait() -> None:
+        """Until the reader has begun to look after this, and has seen all that it listed before."""
+        with looked:
+            before = looks
+            looked.wait_for(lambda: looks > before + 1, 60)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    compactions = 0
+    try:
+        for number in range(8):
+            compactions += compact(path, Limits(4 * max(sizes), 2), wait).compactions
+            wait()
+            for file in sorted((path / YESTERDAY).iterdir()):  # and the same again, in small files
+                offsets = pq.ParquetFile(file).read(["offset"]).column(0).to_pylist()
+                if len(offsets) > 20:
+                    cut(file, offsets, path.parent / "cut" / f"{number}-{file.stem}", wait)
+            wait()
+    finally:
+        done.set()
+        reader.join()
+    assert compactions >= 8
+    assert len(seen) > 3
+    wrong = [counts for counts in seen if counts != ROWS]
+    assert not wrong, [(len(counts), max(counts.values(), default=0)) for counts in wrong]
+
+
+def cut(file: Path, offsets: list[int], twin: Path, wait: Wait) -> None:
+    """Have several files instead of one, as unseen as a compaction."""
+    twin.mkdir(parents=True)
+    link_into(twin, file.parent, {file.name})
+    for start in range(0, len(offsets), 10):
+        write_rows(twin / f"{twin.name}-{start}.parquet", offsets[start : start + 10])
+    (twin / file.name).write_text(MERGED)
+    assert swap(file.parent, twin)
+    wait()
+    file.unlink()
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_kill_at_any_step_leaves_each_row_once(
+    tmp_path: Path, swaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not swaps:
+        monkeypatch.setattr("pipeline.compaction.swap", lambda one, other: False)
+    for step in count():
+        path = pieces(tmp_path / str(step) / "archive")
+        killed = KILL.run(step, lambda path=path: compact(path))  # type: ignore[misc]
+        again = KILL.run(step // 3, lambda path=path: compactor(path).recover())  # type: ignore[misc]
+        with suppress(pa.ArrowInvalid):
+            seen = ids_in(path)
+            assert seen == ROWS if swaps else seen <= ROWS, (step, KILL.steps)
+        compactor(path).recover()
+        assert ids_in(path) == ROWS, (step, KILL.steps)
+        assert files_in(path.parent / "archive.keylane" / "compaction") == ["lock"]
+        compact(path)
+        assert len(files_in(path)) == 1
+        if not killed and not again:
+            break
+    assert step > 30
+
+
+def test_a_file_that_comes_while_a_folder_is_compacted_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(one: Path, other: Path) -> bool:
+        write_rows(one / "part-late.parquet", [1_000])
+        return swap(one, other)
+
+    monkeypatch.setattr("pipeline.compaction.swap", late)
+    compact(path)
+    assert ids_in(path) == ROWS + ids_of([1_000])
+    assert (path / YESTERDAY / "part-late.parquet").exists()
+
+
+def test_what_somebody_deletes_after_a_crash_does_not_come_back(path: Path) -> None:
+    write_rows(path / YESTERDAY / "part-old.parquet", range(5_000, 5_500))
+    small = max(file.stat().st_size for file in path.rglob("part-?.parquet"))
+    limits = Limits(target=4 * small, files=8)
+    assert KILL.run(10_000, lambda: None) is False
+    for step in count():
+        killed = KILL.run(step, lambda: compact(path, limits))
+        if killed and "os.link" in KILL.steps:
+            break
+        assert killed, "it makes links"
+    (path / YESTERDAY / "part-old.parquet").unlink(missing_ok=True)
+    compactor(path).recover()
+    assert ids_in(path) == ROWS
+
+
+def test_a_merged_file_that_is_gone_is_not_taken_for_done(path: Path) -> None:
+    state = path.parent / "archive.keylane" / "compaction"
+    names = [Path(name).name for name in files_in(path)]
+    note = {"id": "lost", "folder": YESTERDAY, "sources": names, "target": "part-lost-merged.parquet"}
+    state.mkdir(parents=True)
+    (state / "lost.json").write_text(json.dumps(note))
+    with pytest.raises(RuntimeError, match=r"is gone from .*: nothing was changed"):
+        compactor(path).recover()
+    assert ids_in(path) == ROWS
+    (state / "lost.json").write_text(json.dumps({**note, "folder": "topic=orders/date=1999-12-31"}))
+    compactor(path).recover()  # an operator has deleted that folder
+    assert ids_in(path) == ROWS
+
+
+def test_a_merge_that_lost_rows_changes_nothing(path: Path) -> None:
+    def lossy(sources: list[str], folder: str) -> int:
+        merge_plainly(sources[1:], folder)
+        return 200
+
+    before = files_in(path)
+    broken: Callable[..., int] = lossy
+    with pytest.raises(Exception, match="of 200 rows"):
+        Compactor(LocalFiles(), str(path), Limits(), broken).compact([YESTERDAY], print)
+    assert files_in(path) == before
