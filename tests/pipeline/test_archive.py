@@ -167,7 +167,7 @@ def test_every_so_many_batches_files_are_merged(
     client.create_topic(topic, partitions=4)
     client.create_subscription(topic, "archive", mode="cursor", start="earliest")
     expected = publish(client, topic, 400)
-    result = archive(batch_rows=60, compact_every=3)
+    result = archive(batch_rows=100, compact_every=3, limits=Limits(files=3))
     assert result.compactions >= 1
     assert len(list(path.rglob("*.parquet"))) == result.files - result.merged + result.compactions
     assert ids_in(path) == expected
