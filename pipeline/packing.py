@@ -13,9 +13,10 @@ import msgspec
 
 SWAPS = 1_000  # at most, on the way to a better placement
 TRIED = 64  # partitions of the busiest worker, the heaviest first
-WORTH = 0.02  # of the mean load that an exchange must take from the busiest worker: a move is not free
-CHARGE = 0.1  # what moving all load would cost, as a part of the mean load of a worker
+WORTH = 0.005  # of the mean load that an exchange must take from the busiest worker, beyond what it costs
+CHARGE = 0.2  # what moving everything would cost, as a part of the mean load of a worker
 GAIN = 0.05  # of the busiest worker's load: a placement that takes less from it is not worth moving for
+ANEW = 1.25  # times as even as the best number of partitions: for less, nobody makes a topic anew
 GOOD = 1.25  # the busiest worker's load over the mean: a fifth of the mean is what the cluster lets be, too
 # Numbers of partitions that a person would choose.
 CANDIDATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 100, 128, 200, 256)
@@ -45,6 +46,11 @@ class Placement(msgspec.Struct, frozen=True):
         return 1 - self.after / self.before
 
     @property
+    def cost(self) -> float:
+        """The busiest worker over the mean, and what moving costs: by load, and by partitions that pause."""
+        return self.after + CHARGE * (self.moved + self.moves / max(1, len(self.owners))) / 2
+
+    @property
     def worth(self) -> bool:
         """Whether it is worth moving for."""
         return self.gain >= GAIN
@@ -71,12 +77,12 @@ def place(loads: Mapping[int, float], owners: Mapping[int, str], workers: Sequen
 
     What is moved is charged for, so a placement that moves much must be clearly better.
     """
-    packed = match(pack(loads, Counter(owners.values())), loads, owners)
+    packed = match(best_of(loads, Counter(owners.values())), loads, owners)
     found = [
         _judged(made, loads, owners, workers)
         for made in (dict(owners), exchange(loads, owners, workers), packed)
     ]
-    return min(found, key=lambda one: one.after + CHARGE * one.moved)
+    return min(found, key=lambda one: one.cost)
 
 
 def _judged(
@@ -165,11 +171,17 @@ def pack(loads: Mapping[int, float], room: Mapping[str, int]) -> dict[int, str]:
     return dict(sorted(made.items()))
 
 
+def best_of(loads: Mapping[int, float], room: Mapping[str, int]) -> dict[int, str]:
+    """A placement from nothing: packed, and then what a few exchanges make of it."""
+    return exchange(loads, pack(loads, room), list(room))
+
+
 def exchange(loads: Mapping[int, float], owners: Mapping[int, str], workers: Sequence[str]) -> dict[int, str]:
     """Exchange partitions of the busiest worker for lighter ones of others, as long as that is worth it."""
     made = dict(owners)
     mean = sum(loads.values()) / max(1, len(workers))
-    price = CHARGE / max(1, len(workers))  # for a load that moves
+    price = CHARGE / 2 / max(1, len(workers))  # for a load that moves
+    pause = CHARGE / 2 * mean * 2 / max(1, len(owners))  # for two partitions that do
     for _ in range(SWAPS):
         totals = worker_loads(loads, made, workers)
         busiest = max(totals, key=lambda worker: (totals[worker], worker))
@@ -181,7 +193,7 @@ def exchange(loads: Mapping[int, float], owners: Mapping[int, str], workers: Seq
             for other, worker in made.items():
                 heavy, light = loads.get(partition, 0.0), loads.get(other, 0.0)
                 after = max(totals[busiest] - heavy + light, totals[worker] + heavy - light)
-                cost = after + price * (heavy + light)
+                cost = after + price * (heavy + light) + pause
                 if worker != busiest and heavy > light and cost < best:
                     best, pair = cost, (partition, other)
         if pair is None:
@@ -213,16 +225,17 @@ def _candidate(loads: Mapping[int, float], workers: int) -> Candidate:
     """With partitions as well placed as can be."""
     count = len(loads)
     room = {str(worker): count // workers + (worker < count % workers) for worker in range(workers)}
-    packed = worker_loads(loads, pack(loads, room), list(room))
+    packed = worker_loads(loads, best_of(loads, room), list(room))
     return Candidate(count, imbalance(list(loads.values())), imbalance(list(packed.values())))
 
 
 def recommend(found: Sequence[Candidate], count: int) -> Candidate | None:
     """The fewest partitions from `count` on with which workers are even enough, or as even as it gets.
 
-    None if those that there are do as well.
+    None if those that there are do nearly as well.
     """
     more = [one for one in found if one.partitions >= count]
     best = min(one.workers for one in more)
-    enough = next(one for one in more if one.workers <= max(GOOD, best * 1.05))
-    return None if enough.partitions == count else enough
+    if more[0].workers <= max(GOOD, best * ANEW):
+        return None
+    return next(one for one in more if one.workers <= max(GOOD, best * 1.05))

@@ -5,17 +5,31 @@ import html
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+SHORT = 24  # characters of a cell that stay on one line
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733; max-width: 60rem; margin: 2rem auto; padding: 0
-1rem; } h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733; overflow-wrap: anywhere;
+  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; }
+h2 { font-size: 1.1rem; margin-top: 2.2rem; }
+ul { padding-left: 1.2rem; }
 .about { color: #5b6875; margin-top: 0; }
-.verdict { display: inline-block; padding: .15rem .7rem; border-radius: .3rem; color: #fff; font-weight: 600;
-} .good { background: #3a9c5f; } .bad { background: #c6283a; } .doubt { background: #b97a12; }
-table { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
-th { text-align: left; border-bottom: 2px solid #c9d0d8; font-weight: 600; } th, td { padding: .2rem .9rem
-.2rem 0; } td { border-bottom: 1px solid #e6e9ed; } td.number, th.number { text-align: right;
-font-variant-numeric: tabular-nums; } img { max-width: 100%; } .note { color: #5b6875; font-size: 13px; }
+.note { color: #5b6875; font-size: 13px; }
+.verdict { display: inline-block; padding: .15rem .7rem; border-radius: .3rem;
+  color: #fff; font-weight: 600; }
+.good { background: #3a9c5f; }
+.bad { background: #c6283a; }
+.doubt { background: #b97a12; }
+/* What is wider than a phone is pushed aside by a finger; the first column stays. */
 .wide { overflow-x: auto; }
+img { width: 100%; min-width: 40rem; }
+table { border-collapse: collapse; font-size: 13px; margin: .6rem 0; overflow-wrap: normal; }
+th { text-align: left; vertical-align: bottom; border-bottom: 2px solid #c9d0d8; font-weight: 600; }
+td { vertical-align: top; border-bottom: 1px solid #e6e9ed; }
+th, td { padding: .2rem .9rem .2rem 0; }
+th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
+.short { white-space: nowrap; }
+.long { min-width: 9rem; overflow-wrap: anywhere; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
 """
 
 
@@ -60,11 +74,16 @@ class Page:
     def picture(self, png: bytes, what: str) -> None:
         """A picture, and what it shows for those who cannot see it."""
         data = base64.b64encode(png).decode()
-        self._parts.append(f'<p><img alt="{_text(what)}" src="data:image/png;base64,{data}"></p>')
+        self._parts.append(
+            f'<div class="wide"><img alt="{_text(what)}" src="data:image/png;base64,{data}"></div>'
+        )
 
     def html(self) -> str:
         """The whole."""
-        head = f'<meta charset="utf-8"><title>{_text(self._title)}</title><style>{_STYLE}</style>'
+        head = (
+            '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>{_text(self._title)}</title><style>{_STYLE}</style>"
+        )
         return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(self._parts)}</body></html>\n"
 
 
@@ -84,7 +103,8 @@ def _cell(tag: str, value: object, right: bool) -> str:
     text = (
         f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if isinstance(value, float) else str(value)
     )
-    return f"<{tag}{' class=number' if right else ''}>{_text(text)}</{tag}>"
+    length = "" if tag == "th" else " short" if len(text) <= SHORT else " long"
+    return f'<{tag} class="{"number" if right else "text"}{length}">{_text(text)}</{tag}>'
 
 
 def _text(text: str) -> str:

@@ -2,7 +2,8 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from math import nan
 from typing import Any
 
 import matplotlib as mpl
@@ -12,6 +13,7 @@ mpl.use("Agg")  # no screen here
 from matplotlib import dates, ticker
 from matplotlib.figure import Figure
 
+LEAST_SPANS = 7  # that an axis of time has room for
 INK = "#1d2733"
 COLOURS = ("#2a6fbb", "#e08a1e", "#3a9c5f", "#b03a5b", "#6f5bb0", "#4aa3a8", "#8a6d3b", "#7a8794")
 STATE_COLOURS = {
@@ -43,20 +45,54 @@ def moment(ms: float) -> datetime:
     return datetime.fromtimestamp(ms / 1_000, UTC)
 
 
-def time_axis(axes: Any, title: str = "UTC") -> None:
-    """Make the x axis one of times."""
+def time_axis(axes: Any, first_ms: int, last_ms: int, width_ms: int) -> None:
+    """Make the x axis one of times, just as long as the spans from first to last, and a few at least."""
+    spans = (last_ms - first_ms) // width_ms + 1
+    around = max(0, LEAST_SPANS - spans) / 2 + spans / 100
+    axes.set_xlim(moment(first_ms - around * width_ms), moment(last_ms + (1 + around) * width_ms))
     locator = dates.AutoDateLocator(minticks=3, maxticks=9)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
-    first, last = axes.dataLim.intervalx
-    if first == last:  # one hour, or one minute: else years would be shown around it
-        axes.set_xlim(first - 1 / 24, last + 1 / 24)
-    axes.set_xlabel(title, fontsize=8)
+    axes.xaxis.get_offset_text().set_fontsize(8)
+    axes.set_xlabel("UTC", fontsize=8)
+
+
+def line(axes: Any, points: Sequence[tuple[int, float]], width_ms: int, **style: Any) -> None:
+    """A line through spans; it ends where one has nothing to say, and one by itself is a dot."""
+    times, values, before = [], [], None
+    for at_ms, value in sorted(points):
+        if before is not None and at_ms - before > width_ms:
+            times.append(moment(at_ms))
+            values.append(nan)
+        times.append(moment(at_ms + width_ms / 2))
+        values.append(value)
+        before = at_ms
+    axes.plot(times, values, marker="o", ms=3, **style)
+
+
+def bands(axes: Any, ranges: Sequence[tuple[int, float, float]], width_ms: int, **style: Any) -> None:
+    """From a lower to an upper value, as wide as the span."""
+    times = [moment(at_ms) for at_ms, _, _ in ranges]
+    heights = [upper - lower for _, lower, upper in ranges]
+    lowers = [lower for _, lower, _ in ranges]
+    width = timedelta(milliseconds=width_ms)
+    axes.bar(times, heights, width, lowers, align="edge", linewidth=0, **style)
+
+
+def steps(axes: Any, points: Sequence[tuple[int, float]], width_ms: int, **style: Any) -> None:
+    """Counts by span: nothing where there is none."""
+    amounts = dict(points)
+    first, last = min(amounts), max(amounts)
+    edges = range(first, last + width_ms + 1, width_ms)
+    values = [amounts.get(at_ms, 0) for at_ms in edges[:-1]]
+    axes.stairs(values, dates.date2num([moment(at_ms) for at_ms in edges]), **style)  # type: ignore[no-untyped-call]
+    axes.xaxis_date()
 
 
 def counts(axes: Any, which: str = "y") -> None:
     """Write 12k and 3M for big numbers."""
     axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_locator(ticker.MaxNLocator(6, integer=True, steps=(1, 2, 5, 10)))
     axis.set_major_formatter(ticker.EngFormatter(sep=""))
 
 
@@ -64,6 +100,7 @@ def plain_log(axes: Any) -> None:
     """A log scale that says 1, 10 and 1000."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.tick_params(which="minor", colors=INK, labelsize=8)
     axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(2, 0.5)))  # only where there is room
 
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from functools import partial
 from itertools import groupby
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from pipeline import plots
 from pipeline.findings import Audit
 from pipeline.judgement import REASONS
-from pipeline.latency import Latency
+from pipeline.latency import HOUR_MS, Latency
 from pipeline.page import Page, shown_ms, shown_time
 from pipeline.tally import MOST_ATTEMPTS, STATES
 
@@ -180,7 +181,7 @@ def _latency(page: Page, found: Audit) -> None:
     for _, lines in sorted(hours.items(), reverse=True):
         title = f"From publish to {_event(lines[0])}, by hour of publish"
         page.picture(plots.picture(partial(_by_hour, lines=lines)), title)
-        page.note(f"{title}: p50 (line), p90 to p99 (shade).")
+        page.note(f"{title}: p50 (dots), p90 to p99 (shade).")
 
 
 def _event(line: Latency) -> str:
@@ -191,18 +192,16 @@ def _by_hour(axes: Any, lines: list[Latency]) -> None:
     for number, (name, group) in enumerate(groupby(lines, key=lambda line: line.subscription)):
         if number == DRAWN:
             break
-        some = list(group)
+        some = [(line.hour_ms or 0, line) for line in group]
         colour = plots.COLOURS[number]
-        times = [plots.moment(line.hour_ms or 0) for line in some]
-        shade = [max(1, line.p90) for line in some], [max(1, line.p99) for line in some]
-        axes.plot(times, [max(1, line.p50) for line in some], color=colour, marker="o", ms=3, label=name)
-        if len(some) > 1:
-            axes.fill_between(times, *shade, color=colour, alpha=0.18, linewidth=0)
-        else:
-            axes.vlines(times, *shade, color=colour, alpha=0.4, linewidth=6)
+        middles = [(at, max(1, line.p50)) for at, line in some]
+        ranges = [(at, max(1, line.p90), max(1, line.p99)) for at, line in some]
+        plots.line(axes, middles, HOUR_MS, color=colour, label=name)
+        plots.bands(axes, ranges, HOUR_MS, color=colour, alpha=0.18)
     plots.plain_log(axes)
     axes.set_ylabel("milliseconds", fontsize=8)
-    plots.time_axis(axes)
+    times = [line.hour_ms or 0 for line in lines]
+    plots.time_axis(axes, min(times), max(times), HOUR_MS)
     plots.legend(axes)
 
 
@@ -215,17 +214,16 @@ def _activity(page: Page, found: Audit) -> None:
 
 def _bars(axes: Any, found: Audit) -> None:
     times = sorted({bar.at_ms for bar in found.activity})
-    amounts = {(bar.at_ms, bar.transition): bar.messages for bar in found.activity}
-    for number, what in enumerate(
-        what for what in LINES if any(bar.transition == what for bar in found.activity)
-    ):
+    width = gcd(*(at - times[0] for at in times)) or 1_000
+    seen = [what for what in LINES if any(bar.transition == what for bar in found.activity)]
+    for number, what in enumerate(seen):
         colour = plots.STATE_COLOURS["lost"] if what == "lost" else plots.COLOURS[number % len(plots.COLOURS)]
-        values = [amounts.get((at, what), 0) for at in times]
-        axes.plot([plots.moment(at) for at in times], values, color=colour, label=what.replace("_", " "))
+        amounts = [(bar.at_ms, bar.messages) for bar in found.activity if bar.transition == what]
+        plots.steps(axes, amounts, width, color=colour, linewidth=1.5, label=what.replace("_", " "))
     plots.counts(axes)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("messages", fontsize=8)
-    plots.time_axis(axes)
+    plots.time_axis(axes, times[0], times[-1], width)
     plots.legend(axes)
 
 

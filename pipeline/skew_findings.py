@@ -191,12 +191,14 @@ def advice_of(
 def _about_key(key: HotKey, workers: int) -> str:
     return (
         f"key {key.key!r} alone has {key.share:.0%} of the messages: one key is one lane in one "
-        f"partition, so one of {workers} workers has at least {key.share * workers:.1f} times the mean, "
+        f"partition, so one of {workers} workers has at least {key.share * workers:.2f} times the mean, "
         "whatever the number of partitions; to spread it, make its key finer"
     )
 
 
 def _about_count(now: Candidate, best: Candidate | None, workers: int) -> str:
+    if best is None and now.workers > packing.GOOD:
+        return f"no other number of partitions would be much more even than {now.partitions}"
     if best is None:
         return f"{_partitions(now.partitions)} {'is' if now.partitions == 1 else 'are'} enough"
     return (
@@ -209,7 +211,7 @@ def _about_count(now: Candidate, best: Candidate | None, workers: int) -> str:
 def _about_moves(placement: Placement, partitions: int) -> str:
     change = f"from {placement.before:.2f} to {placement.after:.2f} times the mean"
     if not placement.gain:
-        return "not worth moving: no other placement of the partitions is better"
+        return "not worth moving: no other placement of the partitions is better by more than moving costs"
     if not placement.worth:
         return (
             f"not worth moving: the best placement would bring the busiest worker {change}, "

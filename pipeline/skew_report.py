@@ -12,6 +12,7 @@ from pipeline.skew_findings import Skew
 from pipeline.spans import WIDTHS
 
 PLAN_VERSION = 1
+LEAST_BARS = 6  # that there is room for: one partition is no wall
 DRAWN = 64  # partitions; more would be a grey wall
 
 
@@ -49,13 +50,13 @@ def page_of(found: Skew) -> str:
             plots.picture(lambda axes: _keys(axes, found), height=1 + 0.22 * len(found.hot_keys)), "Hot keys"
         )
         page.table(
-            ["key", "messages", "share", "partition"],
-            [(key.key, key.messages, f"{key.share:.1%}", key.partition) for key in found.hot_keys],
+            ["key", "messages", "% of all", "partition"],
+            [(key.key, key.messages, round(100 * key.share, 1), key.partition) for key in found.hot_keys],
         )
     if found.spans:
         span = WIDTHS[found.span_ms]
-        page.heading(f"Imbalance by {span}")
-        page.picture(plots.picture(lambda axes: _spans(axes, found)), f"Imbalance by {span}")
+        page.heading("Imbalance over time")
+        page.picture(plots.picture(lambda axes: _spans(axes, found)), f"Imbalance of each {span}")
         page.note(f"The busiest partition over the mean of all, of each {span}; in grey the messages.")
     page.heading("How many partitions")
     page.picture(plots.picture(lambda axes: _candidates(axes, found)), "Imbalance by number of partitions")
@@ -80,6 +81,7 @@ def _partitions(axes: Any, found: Skew) -> None:
     axes.axhline(mean, color=plots.INK, linewidth=1, linestyle="--")
     axes.set_xlabel("partition, the busiest first", fontsize=8)
     axes.set_ylabel("messages", fontsize=8)
+    axes.set_xlim(-0.6, max(LEAST_BARS, len(some)) - 0.4)
     if len(some) > 24:
         axes.tick_params(axis="x", labelsize=6, rotation=90)
     plots.counts(axes)
@@ -97,9 +99,9 @@ def _keys(axes: Any, found: Skew) -> None:
 
 
 def _spans(axes: Any, found: Skew) -> None:
-    times = [plots.moment(span.at_ms) for span in found.spans]
     behind = axes.twinx()
-    behind.fill_between(times, [span.messages for span in found.spans], color="#e6e9ed", step="mid")
+    amounts = [(span.at_ms, span.messages) for span in found.spans]
+    plots.steps(behind, amounts, found.span_ms, fill=True, color="#e6e9ed")
     behind.set_ylabel("messages", fontsize=8)
     behind.tick_params(labelsize=8)
     behind.spines["top"].set_visible(False)
@@ -107,55 +109,45 @@ def _spans(axes: Any, found: Skew) -> None:
     plots.counts(behind)
     axes.set_zorder(behind.get_zorder() + 1)
     axes.patch.set_visible(False)
-    axes.plot(times, [span.imbalance for span in found.spans], color=plots.COLOURS[1], marker="o", ms=3)
-    axes.set_ylim(bottom=1)
+    uneven = [(span.at_ms, span.imbalance) for span in found.spans]
+    plots.line(axes, uneven, found.span_ms, color=plots.COLOURS[1])
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("busiest over mean", fontsize=8)
-    plots.time_axis(axes)
+    plots.time_axis(axes, found.spans[0].at_ms, found.spans[-1].at_ms, found.span_ms)
 
 
 def _candidates(axes: Any, found: Skew) -> None:
     counts = [str(one.partitions) for one in found.candidates]
-    axes.plot(
-        counts,
-        [one.imbalance for one in found.candidates],
-        color=plots.COLOURS[0],
-        marker="o",
-        ms=4,
-        label="partition",
-    )
-    axes.plot(
-        counts,
-        [one.workers for one in found.candidates],
-        color=plots.COLOURS[2],
-        marker="o",
-        ms=4,
-        label="worker",
-    )
+    for number, what, values in (
+        (0, "partition", [one.imbalance for one in found.candidates]),
+        (2, "worker", [one.workers for one in found.candidates]),
+    ):
+        axes.plot(counts, values, color=plots.COLOURS[number], marker="o", ms=4, linewidth=0.8, label=what)
     axes.axhline(GOOD, color=plots.INK, linewidth=1, linestyle="--")
-    if found.recommended is not None and str(found.recommended) in counts:
-        axes.axvline(counts.index(str(found.recommended)), color=plots.COLOURS[2], linewidth=6, alpha=0.2)
+    for what, count, colour in (
+        ("now", sum(one.partitions for one in found.workers), plots.INK),
+        ("recommended", found.recommended, plots.COLOURS[2]),
+    ):
+        if count is not None:
+            axes.axvline(counts.index(str(count)), color=colour, linewidth=8, alpha=0.15, label=what)
     plots.plain_log(axes)
-    axes.set_xlabel("partitions (the band: enough)", fontsize=8)
+    axes.set_xlabel("partitions", fontsize=8)
     axes.set_ylabel("busiest over mean", fontsize=8)
     plots.legend(axes)
 
 
 def _workers(axes: Any, found: Skew) -> None:
     places = range(len(found.workers))
-    for shift, what, values in (
-        (-0.19, "now", [100 * one.before for one in found.workers]),
-        (0.19, "with the plan", [100 * one.after for one in found.workers]),
-    ):
-        axes.barh(
-            [place + shift for place in places],
-            values,
-            height=0.36,
-            color=plots.COLOURS[0] if what == "now" else plots.COLOURS[2],
-            label=what,
-        )
+    bars = [("now", plots.COLOURS[0], [100 * one.before for one in found.workers])]
+    if found.moves:
+        bars.append(("with the plan", plots.COLOURS[2], [100 * one.after for one in found.workers]))
+    height = 0.72 / len(bars)
+    for number, (what, colour, values) in enumerate(bars):
+        shift = (number - (len(bars) - 1) / 2) * (height + 0.02)
+        axes.barh([at + shift for at in places], values, height=height, color=colour, label=what)
     axes.set_yticks(list(places), [one.worker for one in found.workers])
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.axvline(100 / max(1, len(found.workers)), color=plots.INK, linewidth=1, linestyle="--")
-    axes.set_xlabel("% of the messages", fontsize=8)
+    axes.set_xlabel("% of the messages (the line: their mean)", fontsize=8)
     plots.legend(axes)

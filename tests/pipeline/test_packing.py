@@ -119,7 +119,7 @@ def test_two_hot_partitions_of_one_worker_are_parted() -> None:
 
 
 def test_a_better_placement_that_moves_much_must_be_clearly_better() -> None:
-    """What is moved is charged for: a tenth of the mean if it were all."""
+    """What is moved is charged for: a fifth of the mean if it were everything."""
     owners = {0: "a", 1: "a", 2: "b", 3: "b"}
     # Both pairs would have to change places to win two in a hundred.
     found = place({0: 51, 1: 51, 2: 49, 3: 49}, owners, ["a", "b"])
@@ -132,8 +132,8 @@ def test_a_better_placement_that_moves_much_must_be_clearly_better() -> None:
 
 def test_a_gain_below_a_twentieth_is_not_worth_moving() -> None:
     """It is found, and said, and left."""
-    owners = {0: "a", 1: "a", 2: "b", 3: "b"}
-    found = place({0: 100, 1: 7, 2: 98, 3: 1}, owners, ["a", "b"])
+    owners = {number: "a" if number < 20 else "b" for number in range(40)}
+    found = place({**dict.fromkeys(range(40), 1), 0: 100, 1: 6, 20: 98}, owners, ["a", "b"])
     assert 0 < found.gain < GAIN
     assert not found.worth
     assert found.owners != owners
