@@ -127,3 +127,14 @@ def table(spark: SparkSession, tmp_path: Path) -> Table:
 def other_table(spark: SparkSession, tmp_path: Path) -> Table:
     """Where another query of the test writes to."""
     return Table(spark, tmp_path / uuid.uuid4().hex[:8])
+
+
+@pytest.fixture
+def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """The test's folder as one of another file system, which knows it by another path: for Hadoop alone."""
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    name = f"cluster-{uuid.uuid4().hex[:8]}"
+    mount = f"fs.viewfs.mounttable.{name}.link./data"
+    conf.set(mount, f"file://{tmp_path}")
+    yield f"viewfs://{name}/data"
+    conf.unset(mount)

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from client import Client, InvalidArgument, OutgoingMessage
+from client import Client, InvalidArgument, OutgoingMessage, SubscriptionBusy
 from pipeline.archive import COLUMNS, Archive, Archived, Options, run
 from pipeline.columns import MESSAGES
 from pipeline.compaction import Limits, compact
 from pipeline.files import LocalFiles
-from pipeline.locks import compacting
+from pipeline.locks import archiving, compacting
 from tests.pipeline.archives import MIDNIGHT, YESTERDAY, files_in, ids_in, write_rows
 from tests.running import RunningBroker
 
@@ -62,6 +62,46 @@ def test_runs_add_what_is_new_and_nothing_twice(
     assert ids_in(path) == expected
     assert archive().rows == 0
     assert client.describe_subscription(topic, "archive").backlog == 0, "drained, the tail too"
+
+
+def test_topics_come_and_go_and_each_row_is_there_once(
+    client: Client, topic: str, path: Path, archive: Callable[..., Archived]
+) -> None:
+    a, b = topic, f"{topic}-b"
+    expected: Counter[str] = Counter()
+    for name in (a, b):
+        client.create_topic(name, partitions=1, exist_ok=True)
+        client.create_subscription(name, "archive", mode="cursor", start="earliest")
+    for topics in ([a], [a, b], [b], [b, a]):
+        for name in (a, b):
+            expected += Counter(f"{name}/{one}" for one in publish(client, name, 10).elements())
+        archive(topics=topics)
+    found: Counter[str] = Counter()
+    for name in (a, b):
+        found += Counter(f"{name}/{one}" for one in ids_in(path / f"topic={name}").elements())
+    assert found == expected
+
+
+def test_a_second_writer_is_refused_and_hears_of_the_first(
+    client: Client, topic: str, path: Path, archive: Callable[..., Archived]
+) -> None:
+    client.create_topic(topic, partitions=1)
+    for name in ("archive", "other"):
+        client.create_subscription(topic, name, mode="cursor", start="earliest")
+    expected = publish(client, topic, 10)
+    with (
+        archiving(LocalFiles(), str(path), "archive"),
+        pytest.raises(
+            SubscriptionBusy, match=r"process \d+ on \S+ archives into .* with subscription 'archive'"
+        ),
+    ):
+        archive()
+    assert archive().rows == 10
+    with pytest.raises(
+        InvalidArgument, match=r"is archived into .* by subscription 'archive', and its rows wo"
+    ):
+        archive(subscription="other")
+    assert ids_in(path) == expected
 
 
 def test_a_row_holds_all_that_a_message_has(
@@ -190,3 +230,22 @@ def test_a_state_from_a_backup_does_not_take_the_place_of_rows(
     result = archive(fail_on_data_loss=False)  # batch 1 again, with other rows
     assert result.rows == 10
     assert ids_in(path) == expected
+
+
+def test_an_archive_can_be_on_any_file_system_of_hadoop(
+    client: Client, topic: str, elsewhere: str, path: Path, archive: Callable[..., Archived]
+) -> None:
+    client.create_topic(topic, partitions=1)
+    for name in ("archive", "other"):
+        client.create_subscription(topic, name, mode="cursor", start="earliest")
+    expected = publish(client, topic, 30)
+    options = {"path": f"{elsewhere}/archive", "compact_every": 2, "limits": Limits(files=2)}
+    first = archive(**options, batch_rows=15)
+    assert (first.rows, first.batches, first.compactions) == (30, 2, 1)
+    expected += publish(client, topic, 10)
+    assert archive(**options).rows == 10
+    assert ids_in(path) == expected
+    assert len(list(path.rglob("*.parquet"))) == 2
+    with pytest.raises(InvalidArgument, match="by subscription 'archive', and its rows would"):
+        archive(**options, subscription="other")
+    assert not list(Path().glob("viewfs*")), "nobody took it for a path of this machine"

@@ -27,6 +27,12 @@ from tests.pipeline.archives import (
 QUERY = "11112222-query"
 
 
+@pytest.fixture(autouse=True)
+def no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is killed here is a process: the disk need not be waited for."""
+    monkeypatch.setattr("os.fsync", lambda number: None)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "archive"

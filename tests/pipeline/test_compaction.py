@@ -29,6 +29,12 @@ def pieces(path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is killed here is a process: the disk need not be waited for."""
+    monkeypatch.setattr("os.fsync", lambda number: None)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = pieces(tmp_path / "archive")

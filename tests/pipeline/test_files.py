@@ -1,6 +1,5 @@
 """Files by their words: of this machine without Java, and of Hadoop's file systems through it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,18 +12,12 @@ from pipeline.files import Entry, Files, HadoopFiles, LocalFiles, check_written,
 
 
 @pytest.fixture(params=["here", "hadoop"])
-def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Files, str]]:
-    """Files of this machine, and the same folder as another file system: one with mount points."""
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Files, str]:
+    """Files of this machine, and the same folder as another file system."""
     if request.param == "here":
-        yield LocalFiles(), f"file://{tmp_path}"
-        return
-    spark: SparkSession = request.getfixturevalue("spark")
-    conf = spark.sparkContext._jsc.hadoopConfiguration()
-    mount = f"fs.viewfs.mounttable.{tmp_path.name}.link./data".replace("_", "-").lower()
-    conf.set(mount, f"file://{tmp_path}")
-    root = f"viewfs://{mount.split('.')[3]}/data"
-    yield HadoopFiles(spark, root), root
-    conf.unset(mount)
+        return LocalFiles(), f"file://{tmp_path}"
+    root = request.getfixturevalue("elsewhere")
+    return HadoopFiles(request.getfixturevalue("spark"), root), root
 
 
 def test_a_file_is_written_read_moved_and_deleted(files: tuple[Files, str]) -> None:
