@@ -51,6 +51,10 @@ def archive(
             "name the topics to archive, or merge the files of an archive with --compact, without topics"
         )
     target = file_size * MEGABYTE
+    if topics:
+        from pipeline.locks import check_writer
+
+        check_writer(to, subscription, topics)  # before Java starts
     spark = job.spark("keylane archive")
     from pipeline.compaction import Limits
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from client.errors import InvalidArgument, Overloaded, SubscriptionBusy
-from pipeline.files import Files
+from pipeline.files import Files, local_at
 
 
 @contextmanager
@@ -60,6 +60,14 @@ def moving(files: Files, root: str) -> Iterator[None]:
 def state_of(root: str, subscription: str) -> str:
     """The folder of what is known of an archive's subscription, however many topics it is of."""
     return f"{root}.keylane/subscriptions/{subscription}"
+
+
+def check_writer(path: str, subscription: str, topics: Sequence[str]) -> None:
+    """See that topics can be archived now, as far as that can be told of a local folder without Java."""
+    root, files = path.rstrip("/"), local_at(path)
+    if files is not None and files.exists(f"{root}.keylane"):
+        with archiving(files, root, subscription):
+            check_topics(files, root, subscription, topics)
 
 
 class Writer(msgspec.Struct, frozen=True):

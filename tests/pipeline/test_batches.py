@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from client import ConsumerReplaced, InvalidArgument, Overloaded, SubscriptionBusy
 from pipeline.batches import Batches
+from pipeline.commandline import Job
+from pipeline.commands import pipeline
 from pipeline.compaction import Compactor, Limits
 from pipeline.files import LocalFiles
 from pipeline.locks import archiving, check_topics, compacting, enter_topics, state_of
@@ -197,6 +200,18 @@ def test_a_topic_is_archived_by_one_subscription(path: Path) -> None:
         enter_topics(files, root, "archive", ["visits"])
     Path(str(error.value).rpartition("delete ")[2]).unlink()
     enter_topics(files, root, "archive", ["visits"])
+
+
+def test_who_cannot_archive_hears_so_without_java(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Job, "spark", lambda *_: pytest.fail("it starts Java"))
+    monkeypatch.setattr(Job, "check_topics", lambda *_: None, raising=False)  # there is no broker
+    enter_topics(LocalFiles(), str(path), "archive", ["orders"])
+    command = ["archive", "orders", "--to", f"{path}/"]
+    result = CliRunner().invoke(pipeline, [*command, "--subscription", "other"])
+    assert (result.exit_code, "by subscription 'archive', and its rows" in result.stderr) == (1, True)
+    with archiving(LocalFiles(), str(path), "archive"):
+        result = CliRunner().invoke(pipeline, command)
+    assert (result.exit_code, f"archives into {path} with" in result.stderr) == (1, True)
 
 
 def test_names_as_long_as_they_may_be_have_room(path: Path) -> None:
