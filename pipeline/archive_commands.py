@@ -113,6 +113,10 @@ def replay(
     durability: Annotated[str | None, typer.Option(help="memory, fsync, replicated or replicated:N.")] = None,
     round_rows: Annotated[int, typer.Option(help="Rows between two lines of progress.", min=1)] = 250_000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
+    accept_duplicates: Annotated[
+        bool,
+        typer.Option("--accept-duplicates", help="Go on with a round that the broker may have forgotten."),
+    ] = False,
 ) -> None:
     """Publish what is archived to a topic, the order of each key as it was."""
     if rate is not None and rate <= 0:
@@ -135,6 +139,7 @@ def replay(
         keys=keys.split(",") if keys is not None else None,
         round_rows=round_rows,
         dry_run=dry_run,
+        accept_duplicates=accept_duplicates,
     )
     result = run(spark, options, job.progress)
     if result.dry_run:

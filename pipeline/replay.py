@@ -2,12 +2,11 @@
 
     spark-submit pipeline/replay.py /data/archive orders-again --rate 5000
 
-It goes in rounds, each a slice of every partition; how far it is stands in a file, so that a run that was
-stopped goes on with the round that was not finished. What that one had published already are duplicates to
-the broker: a message's uid is made of where it comes from, where it goes, and the name of the run.
+It goes in rounds, in the order of time; how far it is stands in a file, so that a run that was stopped goes
+on with the round that was not finished. What that one had published already are duplicates to the broker, for
+as long as it remembers: a message's uid is made of where it comes from and goes, and the name of the run.
 """
 
-import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,13 +20,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
 from client import Client, Tally, TopicInfo
-from client.errors import InvalidArgument, SubscriptionNotFound
+from client.errors import InvalidArgument, SubscriptionNotFound, TopicReplaced
 from pipeline.archive import COLUMNS
 from pipeline.columns import MESSAGES
 from pipeline.files import files_at
 from pipeline.pace import DUE
+from pipeline.rounds import ORDER, Cut, Stretch, between, cuts_of, last_of, stretches_of, with_ledger
 
 REPLAYED_FROM = "keylane-replayed-from"
+SAFE = 0.9  # of a dedupe window: clocks differ, and what is sent arrives a little later
+_TASK = "_task"
 
 Progress = Callable[[str], None]
 
@@ -65,6 +67,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[str] | None = None
     round_rows: int = 250_000
     dry_run: bool = False
+    accept_duplicates: bool = False  # go on with a round of which the broker may have forgotten the uids
 
     @property
     def root(self) -> str:
@@ -77,28 +80,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.root}.keylane/replays/{self.topic}@{self.run_id}.json"
 
 
-class Slice(msgspec.Struct, frozen=True):
-    """What there is to replay of one partition: so many rows, of offsets `first` to `last`."""
-
-    partition: int
-    first: int
-    last: int
-    rows: int
-
-
 class Note(msgspec.Struct):
     """How far a run is: which rows are in which round is settled when it begins."""
 
     choice: dict[str, Any]
-    slices: list[Slice]
-    rounds: int
-    done: int = 0
-    at: float = 0.0  # unix time at which the last round was done
+    target: int  # the incarnation of the topic
+    stretches: list[Stretch]
+    cuts: list[Cut]  # the last row of each round
+    done: int = 0  # rounds
+    begun: float | None = None  # unix time at which the next one was begun, if it was
 
     @property
     def rows(self) -> int:
         """How many there are to replay."""
-        return sum(item.rows for item in self.slices)
+        return sum(item.rows for item in self.stretches)
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        return len(self.cuts)
 
 
 def run(spark: SparkSession, options: Options, progress: Progress = print) -> Replayed:
@@ -121,23 +121,27 @@ class Replay:
     def run(self) -> Replayed:
         """Do the rounds that are not done."""
         options, began = self._options, time.monotonic()
-        note = self._note()
+        about = self._topic()
+        note = self._note(about)
         result = Replayed(self._source, options.topic, options.run_id, note.rows, dry_run=options.dry_run)
-        result.resumed = note.done > 0
+        result.resumed = note.done > 0 or note.begun is not None
         if options.dry_run:
             result.rounds = note.rounds - note.done
             return result
+        self._files.make_folder(options.note.rpartition("/")[0])
         for number in range(note.done, note.rounds):
-            tally = self._round(note, number)
+            self._check_target(note)
+            tally = self._round(note, number, about.dedupe_window)
+            self._check_target(note)  # a round that went elsewhere is not done
             if tally.no_subscribers:
-                self._topic()  # a round that went nowhere is not done
+                self._topic()  # nor is one that went nowhere
             result.stored += tally.stored
             result.duplicates += tally.duplicates
             result.no_subscribers += tally.no_subscribers
             result.rounds += 1
             result.seconds = round(time.monotonic() - began, 3)
-            note.done, note.at = number + 1, time.time()
-            self._files.write(options.note, msgspec.json.encode(note).decode())
+            note.done, note.begun = number + 1, None
+            self._write(note)
             self._progress(
                 f"round {note.done} of {note.rounds}: {result.stored:,} of {note.rows:,} rows published, "
                 f"{result.stored / result.seconds:,.0f}/s"
@@ -160,7 +164,7 @@ class Replay:
             frame = frame.where(F.col("timestamp") < F.lit(options.until))
         if options.keys is not None:
             frame = frame.where(F.col("key").isin(options.keys))
-        return frame
+        return with_ledger(frame)
 
     def _only_topic(self) -> str:
         found = [
@@ -175,8 +179,8 @@ class Replay:
             raise InvalidArgument(f"the archive {self._options.root} {what}")
         return found[0]
 
-    def _note(self) -> Note:
-        """How far a run of this name is; with another choice of rows it cannot go on."""
+    def _note(self, about: TopicInfo) -> Note:
+        """How far a run of this name is; with other rows or into another topic it cannot go on."""
         options = self._options
         choice = {
             "from": self._source,
@@ -184,30 +188,68 @@ class Replay:
             "until": options.until.isoformat() if options.until else None,
             "keys": options.keys,
         }
-        window = self._topic().dedupe_window
         text = self._files.read(options.note)
         if text is None:
-            slices = slices_of(self._rows())
-            return Note(
-                choice, slices, self._rounds(sum(item.rows for item in slices), window), at=time.time()
-            )
+            return self._plan(choice, about.dedupe_window)
         note = msgspec.json.decode(text, type=Note)
         if note.choice != choice:
             raise InvalidArgument(
                 f"run {options.run_id!r} into {options.topic!r} was begun with other rows: {note.choice}; "
                 "give another --run-id to publish these"
             )
-        if note.done < note.rounds and time.time() - note.at > window:
-            self._progress(
-                f"this run stood still for longer than {options.topic!r} remembers uids ({window:g} s): what "
-                f"round {note.done + 1} had published already comes twice"
-            )
+        self._check_target(note)
+        if note.begun is not None and time.time() > note.begun + SAFE * about.dedupe_window:
+            self._check_memory(note, about.dedupe_window)
         if note.done == note.rounds:
             self._progress(
                 f"run {options.run_id!r} into {options.topic!r} was finished before: give another --run-id "
                 "to publish it all again, or what was archived since"
             )
         return note
+
+    def _plan(self, choice: dict[str, Any], window: float) -> Note:
+        """Settle which rows there are, and the rounds in which they come."""
+        options, frame = self._options, self._rows()
+        stretches = stretches_of(frame)
+        most = options.round_rows
+        if options.rate is not None and window:
+            # None may last so long that its beginning is forgotten when a task runs again.
+            most = max(1, min(most, int(options.rate * window / 4)))
+        cuts = cuts_of(frame, sum(item.rows for item in stretches), most) if stretches else []
+        return Note(choice, self._incarnation(), stretches, cuts)
+
+    def _check_memory(self, note: Note, window: float) -> None:
+        """The broker may have forgotten what the round that was not finished has published."""
+        options, number = self._options, note.done + 1
+        what = (
+            f"round {number} of run {options.run_id!r} was begun "
+            f"{datetime.fromtimestamp(note.begun or 0, UTC):%Y-%m-%dT%H:%M:%SZ} and not finished, and "
+            f"{options.topic!r} remembers uids for {window:g} s: what it had published may come twice"
+        )
+        if not options.accept_duplicates:
+            raise InvalidArgument(
+                f"{what}. Go on nevertheless with --accept-duplicates; or publish all of it with another "
+                "--run-id into a topic that is empty, with a longer dedupe_window"
+            )
+        self._progress(what)
+        note.begun = None
+
+    def _check_target(self, note: Note) -> None:
+        """What was published into a topic that is gone is gone with it."""
+        options = self._options
+        if self._incarnation() != note.target:
+            raise TopicReplaced(
+                f"topic {options.topic!r} was deleted and made anew since run {options.run_id!r} began: what "
+                f"{note.done} of {note.rounds} rounds had published is gone; give another --run-id to "
+                "publish it all into the new one"
+            )
+
+    def _incarnation(self) -> int:
+        with Client(self._options.server, token=self._options.token) as client:
+            return client.offsets(self._options.topic)[0].incarnation
+
+    def _write(self, note: Note) -> None:
+        self._files.write(self._options.note, msgspec.json.encode(note).decode())
 
     def _topic(self) -> TopicInfo:
         """The target, which somebody must read; what is wrong with it comes before anything is done."""
@@ -221,45 +263,38 @@ class Replay:
             )
         return about
 
-    def _rounds(self, rows: int, window: float) -> int:
-        """How many rounds: none may last so long that its beginning is forgotten when a task runs again."""
-        most = float(self._options.round_rows)
-        if self._options.rate is not None:
-            most = max(1.0, min(most, self._options.rate * window / 4))
-        return math.ceil(rows / most)
-
-    def _round(self, note: Note, number: int) -> Tally:
-        """Publish the rows of a round: a task has whole partitions, each in the order of its offsets."""
-        options, slices = self._options, note.slices
-        chosen = F.lit(False)
-        for item in slices:
-            start, end = bounds(item, number, note.rounds)
-            chosen |= (F.col("partition") == item.partition) & F.col("offset").between(start, end - 1)
-        tasks = max(1, min(len(slices), self._spark.sparkContext.defaultParallelism))
-        place = {item.partition: index % tasks for index, item in enumerate(slices)}
-        task = F.element_at(
-            F.create_map(*(F.lit(part) for pair in place.items() for part in pair)), F.col("partition")
-        )
+    def _round(self, note: Note, number: int, window: float) -> Tally:
+        """Publish the rows of a round: a task has whole keys, in the order of time."""
+        again = note.begun is not None
+        if note.begun is None:
+            note.begun = time.time()
+            self._write(note)
+        after = note.cuts[number - 1] if number else None
+        chosen = between(after, note.cuts[number], last_of(note.stretches))
         rows = self._rows().where(chosen)  # files may have been merged since the last round
-        order = ["partition", "offset"]
+        tasks = self._spark.sparkContext.defaultParallelism
+        rows = rows.withColumn(_TASK, F.pmod(F.hash(F.coalesce("key", "message_id")), F.lit(tasks)))
+        order = [*ORDER]
         extra: list[Column] = []
-        if options.rate is not None:
-            # Every partition takes as long as the whole round is to take.
-            seconds = rows.count() / options.rate
-            window = Window.partitionBy("partition").orderBy("offset")
-            total = F.count(F.lit(1)).over(Window.partitionBy("partition"))
-            rows = rows.withColumn(DUE, (F.row_number().over(window) - 1) / total * seconds)
-            order, extra = [DUE, *order], [F.col(DUE)]
-        rows = rows.repartitionById(tasks, task).sortWithinPartitions(*order)
+        if self._options.rate is not None:
+            # Every task takes as long as the whole round is to take.
+            seconds = rows.count() / self._options.rate
+            place = F.row_number().over(Window.partitionBy(_TASK).orderBy(*ORDER)) - 1
+            total = F.count(F.lit(1)).over(Window.partitionBy(_TASK))
+            rows = rows.withColumn(DUE, place / total * seconds)
+            order, extra = [DUE, *ORDER], [F.col(DUE)]
+        rows = rows.repartitionById(tasks, F.col(_TASK)).sortWithinPartitions(*order)
+        own = {"_until": str(note.begun + SAFE * window)}
+        own |= {"_again": "true"} if again else {}
+        own |= {"_paced": "true"} if extra else {}
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             sink = rows.select("key", "value", self._attributes(), self._uid(), *extra).write.format(
                 "keylane"
             )
-            paced = {"_paced": "true"} if extra else {}
-            sink.options(**self._target(), **paced, _report=str(report)).mode("append").save()
+            sink.options(**self._target(), **own, _report=str(report)).mode("append").save()
             told = msgspec.json.decode(report.read_bytes(), type=dict[str, Tally])
-        return told.get(options.topic, Tally())
+        return told.get(self._options.topic, Tally())
 
     def _attributes(self) -> Column:
         """Those that a message had, and where it comes from."""
@@ -284,27 +319,6 @@ class Replay:
             "durability": options.durability,
         }
         return {name: value for name, value in given.items() if value is not None}
-
-
-def slices_of(frame: DataFrame) -> list[Slice]:
-    """What there is of each partition."""
-    found = frame.groupBy("partition").agg(
-        F.min("offset").alias("first"), F.max("offset").alias("last"), F.count(F.lit(1)).alias("rows")
-    )
-    return [
-        Slice(row["partition"], row["first"], row["last"], row["rows"])
-        for row in found.sort("partition").collect()
-    ]
-
-
-def bounds(item: Slice, number: int, rounds: int) -> tuple[int, int]:
-    """The offsets of a partition that are in a round: from the first up to, not including, the second.
-
-    >>> [bounds(Slice(0, 5, 14, 10), number, 3) for number in range(3)]
-    [(5, 8), (8, 11), (11, 15)]
-    """
-    size = item.last + 1 - item.first
-    return item.first + size * number // rounds, item.first + size * (number + 1) // rounds
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from time import time
 from typing import Any
 from uuid import uuid4
 
@@ -31,16 +32,19 @@ from pipeline.uids import Uids
 
 _OPTIONS = ("server", "token", "payloads", "topic", "durability", "uidColumns")
 _SPARKS = ("checkpointlocation", "queryname")  # Spark's own, which it hands on
-_OWN = (
-    "_report",
-    "_paced",
-)  # for our own jobs: a file that is told what became of the rows; see pipeline.pace
+# For our own jobs: a file that is told what became of the rows; rows that wait, see pipeline.pace; until when
+# rows may be published that perhaps were before, in unix time; and whether that is so for all of them.
+_OWN = ("_report", "_paced", "_until", "_again")
 _ROWS = 5_000  # of a call: the client's event loop has to breathe
 _UNDER_WAY = 8  # calls
 SHORT_WINDOW = 3_600.0  # seconds
 
 _log = logging.getLogger("keylane.pipeline")
 _checked: set[str] = set()  # topics that this process has looked at
+
+
+class UidsForgotten(Exception):
+    """What is to be published again may be there, and the broker would not know."""
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
@@ -52,6 +56,8 @@ class SinkOptions(msgspec.Struct, frozen=True):
     report: str | None = None
     paced: bool = False
     uid_columns: list[str] = []
+    until: float | None = None
+    again: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "SinkOptions":
@@ -66,6 +72,8 @@ class SinkOptions(msgspec.Struct, frozen=True):
             own.get("_report"),
             "_paced" in own,
             _names(given.get("uidColumns")),
+            float(own["_until"]) if "_until" in own else None,
+            "_again" in own,
         )
 
     def check(self, schema: StructType) -> "SinkOptions":
@@ -121,8 +129,11 @@ class BatchWriter(DataSourceArrowWriter):
         """Publish the rows of a task."""
         if self._options.topic is not None:
             _checked.add(self._options.topic)  # the driver has
+        task, options = _task(), self._options
+        if not (options.again or task.attemptNumber()):
+            options = msgspec.structs.replace(options, until=None)  # nothing of it can be there
         # A job's tasks stay as they are.
-        return publish(self._options, iterator, Uids("job", self._job, _task().partitionId()))
+        return publish(options, iterator, Uids("job", self._job, task.partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Say what was not stored; the rest has been published."""
@@ -153,6 +164,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
         return publish(self._options, iterator, Uids("query", query, batch), Repeats())
 
+    @plainly
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Publish what tasks took for rows of one another, and say what was not stored."""
         report([*messages, complete(self._options, messages)])
@@ -181,6 +193,11 @@ def publish(
                 for topic, rows in by_topic(batch.slice(start, _ROWS), options.topic):
                     if topic not in _checked:
                         _check_window(client, topic)
+                    if options.until is not None and time() > options.until:
+                        raise UidsForgotten(
+                            f"rows of this job were published before, and {topic!r} may have forgotten their "
+                            "uids: they would come twice"
+                        )
                     columns = columns_of(rows, topic, options.uid_columns or uids, options.durability)
                     under_way.append((topic, rows, columns, client.publish_columns(topic, columns)))
                 while len(under_way) > _UNDER_WAY:

@@ -2,20 +2,30 @@
 
 import json
 import random
+import time
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from client import Client, InvalidArgument, SubscriptionNotFound
+from client.errors import TopicReplaced
 from pipeline.pace import paced
-from pipeline.replay import REPLAYED_FROM, Options, Replayed, Slice, bounds, run
+from pipeline.replay import REPLAYED_FROM, Options, Replayed, run
+from pipeline.rounds import Cut, Stretch, gather, in_order
+from pipeline.sink import SinkOptions, UidsForgotten, publish
+from pipeline.uids import Uids
+from tests.pipeline.drivers import Driver, keylane
 from tests.pipeline.inbox import Arrived, arrivals, make_topic, problems_of
 from tests.running import RunningBroker
 
@@ -181,17 +191,146 @@ def test_a_rate_keeps_order_and_completeness(
     assert again == lanes(ALL)
 
 
-def test_a_round_ends_long_before_the_broker_forgets_its_uids(
+def test_a_round_that_the_broker_has_forgotten_is_not_published_again(
     client: Client, make_topic_name: Callable[[], str], path: Path, replay: Callable[..., Replayed]
 ) -> None:
+    """A slow rate makes rounds that end long before; one that stood still in between is refused."""
     topic = make_topic(client, make_topic_name(), dedupe_window=2.0)
     result = replay(topic=topic, rate=600.0, round_rows=ROWS)
     assert (result.rounds, result.stored) == (3, ROWS)
     note = Path(f"{path}.keylane/replays/{topic}@replay.json")
-    note.write_text(json.dumps({**json.loads(note.read_text()), "done": 2, "at": 0}))
+    note.write_text(json.dumps({**json.loads(note.read_text()), "done": 2, "begun": time.time() - 10}))
+    with pytest.raises(InvalidArgument, match=r"round 3 of run 'replay' was begun .* may come twice"):
+        replay(topic=topic)
+    assert client.describe_topic(topic).published == ROWS
     lines: list[str] = []
-    replay(lines.append, topic=topic, rate=600.0)
-    assert lines[0].startswith("this run stood still for longer than")
+    result = replay(lines.append, topic=topic, accept_duplicates=True)
+    assert lines[0].startswith("round 3 of run 'replay' was begun")
+    assert (result.resumed, result.rounds) == (True, 1)
+    # Killed before it had published anything of the next round: nothing can come twice.
+    note.write_text(json.dumps({**json.loads(note.read_text()), "done": 2, "begun": None}))
+    assert replay(topic=topic).rounds == 1
+
+
+def test_a_task_that_runs_again_too_late_publishes_nothing(
+    spark: SparkSession, broker: RunningBroker, client: Client, topic: str
+) -> None:
+    """The first attempt of a round may take its time, since nothing of it is there; any other may not."""
+    make_topic(client, topic)
+    rows = spark.range(0, 20, 1, 1).selectExpr("cast(id AS string) AS value")
+
+    def write(frame: DataFrame, **own: str) -> None:
+        given = {"server": broker.url, "topic": topic, "_until": str(time.time() - 1), **own}
+        frame.write.format("keylane").options(**given).mode("append").save()
+
+    write(rows)
+    with pytest.raises(PySparkException, match="may have forgotten their uids"):
+        write(rows, _again="true")
+
+    def stumble(partition: Iterable[Any]) -> Iterator[Any]:
+        task = TaskContext.get()
+        assert task is not None
+        if task.attemptNumber() == 0:
+            raise ConnectionError("planted")
+        yield from partition
+
+    with pytest.raises(PySparkException, match="may have forgotten their uids"):
+        write(spark.createDataFrame(rows.rdd.mapPartitions(stumble), rows.schema))
+    assert client.describe_topic(topic).published == 20
+    options = SinkOptions.parse({"server": broker.url, "topic": topic, "_until": str(time.time() + 600)})
+    publish(options, iter([pa.record_batch({"value": ["x"]})]), Uids("job", 1))
+    late = msgspec.structs.replace(options, until=time.time() - 1)
+    with pytest.raises(UidsForgotten):
+        publish(late, iter([pa.record_batch({"value": ["x"]})]), Uids("job", 1))
+
+
+def test_keys_keep_their_order_over_topics_of_one_name(
+    client: Client, topic: str, tmp_path: Path, replay: Callable[..., Replayed]
+) -> None:
+    """The second one has fewer partitions, so that keys are elsewhere, and begins again with offset 1."""
+    path = tmp_path / "twice"
+    rows = []
+    for number in range(600):
+        partitions, ledger, born = (3, 1_000, 0) if number < 400 else (2, 2_000, 400)
+        key = number % 12
+        partition = key % partitions
+        offset = sum(other % 12 % partitions == partition for other in range(born, number)) + 1
+        at = NOON + timedelta(minutes=number // 4)  # some at the same moment
+        message_id = f"{partition}:{ledger + partition}-{offset}"
+        rows.append(
+            {**row(number), "key": f"k{key}", "partition": partition, "offset": offset}
+            | {"message_id": message_id, "timestamp": at, "attributes": None}
+        )
+    put(path, rows)
+    lines: list[str] = []
+    assert replay(lines.append, path=str(path), round_rows=130).stored == 600
+    assert [line.partition(" rows")[0] for line in lines] == [
+        f"round {number} of 5: {number * 120} of 600" for number in range(1, 6)
+    ]
+    again = defaultdict(list)
+    for message in arrivals(client, topic):
+        again[message.key].append(message.attributes[REPLAYED_FROM])
+    expected = defaultdict(list)
+    for one in rows:
+        expected[one["key"]].append(one["message_id"])
+    assert again == expected
+
+
+def test_rounds_are_cut_by_rows_and_not_by_offsets(path: Path, replay: Callable[..., Replayed]) -> None:
+    """Most of what there was between the offsets is not archived, as when a topic was read by chance."""
+    some = [{**row(number), "offset": number**3 + 1, "partition": 0} for number in range(90)]
+    for one in some:
+        one["message_id"] = f"0:1-{one['offset']}"
+    put(path, some, "sparse")
+    lines: list[str] = []
+    replay(lines.append, source="sparse", round_rows=30)
+    assert [line.partition(" of 90")[0] for line in lines] == [
+        f"round {number} of 3: {number * 30}" for number in (1, 2, 3)
+    ]
+
+
+def test_a_target_that_was_made_anew_is_noticed(
+    client: Client, topic: str, replay: Callable[..., Replayed]
+) -> None:
+    """While a run is under way, when it is started again, and when it was finished."""
+
+    def replace(line: str = "") -> None:
+        client.delete_topic(topic)
+        make_topic(client, topic, partitions=5)
+
+    for _ in range(2):
+        with pytest.raises(TopicReplaced, match="what 1 of 3 rounds had published is gone"):
+            replay(replace)
+        assert client.describe_topic(topic).published == 0
+    assert replay(run_id="second").stored == ROWS
+    replace()
+    with pytest.raises(TopicReplaced, match="what 3 of 3 rounds had published is gone"):
+        replay(run_id="second")
+
+
+@pytest.mark.timeout(600)
+def test_a_replay_that_is_killed_goes_on_with_each_message_once_and_in_order(
+    client: Client, broker: RunningBroker, topic: str, path: Path, java: None
+) -> None:
+    make_topic(client, topic, partitions=5)
+    words = ["replay", str(path), topic, "--server", broker.url, "--round-rows", "300"]
+    with Driver(*keylane(*words, "--rate", "30")) as driver:
+        driver.until(lambda: client.describe_topic(topic).published > 330)  # in the second of three rounds
+    assert client.describe_topic(topic).published < ROWS
+    with Driver(*keylane(*words, "--json", master="local[1]")) as driver:
+        said = json.loads(driver.finish().splitlines()[-1])
+    assert said["resumed"]
+    assert 0 < said["duplicates"] < said["stored"] + said["duplicates"] < ROWS, (
+        "a part of the rounds was done"
+    )
+    found = arrivals(client, topic)
+    assert origins(found) == Counter(one["message_id"] for one in ALL)
+    again = defaultdict(list)
+    for message in found:
+        if message.key:
+            again[message.key].append(message.attributes[REPLAYED_FROM])
+    assert again == lanes(ALL)
+    assert problems_of(broker, topic) == []
 
 
 def test_what_cannot_be_replayed_is_said(path: Path, replay: Callable[..., Replayed]) -> None:
@@ -238,10 +377,26 @@ def test_a_round_that_nobody_was_there_for_is_not_counted_as_done(
     assert (result.resumed, result.rounds, result.stored) == (True, 2, ROWS * 2 // 3)
 
 
-def test_rounds_cover_all_offsets_once() -> None:
-    for rounds in range(1, 9):
-        found = [bounds(Slice(0, 7, 19, 5), number, rounds) for number in range(rounds)]
-        assert [offset for start, end in found for offset in range(start, end)] == list(range(7, 20))
+def test_rounds_have_as_many_rows_as_allowed_and_end_with_the_last() -> None:
+    rng = random.Random(7)
+    for most in range(3, 40):
+        steps = [(Cut(at, 1, 0, at), rng.randint(1, 3)) for at in range(rng.randint(1, 60))]
+        cuts = gather(steps, most)
+        assert cuts == sorted(set(cuts))
+        assert cuts[-1] == steps[-1][0]
+        sizes = [0] * len(cuts)
+        for cut, rows in steps:
+            sizes[bisect_left(cuts, cut)] += rows
+        assert max(sizes) <= most
+        assert gather([(cut, 1) for cut, _ in steps], most)[0].micros + 1 >= min(most, len(steps)) / 2
+
+
+def test_what_has_no_order_is_refused() -> None:
+    old, new = Stretch(0, 1_000, 90, 10, 50, 90), Stretch(0, 2_000, 40, 50, 70, 40)
+    elsewhere = Stretch(1, 1_500, 40, 5, 7, 40)
+    assert in_order([elsewhere, new, old]) == [old, new, elsewhere]
+    with pytest.raises(InvalidArgument, match=r"older than some of ledger 1000.*1970-01-01T00:00:00.000049Z"):
+        in_order([old, Stretch(0, 2_000, 40, 49, 70, 40)])
 
 
 def test_rows_wait_until_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
