@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -54,6 +55,20 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     spark = session("tests", "local[2,4]", **options)
     yield spark
     spark.stop()
+
+
+@pytest.fixture
+def spark_home(tmp_path: Path) -> Iterator[Path]:
+    """A Spark for jobs on `local-cluster`, which write into SPARK_HOME whatever SPARK_WORKER_DIR says."""
+    installed = Path(pyspark.__file__).parent
+    home = tmp_path / "spark"
+    home.mkdir()
+    for entry in installed.iterdir():
+        if entry.name != "work":
+            (home / entry.name).symlink_to(entry)
+    before = sorted(installed.glob("work/*"))
+    yield home
+    assert sorted(installed.glob("work/*")) == before, "a job has written into the installed Spark"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ QUICK_JAVA = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -
 class Driver:
     """A driver and its Java, in a process group of their own, which ends with the `with`."""
 
-    def __init__(self, *command: str | Path) -> None:
+    def __init__(self, *command: str | Path, **environment: str) -> None:
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed on exit
         self._process = subprocess.Popen(
             list(map(str, command)),
@@ -30,7 +30,7 @@ class Driver:
             cwd=ROOT,
             start_new_session=True,
             text=True,
-            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **environment},
         )
 
     def __enter__(self) -> Self:

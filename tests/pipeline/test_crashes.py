@@ -42,13 +42,16 @@ def topic(client: Client, topic: str) -> str:
 class Driver:
     """The process of a streaming job."""
 
-    def __init__(self, broker: RunningBroker, topic: str, folder: Path, moment: str, *, master: str) -> None:
+    def __init__(
+        self, broker: RunningBroker, topic: str, folder: Path, moment: str, *, master: str, home: Path
+    ) -> None:
+        self._home = home
         self.marker = folder / "marker"
         self.marker.unlink(missing_ok=True)
         self._log = folder / f"log-{moment}"
         module = "tests.pipeline.crash_driver"
         command = [sys.executable, "-m", module, master, broker.url, topic, str(folder), moment]
-        environment = {**os.environ, "SPARK_WORKER_DIR": str(folder / "work"), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": str(ROOT)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment)
 
@@ -74,6 +77,10 @@ class Driver:
         """Wait for its end."""
         assert self._process.wait(DEADLINE) == 0, self._log.read_text()
 
+    def executors(self) -> list[Path]:
+        """The folders of its executors, if they are processes."""
+        return list(self._home.glob("work/app-*/*"))
+
     def close(self) -> None:
         """Leave nothing behind."""
         if self._process.poll() is None:
@@ -81,12 +88,14 @@ class Driver:
 
 
 @pytest.fixture
-def start(broker: RunningBroker, topic: str, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+def start(
+    broker: RunningBroker, topic: str, tmp_path: Path, spark_home: Path
+) -> Iterator[Callable[..., Driver]]:
     """Starts jobs, each of which goes on where the one before was killed."""
     drivers: list[Driver] = []
 
     def start(moment: str, master: str = "local[2]") -> Driver:
-        drivers.append(Driver(broker, topic, tmp_path, moment, master=master))
+        drivers.append(Driver(broker, topic, tmp_path, moment, master=master, home=spark_home))
         return drivers[-1]
 
     yield start
@@ -141,4 +150,5 @@ async def test_an_executor_killed_in_a_batch_is_replaced_and_the_query_goes_on(
     driver.wait_for(driver.marker.exists)
     os.kill(int(driver.marker.read_text()), signal.SIGKILL)
     driver.finish()
+    assert driver.executors(), "they have run in a folder of the test"
     await check_all_is_well(broker, client, topic, tmp_path)

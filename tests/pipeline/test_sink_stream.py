@@ -148,9 +148,12 @@ def test_what_changes_is_published_once_for_each_batch(
     assert found == Counter((f"k{key}", b"100") for key in range(40))
 
 
-def drive(broker: RunningBroker, topic: str, folder: Path, master: str, *more: str) -> Driver:
+def drive(
+    broker: RunningBroker, topic: str, folder: Path, master: str, *more: str, **environment: str
+) -> Driver:
     module = "tests.pipeline.sink_driver"
-    return Driver(sys.executable, "-m", module, master, broker.url, topic, folder, *more)
+    words = (sys.executable, "-m", module, master, broker.url, topic, str(folder), *more)
+    return Driver(*words, **environment)
 
 
 @pytest.fixture
@@ -184,9 +187,9 @@ def test_a_driver_that_is_killed_in_a_batch_goes_on_with_other_tasks_without_los
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_executor_that_is_killed_in_a_task_is_replaced_without_loss_or_duplicates(
-    client: Client, broker: RunningBroker, topic: str, held: Path
+    client: Client, broker: RunningBroker, topic: str, held: Path, spark_home: Path
 ) -> None:
-    with drive(broker, topic, held, "local-cluster[2,1,1024]") as driver:
+    with drive(broker, topic, held, "local-cluster[2,1,1024]", SPARK_HOME=str(spark_home)) as driver:
         driver.until(
             lambda: len(list((held / "held").iterdir())) == 2 and client.describe_topic(topic).published
         )
