@@ -165,7 +165,16 @@ class Consumer:
 
     # Taking messages
 
+    def check_by_hand(self) -> None:
+        """Refuse who wants to take messages that a handler gets."""
+        if self._handlers is not None:
+            raise InvalidArgument(
+                "this consumer has a handler, which gets every message: wait() for its end, or subscribe "
+                "without handler= to take messages yourself"
+            )
+
     def __aiter__(self) -> "Consumer":
+        self.check_by_hand()
         return self
 
     async def __anext__(self) -> Message:
@@ -177,6 +186,7 @@ class Consumer:
 
     async def receive(self, timeout: Seconds | None = None) -> Message:  # noqa: ASYNC109
         """The next message; TimeoutError if none comes in time."""
+        self.check_by_hand()
         return await self._within(timeout, self.__anext__())
 
     async def _within(self, timeout: Seconds | None, work: Coroutine[Any, Any, T]) -> T:  # noqa: ASYNC109
@@ -193,6 +203,7 @@ class Consumer:
 
     def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> "Batches":
         """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
+        self.check_by_hand()
         if type(max_messages) is not int or max_messages < 1:
             raise InvalidArgument(f"max_messages is {max_messages!r}: use a whole number from 1")
         # More than the permits never come together.

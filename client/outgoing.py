@@ -52,6 +52,8 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
         raise _empty_key(message.key)
     if uid is None:
         (uid,) = ksuid.take(1, drift)
+    elif not uid:
+        raise _empty_uid(uid)
     try:
         where = key or message.uid
         partition = partition_of(where, count) if where else random.randrange(count)
@@ -81,6 +83,11 @@ def _empty_key(key: object) -> InvalidArgument:
     return InvalidArgument(f"key is {key!r}: use None for a message without a key, or text that is not empty")
 
 
+def _empty_uid(uid: object) -> InvalidArgument:
+    """Why a uid cannot be empty: all that have it would be one message."""
+    return InvalidArgument(f"uid is {uid!r}: leave it out to have one made, or use text that is not empty")
+
+
 def _is_later(message: OutgoingMessage) -> bool:
     return message.delay is not None or message.deliver_at is not None
 
@@ -106,6 +113,8 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
         uid, key = message.uid, message.key
         if not key and key is not None:
             raise _empty_key(key)
+        if not uid and uid is not None:
+            raise _empty_uid(uid)
         name = uids[place]
         if message.partition is not None:
             partition = check_partition(message.partition, count)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -45,7 +46,16 @@ def parse_seeds(seeds: str | Iterable[str]) -> list[Seed]:
         scheme, separator, rest = str(url).partition("://")
         if not separator or scheme not in ("keylane", "keylanes"):
             raise InvalidArgument(f"seed {url!r}: use keylane://host:port, or keylanes:// for TLS")
+        if "@" in rest:  # not shown: there may be a password in it
+            raise InvalidArgument(
+                "a seed has a user or password, which workers do not take: give a token, with token=… or "
+                "KEYLANE_TOKEN"
+            )
         for place in rest.rstrip("/").split(","):
+            if place != (plain := re.split("[/?#]", place)[0]):
+                raise InvalidArgument(
+                    f"seed {url!r}: {place.removeprefix(plain)!r} means nothing here; use host and port only"
+                )
             seed = parse_address(place, scheme == "keylanes")
             if seed is None:
                 raise InvalidArgument(f"seed {url!r}: {place!r} is not a host and port")

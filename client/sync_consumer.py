@@ -71,6 +71,7 @@ class SyncConsumer:
         self._call(self._consumer.wait)
 
     def __iter__(self) -> Iterator[SyncMessage]:
+        self._consumer.check_by_hand()
         while True:
             message = self._next()
             if message is None:
@@ -81,6 +82,7 @@ class SyncConsumer:
 
     def receive(self, timeout: Seconds | None = None) -> SyncMessage:
         """The next message; TimeoutError if none comes in time."""
+        self._consumer.check_by_hand()
         end = None if timeout is None else monotonic() + seconds("timeout", timeout)
         while (message := self._next()) is None:
             self._call(self._fill, self._consumer.pull, 1, 0.0, timeout)

@@ -37,6 +37,23 @@ def test_a_seed_that_cannot_be_one_is_named(seed: str) -> None:
         AsyncClient(seed)
 
 
+@pytest.mark.parametrize(
+    ("seed", "complaint"),
+    [
+        ("keylane://host:9999/orders", "'/orders' means nothing here; use host and port only"),
+        ("keylane://a:1,b:2/orders", "'/orders' means nothing here"),
+        ("keylane://host?tls=yes", "'\\?tls=yes' means nothing here"),
+        ("keylane://user:secret@host:9999", "give a token, with token=… or KEYLANE_TOKEN"),
+        ("keylane://user:sec/ret@host:9999/orders", "give a token"),
+    ],
+)
+def test_what_a_seed_has_beside_host_and_port_is_refused_and_not_ignored(seed: str, complaint: str) -> None:
+    """And a password is not shown."""
+    with pytest.raises(InvalidArgument, match=complaint) as caught:
+        AsyncClient(seed)
+    assert "sec" not in str(caught.value)
+
+
 async def test_no_broker_says_where_it_looked_and_how_to_start_one(unused_port: int) -> None:
     with pytest.raises(ConnectionFailed) as caught:
         async with AsyncClient(f"keylane://127.0.0.1:{unused_port}"):

@@ -9,6 +9,7 @@ import pytest
 
 from client import AsyncClient, Consumer, Message, wire
 from client.block import STALE
+from client.bridge import Bridge
 from client.errors import (
     ConnectionClosed,
     ConsumerReplaced,
@@ -18,6 +19,7 @@ from client.errors import (
     SubscriptionBusy,
     SubscriptionNotFound,
 )
+from client.sync_consumer import SyncConsumer
 from tests.scripted_worker import PATIENCE, Request, ScriptedWorker
 from tests.unit.test_client_publish import Shelf, client_is_quiet
 
@@ -95,6 +97,29 @@ async def test_receive_gives_up_when_nothing_comes(worker: ScriptedWorker, shelf
     async with Open(worker, shelf) as consumer:
         with pytest.raises(TimeoutError, match="'billing' of 'orders'"):
             await consumer.receive(timeout=0.01)
+
+
+async def test_who_has_a_handler_takes_no_messages_by_hand(worker: ScriptedWorker, shelf: Shelf) -> None:
+    """They would wait for ever for what the handler gets, or take it away from it."""
+
+    async def handle(message: Message) -> None:
+        pass
+
+    async with Open(worker, shelf, handler=handle) as consumer:
+        with pytest.raises(InvalidArgument, match="has a handler, which gets every message: wait"):
+            await consumer.receive(timeout=PATIENCE)
+        with pytest.raises(InvalidArgument, match="subscribe without handler="):
+            async for _ in consumer:
+                pass
+        with pytest.raises(InvalidArgument, match="has a handler"):
+            consumer.batches()
+        blocking = SyncConsumer(consumer, Bridge(asyncio.get_running_loop(), "closed"))
+        with pytest.raises(InvalidArgument, match="has a handler"):
+            next(iter(blocking))
+        with pytest.raises(InvalidArgument, match="has a handler"):
+            blocking.receive()
+        with pytest.raises(InvalidArgument, match="has a handler"):
+            next(blocking.batches())
 
 
 async def test_batches_are_cut_from_what_is_there(worker: ScriptedWorker, shelf: Shelf) -> None:

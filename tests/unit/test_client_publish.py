@@ -450,6 +450,10 @@ async def test_what_the_broker_would_refuse_does_not_harm_the_messages_beside_it
         await client.publish("orders", key="")
     with pytest.raises(InvalidArgument, match="key is '': use None"):
         await client.publish_many("orders", [OutgoingMessage(key=""), OutgoingMessage(b"1", key="")])
+    with pytest.raises(InvalidArgument, match="uid is '': leave it out"):
+        await client.publish("orders", key="a", uid="")
+    with pytest.raises(InvalidArgument, match="uid is '': leave it out"):
+        await client.publish_many("orders", [OutgoingMessage(uid=""), OutgoingMessage(b"2", uid="")])
     with pytest.raises(InvalidArgument, match="key is 0: use None"):
         await client.publish("orders", key=0)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="use OutgoingMessage"):
