@@ -71,6 +71,10 @@ def checked(
             raise TopicNotFound(f"no topic {topic!r} with a partition {partition}")
         case "NO_SUBSCRIPTION":
             raise SubscriptionNotFound(f"no subscription {subscription!r} on {topic!r}")
+        case "OTHER_TOPIC":
+            raise _replaced(topic)
+        case "OTHER_SUBSCRIPTION":
+            raise SubscriptionNotFound(made_anew(topic, subscription))
         case "BY_POSITION":
             raise InvalidArgument(by_position(topic, subscription))
         case "BY_LEASE":
@@ -92,10 +96,22 @@ def by_position(topic: str, subscription: str) -> str:
 def check_incarnation(topic: str, meant: int, there: int) -> None:
     """Raise TopicReplaced if a topic is not the one that was meant; 0 is any."""
     if meant not in (0, there):
-        raise TopicReplaced(
-            f"topic {topic!r} was deleted, and another one of that name made since: subscribe anew, and "
-            "publish by its number of partitions"
-        )
+        raise _replaced(topic)
+
+
+def _replaced(topic: str) -> TopicReplaced:
+    return TopicReplaced(
+        f"topic {topic!r} was deleted, and another one of that name made since: subscribe anew, and "
+        "publish by its number of partitions"
+    )
+
+
+def made_anew(topic: str, subscription: str) -> str:
+    """Why a subscription is not the one that was meant."""
+    return (
+        f"subscription {subscription!r} of {topic!r} was deleted, and another one of that name made since: "
+        "subscribe anew"
+    )
 
 
 def near(name: str, names: Iterable[str]) -> str:

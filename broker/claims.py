@@ -13,7 +13,7 @@ from broker.keys import check_name
 from broker.reading import Reading, entry_of
 from broker.results import Claimed, Committed
 from broker.store import Argument, Call, as_fields
-from client.errors import BrokerError, ConsumerReplaced, InvalidArgument, SubscriptionMoved
+from client.errors import BrokerError, ConsumerReplaced, InvalidArgument, MessagesLost, SubscriptionMoved
 from client.wire import MAX_BATCH
 
 _BEYOND = 10**14  # every entry
@@ -23,32 +23,53 @@ _FEW = 100  # entries to read ahead of a step, where the one before came no furt
 class Claims(Reading):
     """Subscriptions that are read by position: who reads, and how far."""
 
-    async def claim(self, topic: str, subscription: str, reader: str, session_ms: int) -> Claimed:
-        """Open or renew the session of the one reader, in every partition; the first one decides."""
+    async def claim(
+        self,
+        topic: str,
+        subscription: str,
+        reader: str,
+        session_ms: int,
+        *,
+        incarnation: int = 0,
+        subscription_incarnation: int = 0,
+    ) -> Claimed:
+        """Open or renew the session of the one reader, in every partition; the first one decides.
+
+        With incarnations only in that topic and of that subscription, and not in others of their names.
+        """
         check_int("session_ms", session_ms, 1, MAX_MS)
+        meant = _meant(incarnation, subscription_incarnation)
         keys = subscription_keys(check_name("topic", topic), 0, subscription)
-        script, _, arguments = _claim(keys, subscription, reader, session_ms, "")
+        script, _, arguments = _claim(keys, subscription, reader, session_ms, "", meant)
         first = checked(await self.store.run(script, keys, *arguments), topic, subscription)
         answers = [first]
         if first[0] == "OK":
-            answers += await self._in_each(topic, subscription, reader, session_ms, first[1])
+            answers += await self._in_each(topic, subscription, reader, session_ms, first[1], meant)
         for answer in answers:
             if answer[0] == "BUSY":
                 return Claimed(False, answer[1], answer[2])
-        return Claimed(True, reader, session_ms, first[2])
+        return Claimed(True, reader, session_ms)
 
     async def release_claim(self, topic: str, subscription: str, reader: str) -> None:
         """End a reader's session, if it has one; what it has read it may commit until another one claims."""
         await self._in_each(topic, subscription, reader, "", "")
 
     async def _in_each(
-        self, topic: str, subscription: str, reader: str, session_ms: Argument, claim: Argument
+        self,
+        topic: str,
+        subscription: str,
+        reader: str,
+        session_ms: Argument,
+        claim: Argument,
+        meant: Sequence[int] = (0, 0),
     ) -> list[list[Any]]:
         count = (await self.describe_topic(topic)).partitions
         answers = await self.in_partitions(
             topic,
             count,
-            lambda _, keys: _claim(keys.subscription(subscription), subscription, reader, session_ms, claim),
+            lambda _, keys: _claim(
+                keys.subscription(subscription), subscription, reader, session_ms, claim, meant
+            ),
         )
         return [checked(answer, topic, subscription) for answer in answers]
 
@@ -61,17 +82,23 @@ class Claims(Reading):
         position: int,
         *,
         sought: int = 0,
+        ledger: int = 0,
+        incarnation: int = 0,
+        subscription_incarnation: int = 0,
         steps: int = 0,
     ) -> Committed:
         """All before a position is done with: what nobody else owes leaves the log.
 
-        `sought` is what offsets() said when reading began: a seek since then wins, with SubscriptionMoved.
+        `sought` is what offsets() said when reading began: a seek since then wins, with SubscriptionMoved. So
+        are the incarnations, as in claim(), and `ledger`: MessagesLost if entries were given anew since.
         A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes.
         After an error what was done before it is answered; the error comes again with the next call.
         """
         check_name("reader", reader)
         check_int("position", position, 1, _BEYOND)
         check_int("sought", sought, 0, _BEYOND)
+        check_int("ledger", ledger, 0, _BEYOND)
+        meant = _meant(incarnation, subscription_incarnation)
         check_int("partition", partition, 0, MAX_PARTITIONS)
         keys = subscription_keys(check_name("topic", topic), partition, subscription)
         (ledgers, last), found = await self.store.read_all(
@@ -104,6 +131,8 @@ class Claims(Reading):
                     cursor + 1,
                     seen,
                     sought,
+                    *meant,
+                    ledger,
                 )
                 _, cursor, dropped = self._committed(answer, topic, subscription, reader, partition, position)
             except BrokerError:
@@ -137,6 +166,11 @@ class Claims(Reading):
                 f"of partition {partition}, or made anew, since it was read: ask for its offsets and read on "
                 "from there"
             )
+        if answer[0] == "LOST":
+            raise MessagesLost(
+                f"the server has lost its newest writes: from entry {answer[1]} on the messages of partition "
+                f"{partition} of {topic!r} are others than those that were read before position {position}"
+            )
         if answer[0] == "BEYOND":
             raise InvalidArgument(
                 f"position {position} in partition {partition} of {topic!r}: it ends at {answer[1] + 1}"
@@ -145,7 +179,19 @@ class Claims(Reading):
 
 
 def _claim(
-    keys: Sequence[str], subscription: str, reader: str, session_ms: Argument, claim: Argument
+    keys: Sequence[str],
+    subscription: str,
+    reader: str,
+    session_ms: Argument,
+    claim: Argument,
+    meant: Sequence[int],
 ) -> Call:
     check_name("reader", reader)
-    return "subscription/claim", keys, ["", subscription, reader, session_ms, claim]
+    return "subscription/claim", keys, ["", subscription, reader, session_ms, claim, *meant]
+
+
+def _meant(incarnation: int, subscription_incarnation: int) -> tuple[int, int]:
+    """The incarnations that a call is about, 0 for any."""
+    check_int("incarnation", incarnation, 0, _BEYOND)
+    check_int("subscription_incarnation", subscription_incarnation, 0, _BEYOND)
+    return incarnation, subscription_incarnation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from broker.administration import by_position, check_incarnation
+from broker.administration import by_position, check_incarnation, made_anew
 from broker.arguments import MAX_MS, MAX_PERMITS, check_int, pack_names
 from broker.consumer import Consumer
 from broker.engine import Engine
@@ -143,10 +143,7 @@ async def _settings_of(worker: "Worker", request: wire.Subscribe) -> Subscriptio
     try:
         found = await engine.describe_subscription(request.topic, request.subscription)
         if known not in (0, found.incarnation):
-            raise SubscriptionNotFound(
-                f"subscription {request.subscription!r} of {request.topic!r} was deleted, and another one of "
-                "that name made since: subscribe anew"
-            )
+            raise SubscriptionNotFound(made_anew(request.topic, request.subscription))
         if found.mode == "cursor":
             raise InvalidArgument(by_position(request.topic, request.subscription))
         if request.mode is None or found.mode == request.mode:

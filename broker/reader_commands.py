@@ -32,7 +32,8 @@ async def read(worker: "Worker", _: "Connection", request: wire.Read, __: memory
 async def offsets(worker: "Worker", _: "Connection", request: wire.Offsets, __: memoryview) -> Reply:
     if request.subscription:
         await worker.engine.describe_subscription(request.topic, request.subscription)  # or a near name
-    return wire.Properties(), wire.pack(await worker.engine.offsets(request.topic, request.subscription))
+    found = await worker.engine.offsets(request.topic, request.subscription, request.ledgers)
+    return wire.Properties(), wire.pack(found)
 
 
 async def owed(worker: "Worker", _: "Connection", request: wire.Owed, __: memoryview) -> Reply:
@@ -51,8 +52,15 @@ async def claim(worker: "Worker", _: "Connection", request: wire.Claim, __: memo
     if request.release:
         await worker.engine.release_claim(topic, subscription, reader)
         return wire.ClaimReply(False), b""
-    claimed = await worker.engine.claim(topic, subscription, reader, request.session_ms)
-    said = wire.ClaimReply(claimed.granted, claimed.holder, claimed.remaining_ms, claimed.before)
+    claimed = await worker.engine.claim(
+        topic,
+        subscription,
+        reader,
+        request.session_ms,
+        incarnation=request.incarnation,
+        subscription_incarnation=request.subscription_incarnation,
+    )
+    said = wire.ClaimReply(claimed.granted, claimed.holder, claimed.remaining_ms)
     return said, b""
 
 
@@ -74,6 +82,9 @@ async def commit(worker: "Worker", _: "Connection", request: wire.Commit, __: me
                     partition,
                     position,
                     sought=request.sought.get(partition, 0),
+                    ledger=request.ledgers.get(partition, 0),
+                    incarnation=request.incarnation,
+                    subscription_incarnation=request.subscription_incarnation,
                     steps=steps,
                 )
                 for partition, position in some

@@ -4,6 +4,7 @@ lines = await engine.read("orders", 3, start=1, end=5_001)     # go on from line
 """
 
 import re
+from collections.abc import Mapping
 from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
@@ -145,25 +146,32 @@ class Reading(Subscriptions):
         count = (await self.describe_topic(topic)).partitions
         raise TopicNotFound(f"no partition {partition} in topic {topic!r}: it has 0 to {count - 1}")
 
-    async def offsets(self, topic: str, subscription: str = "") -> list[PartitionOffsets]:
-        """Where each partition's log and journal begin and end, and how far the subscription is."""
+    async def offsets(
+        self, topic: str, subscription: str = "", ledgers: Mapping[int, int] | None = None
+    ) -> list[PartitionOffsets]:
+        """Where each partition's log and journal begin and end, and how far the subscription is.
+
+        And which entries were given since the `ledgers`, by partition, that are known.
+        """
+        for ledger in (known := ledgers or {}).values():
+            check_int("ledger", ledger, 0, 10**14)
         if subscription:
             check_name("subscription", subscription)
         about = await self.describe_topic(topic)
         answers = await self.in_partitions(
-            topic, about.partitions, lambda _, keys: _offsets(keys, subscription)
+            topic, about.partitions, lambda number, keys: _offsets(keys, subscription, known.get(number, 0))
         )
         found = []
         for answer in answers:
             _, earliest, latest, position, *others = checked(answer, topic, subscription)
-            check_incarnation(topic, about.incarnation, others[-1])
+            check_incarnation(topic, about.incarnation, others[4])
             found.append(PartitionOffsets(earliest, latest, position or None, *others))
         return found
 
 
-def _offsets(keys: PartitionKeys, subscription: str) -> Call:
+def _offsets(keys: PartitionKeys, subscription: str, ledger: int = 0) -> Call:
     sub = keys.subscription(subscription).sub
-    return "partition/offsets", [keys.meta, keys.log, keys.subs, sub, keys.journal], [subscription]
+    return "partition/offsets", [keys.meta, keys.log, keys.subs, sub, keys.journal], [subscription, ledger]
 
 
 def _fitting(flat: list[str], width: int, room: int) -> int:

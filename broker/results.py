@@ -318,7 +318,6 @@ class Claimed(msgspec.Struct, frozen=True):
     granted: bool
     holder: str
     remaining_ms: int
-    before: str = ""  # who had claimed it last, if it was granted
 
 
 class Committed(msgspec.Struct, frozen=True):

@@ -145,7 +145,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         ]
     lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await _read(store, commands)
     no_sub = keys.subscription("").sub
-    end = await store.run("partition/offsets", [keys.meta, keys.log, keys.subs, no_sub, keys.journal], "")
+    end = await store.run("partition/offsets", [keys.meta, keys.log, keys.subs, no_sub, keys.journal], "", 0)
     cursors = as_fields(subs)
     subscriptions = []
     for name, holding in zip(names, holders, strict=True):

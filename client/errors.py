@@ -15,6 +15,7 @@ BrokerError
 ├── SubscriptionExists
 ├── SubscriptionBusy         retriable
 ├── SubscriptionMoved                    a seek has moved it since it was read
+├── MessagesLost                         the server has lost what was read, and given its places to others
 ├── ConsumerReplaced                     a newer connection has the consumer's name
 ├── InvalidName
 ├── InvalidArgument
@@ -130,6 +131,10 @@ class SubscriptionBusy(BrokerError):
 
 class SubscriptionMoved(BrokerError):
     """A seek has moved the subscription since its reader asked where it is, and wins."""
+
+
+class MessagesLost(BrokerError):
+    """The server has lost its newest writes, and given the places of what was read to other messages."""
 
 
 class ConsumerReplaced(BrokerError):

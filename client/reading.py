@@ -7,6 +7,8 @@ await client.commit("orders", "spark", "query-1", {3: page.next})
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from client import wire
 from client.bodies import Bodies
 from client.cluster import Cluster
@@ -23,22 +25,17 @@ class Reading:
     _cluster: Cluster
     _bodies: Bodies
 
-    async def offsets(self, topic: str, subscription: str | None = None) -> list[PartitionOffsets]:
-        """Where the log of each partition begins and ends, and how far a subscription is."""
-        answer = await self._cluster.request(wire.Offsets(topic, subscription or ""))
+    async def offsets(
+        self, topic: str, subscription: str | None = None, *, ledgers: Mapping[int, int] | None = None
+    ) -> list[PartitionOffsets]:
+        """Where the log of each partition begins and ends, and how far a subscription is.
+
+        `anew` says which entries were given since the `ledgers`, by partition, that an earlier answer had.
+        """
+        answer = await self._cluster.request(wire.Offsets(topic, subscription or "", dict(ledgers or {})))
         found: list[wire.PartitionOffsets] = unpack(answer.body, list[wire.PartitionOffsets])
         return [
-            PartitionOffsets(
-                partition,
-                said.earliest,
-                said.latest,
-                said.position,
-                said.sparse,
-                said.journal_earliest,
-                said.journal_latest,
-                said.sought,
-                said.incarnation,
-            )
+            PartitionOffsets(partition, *msgspec.structs.astuple(said))
             for partition, said in enumerate(found)
         ]
 
@@ -65,12 +62,32 @@ class Reading:
         ranges, flat = unpack(answer.body, _LINES)
         return Page(ranges, flat, said.ledgers, said.next)
 
-    async def claim(self, topic: str, subscription: str, reader: str, *, session: Seconds = 10.0) -> Claim:
-        """Open or renew the session of the one reader of a subscription of mode cursor."""
+    async def claim(
+        self,
+        topic: str,
+        subscription: str,
+        reader: str,
+        *,
+        session: Seconds = 10.0,
+        incarnation: int = 0,
+        subscription_incarnation: int = 0,
+    ) -> Claim:
+        """Open or renew the session of the one reader of a subscription of mode cursor.
+
+        With the incarnations that offsets() has said: TopicReplaced or SubscriptionNotFound for others of
+        their names, and nothing is claimed.
+        """
         session_ms = milliseconds("session", session) or 0
-        answer = await self._cluster.request(wire.Claim(topic, subscription, reader, session_ms))
-        said = properties_of(answer, wire.ClaimReply)
-        return Claim(said.granted, said.holder, said.remaining_ms / 1000, said.before)
+        question = wire.Claim(
+            topic,
+            subscription,
+            reader,
+            session_ms,
+            incarnation=incarnation,
+            subscription_incarnation=subscription_incarnation,
+        )
+        said = properties_of(await self._cluster.request(question), wire.ClaimReply)
+        return Claim(said.granted, said.holder, said.remaining_ms / 1000)
 
     async def release(self, topic: str, subscription: str, reader: str) -> None:
         """End the session of a reader, if it is still its own."""
@@ -84,15 +101,22 @@ class Reading:
         positions: Mapping[int, int],
         *,
         sought: Mapping[int, int] | None = None,
+        ledgers: Mapping[int, int] | None = None,
+        incarnation: int = 0,
+        subscription_incarnation: int = 0,
     ) -> None:
         """All before these positions, by partition, is done with: what nobody else is owed is deleted.
 
         Positions only ever go forward. ConsumerReplaced if another reader has claimed the subscription since,
-        SubscriptionMoved if a seek has moved it: `sought` is what offsets() said when reading began.
+        SubscriptionMoved if a seek has moved it: `sought` is what offsets() said when reading began. So are
+        the incarnations, as in claim(), and `ledgers`, by partition: MessagesLost if the server has lost what
+        was read, and given its places to other messages.
         """
-        left, moves = dict(positions), dict(sought or {})
+        left, moves, read_in = dict(positions), dict(sought or {}), dict(ledgers or {})
+        meant = (incarnation, subscription_incarnation)
         while left:
-            answer = await self._cluster.request(wire.Commit(topic, subscription, reader, left, moves))
+            question = wire.Commit(topic, subscription, reader, left, moves, *meant, read_in)
+            answer = await self._cluster.request(question)
             for partition in properties_of(answer, wire.CommitReply).done:
                 left.pop(partition, None)
 

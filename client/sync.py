@@ -253,9 +253,11 @@ class Client:
 
     # Reading by position
 
-    def offsets(self, topic: str, subscription: str | None = None) -> list[PartitionOffsets]:
+    def offsets(
+        self, topic: str, subscription: str | None = None, *, ledgers: Mapping[int, int] | None = None
+    ) -> list[PartitionOffsets]:
         """Where the log of each partition begins and ends, and how far a subscription is."""
-        return self._call(self._client.offsets, topic, subscription)
+        return self._call(self._client.offsets, topic, subscription, ledgers=ledgers)
 
     def read(
         self,
@@ -280,9 +282,26 @@ class Client:
             incarnation=incarnation,
         )
 
-    def claim(self, topic: str, subscription: str, reader: str, *, session: Seconds = 10.0) -> Claim:
+    def claim(
+        self,
+        topic: str,
+        subscription: str,
+        reader: str,
+        *,
+        session: Seconds = 10.0,
+        incarnation: int = 0,
+        subscription_incarnation: int = 0,
+    ) -> Claim:
         """Open or renew the session of the one reader of a subscription of mode cursor."""
-        return self._call(self._client.claim, topic, subscription, reader, session=session)
+        return self._call(
+            self._client.claim,
+            topic,
+            subscription,
+            reader,
+            session=session,
+            incarnation=incarnation,
+            subscription_incarnation=subscription_incarnation,
+        )
 
     def release(self, topic: str, subscription: str, reader: str) -> None:
         """End the session of a reader, if it is still its own."""
@@ -296,9 +315,22 @@ class Client:
         positions: Mapping[int, int],
         *,
         sought: Mapping[int, int] | None = None,
+        ledgers: Mapping[int, int] | None = None,
+        incarnation: int = 0,
+        subscription_incarnation: int = 0,
     ) -> None:
         """All before these positions, by partition, is done with: what nobody else is owed is deleted."""
-        self._call(self._client.commit, topic, subscription, reader, positions, sought=sought)
+        self._call(
+            self._client.commit,
+            topic,
+            subscription,
+            reader,
+            positions,
+            sought=sought,
+            ledgers=ledgers,
+            incarnation=incarnation,
+            subscription_incarnation=subscription_incarnation,
+        )
 
     def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""

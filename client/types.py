@@ -95,7 +95,10 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     journal_earliest: int
     journal_latest: int
     sought: int = 0  # grows with each seek, another when it was made anew; a commit repeats it
-    incarnation: int = 0  # of the topic: another one of its name has another; a read may repeat it
+    incarnation: int = 0  # of the topic: another one of its name has another; all that follows may repeat it
+    subscription_incarnation: int = 0  # likewise
+    ledger: int = 0  # the newest; all before `latest` was given in it, or before
+    anew: int = 0  # the first entry that was given after the ledger that was asked about, 0 for none
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -117,7 +120,6 @@ class Claim(msgspec.Struct, frozen=True):
     granted: bool
     holder: str
     remaining: float
-    before: str = ""  # who had claimed it last, "" if nobody ever did
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):

@@ -568,6 +568,7 @@ class Offsets(Properties, frozen=True):
 
     topic: str
     subscription: str = ""  # "" for none
+    ledgers: dict[int, int] = {}  # by partition, as PartitionOffsets had it before; answered by `anew`
 
 
 class PartitionOffsets(msgspec.Struct, frozen=True):
@@ -581,6 +582,9 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     journal_latest: int
     sought: int = 0  # grows with each seek, another when it was made anew; a commit repeats it
     incarnation: int = 0  # of the topic
+    subscription_incarnation: int = 0
+    ledger: int = 0  # the newest; all before `latest` was given in it, or before
+    anew: int = 0  # the first entry that was given after the ledger that was asked about, 0 for none
 
 
 class Owed(Properties, frozen=True):
@@ -610,6 +614,8 @@ class Claim(Properties, frozen=True):
     reader: str
     session_ms: int = 10_000
     release: bool = False
+    incarnation: int = 0  # of the topic that is meant, as in PartitionOffsets; 0: any
+    subscription_incarnation: int = 0  # likewise
 
 
 class ClaimReply(Properties, frozen=True):
@@ -618,7 +624,6 @@ class ClaimReply(Properties, frozen=True):
     granted: bool
     holder: str = ""
     remaining_ms: int = 0
-    before: str = ""  # if it was granted: who had claimed it last
 
 
 class Commit(Properties, frozen=True):
@@ -633,6 +638,11 @@ class Commit(Properties, frozen=True):
     sought: dict[
         int, int
     ] = {}  # by partition, as PartitionOffsets had it when reading began; 0: before any seek
+    incarnation: int = 0  # of the topic that is meant, as in PartitionOffsets; 0: any
+    subscription_incarnation: int = 0  # likewise
+    ledgers: dict[
+        int, int
+    ] = {}  # by partition, as PartitionOffsets had it when the position was read; 0: any
 
 
 class CommitReply(Properties, frozen=True):

@@ -11,10 +11,11 @@ class DataLoss(RuntimeError):
     """Messages that the query was to read are gone."""
 
 
-def report(fail: bool, text: str) -> None:
-    """Raise or log it."""
+def report(fail: bool, text: str, advice: str = "") -> None:
+    """Raise or log it; where there is something else to be done about it, `advice` says what."""
     if fail:
-        raise DataLoss(f"{text}. To go on with what is left, set option failOnDataLoss to false")
+        advice = f"{advice}. To go on" if advice else "To go on"
+        raise DataLoss(f"{text}. {advice} with what is left, set option failOnDataLoss to false")
     _log.warning("%s; going on with what is left, since failOnDataLoss is false", text)
 
 

@@ -12,10 +12,31 @@ from pipeline.choice import Choice
 
 EARLIEST, LATEST = -2, -1
 _FEBRUARY_1970 = 31 * 86_400_000
-_SOUGHT = "#sought"  # behind the name of a topic, in which there is no such character
+_IDENTITY = "#identity"  # among names of topics, in which there is no such character
 
 Positions = dict[str, dict[int, int]]  # topic -> partition -> position
 Start = Literal["earliest", "latest"] | Positions
+
+
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the positions in a topic are of: others of these names have other numbers.
+
+    `sought` has the partitions that a seek has moved. `ledgers` are by partition: all before the position was
+    given in that one, or before. If the position is at an entry that was given later, the server has lost
+    writes.
+    """
+
+    topic: int
+    subscription: int
+    sought: dict[int, int] = {}
+    ledgers: dict[int, int] = {}
+
+    def moves(self, partition: int) -> int:
+        """A number that each seek makes larger."""
+        return self.sought.get(partition, self.subscription)
+
+
+Identities = dict[str, Identity]  # by topic
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -123,39 +144,32 @@ def wanted(start: Start, topic: str, partition: int, default: int) -> int:
     return start.get(topic, {}).get(partition, default)
 
 
-def dump(positions: Positions, sought: Positions | None = None) -> dict[str, dict[str, int]]:
-    """As Spark keeps it in the checkpoint: JSON has no numbers for keys.
-
-    With it how often each partition of the subscription had been moved by a seek, where it was at all.
-    """
-    moved = {
-        topic + _SOUGHT: {p: times for p, times in of.items() if times}
-        for topic, of in (sought or {}).items()
-        if any(of.values())
-    }
-    return {
-        topic: {str(p): at for p, at in sorted(of.items())}
-        for topic, of in sorted({**positions, **moved}.items())
-    }
+def dump(positions: Positions, identities: Identities) -> dict[str, Any]:
+    """As Spark keeps it in the checkpoint: JSON has no numbers for keys."""
+    return {**dump_positions(positions), _IDENTITY: msgspec.to_builtins(identities, str_keys=True)}
 
 
-def load(offset: Mapping[str, Any]) -> Positions:
-    """The positions of what dump made."""
-    return {topic: of for topic, of in _load(offset).items() if not topic.endswith(_SOUGHT)}
+def dump_positions(positions: Positions) -> dict[str, Any]:
+    """Positions alone, to be shown."""
+    return {topic: {str(p): at for p, at in sorted(of.items())} for topic, of in sorted(positions.items())}
 
 
-def load_sought(offset: Mapping[str, Any]) -> Positions:
-    """How often what dump made had been moved by a seek."""
-    return {topic.removesuffix(_SOUGHT): of for topic, of in _load(offset).items() if topic.endswith(_SOUGHT)}
-
-
-def _load(offset: Mapping[str, Any]) -> Positions:
+def load(offset: Mapping[str, Any]) -> tuple[Positions, Identities]:
+    """What dump was given; InvalidArgument if it does not say which topics it is of."""
+    named = {topic: of for topic, of in offset.items() if topic != _IDENTITY}
     try:
-        return msgspec.convert(offset, type=dict[str, dict[int, int]], strict=False)
+        positions = msgspec.convert(named, type=Positions, strict=False)
+        identities = msgspec.convert(offset.get(_IDENTITY, {}), type=Identities, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidArgument(
             f"the checkpoint has {offset!r}, which is no offset of keylane ({error}): is it of another query?"
         ) from None
+    if unknown := positions.keys() - identities.keys():
+        raise InvalidArgument(
+            f"the checkpoint does not say which topic {min(unknown)!r} it is of: it was written by an older "
+            "Keylane. Start the query with a new checkpointLocation"
+        )
+    return positions, identities
 
 
 def ranges(start: Positions, end: Positions) -> list[Range]:

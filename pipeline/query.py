@@ -2,22 +2,26 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 
 from client import AsyncClient
 from client.errors import (
     BrokerError,
     InvalidArgument,
+    MessagesLost,
     SubscriptionMoved,
     SubscriptionNotFound,
+    TopicNotFound,
 )
 from client.times import Position, moment
 from client.types import Page, PartitionOffsets
 from pipeline import seek
 from pipeline.hold import Hold
-from pipeline.loss import report
-from pipeline.offsets import LATEST, Positions, Range, wanted
+from pipeline.loss import DataLoss, report
+from pipeline.offsets import LATEST, Identities, Identity, Positions, Range, wanted
 from pipeline.options import ReadOptions
 from pipeline.remote import Remote
 
@@ -38,19 +42,17 @@ class Query:
         self._hold: Hold | None = None
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
-        self.sought: Positions = {}  # of each partition when reading began: a seek changes it
+        self._ledgers: dict[str, dict[int, int]] = {}  # what was asked about
         self._committed: Positions = {}
         self._committing: Future[None] | None = None
-        self._warned: set[tuple[str, int]] = set()
+        self._warned: set[str] = set()
 
     def close(self) -> None:
         """Let others have the subscription."""
         try:
-            with suppress(BrokerError, TimeoutError):
+            with suppress(BrokerError, DataLoss, TimeoutError):
                 self._finish(_CLOSE)
-            hold, self._hold = self._hold, None
-            if hold is not None:
-                hold.release(_CLOSE)
+            self._release()
         finally:
             self._remote.__exit__(None, None, None)
 
@@ -58,12 +60,17 @@ class Query:
         """Raise what went wrong in the background."""
         if self._hold is not None:
             self._hold.check()
+            if self._hold.gone:
+                self._release()  # what there is instead is compared before it is claimed
         if self._committing is not None and self._committing.done():
             self._finish()
 
+    def holds(self) -> bool:
+        """Whether it has a claim on the subscription."""
+        return self._hold is not None
+
     def latest(self) -> Positions:
         """Where the topics end, as of a moment ago."""
-        self._ask()
         return {topic: {one.partition: one.latest for one in said} for topic, said in self._said.items()}
 
     def ends(self) -> Positions:
@@ -74,8 +81,10 @@ class Query:
     def begin(self) -> Positions:
         """Make the subscription unless there is one, claim it, and say where it is."""
         made = [topic for topic in self._options.topics if self._made(topic)]
-        self._claim({})
-        self._ask(now=True)
+        self._ask({}, now=True)
+        if self._hold is None:
+            self._claim()
+            self._ask({}, now=True)
         positions = {
             topic: {one.partition: self._first(topic, one, new=topic in made) for one in said}
             for topic, said in self._said.items()
@@ -85,24 +94,44 @@ class Query:
                 if (at := positions[topic][one.partition]) != one.position:
                     position = f"{one.partition}:0-{at}"  # as an id; the ledger does not matter
                     self._remote.call(self._remote.client.seek, topic, self._subscription, position)
-        self._ask(now=True)
-        self.sought = self._moves()
+        self._ask({}, now=True)
         return positions
 
-    def resume(self, start: Positions, sought: Positions) -> Positions:
-        """Claim the subscription unless that is done, and see whether what follows `start` is still there.
+    def resume(self, start: Positions, of: Identities) -> Positions:
+        """Where to go on from a checkpoint, which is of these topics, subscriptions and ledgers.
 
-        The same positions, with those of partitions that are new. A seek since then wins: the query ends.
+        That is where it says, and where the subscription is in partitions that are new. What is not as it was
+        is noticed before anything is claimed, each time: a seek wins, and what is gone is a data loss, after
+        which a query that may goes on with what is there now.
         """
-        self._claim(start)
-        self._ask()
-        self.sought = self._moves()
-        for topic, of in start.items():
-            for partition in of.keys() & self.sought.get(topic, {}).keys():
-                self._check_moves(topic, partition, sought.get(topic, {}).get(partition, 0))
+        if self._hold is None:
+            self._leave_out(start)
+            topics = [topic for topic in self._options.topics if topic in start]
+            self._ask(of, topics, now=True)
+            self._compare(start, of)
+            for topic in self._options.topics:
+                if topic not in start:
+                    self._made(topic)  # it is new in option subscribe
+            self._ask(of, now=True)
+            self._claim()
+            self._ask(of, now=True)
+        else:
+            self._ask(of)
+        return self._compare(start, of)
+
+    def identities(self, positions: Positions, start: Positions, of: Identities) -> Identities:
+        """What these positions are of, if the query has gone there from `start`.
+
+        A partition that has not moved keeps its ledger: so the offset is the same if there is nothing new.
+        """
         return {
-            topic: {one.partition: self._resume(topic, one, start) for one in said}
-            for topic, said in self._said.items()
+            topic: self._identity(
+                self._said[topic],
+                {p: of[topic].ledgers.get(p, 0) for p in at if at[p] == start.get(topic, {}).get(p)}
+                if topic in of and _same(of[topic], self._said[topic][0])
+                else {},
+            )
+            for topic, at in positions.items()
         }
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
@@ -123,11 +152,20 @@ class Query:
             incarnation=incarnation,
         )
 
-    def commit(self, positions: Positions, *, wait: bool = False) -> None:
-        """Drain what lies before; in the background, but one after the other."""
+    def commit(self, positions: Positions, of: Identities, *, wait: bool = False) -> None:
+        """Drain what lies before, of what is still read; in the background, but one after the other."""
+        if self._hold is None:
+            return  # it is gone, which the next batch finds
+        held = self._hold.identities
+        positions = {
+            topic: at
+            for topic, at in positions.items()
+            if topic in held
+            and (of[topic].topic, of[topic].subscription) == (held[topic].topic, held[topic].subscription)
+        }
         if positions != self._committed:
             self._finish()
-            self._committing = self._remote.start(self._commit, self._remote.client, positions)
+            self._committing = self._remote.start(self._commit, self._remote.client, positions, of)
             self._committed = positions
         if wait:
             self._finish()
@@ -140,63 +178,136 @@ class Query:
                 future.result(timeout)
         except SubscriptionMoved as error:
             raise self._moved(str(error).partition(" since ")[0]) from error
+        except (TopicNotFound, SubscriptionNotFound, MessagesLost) as error:
+            self._report(f"what was read is not drained: {error}")
         except BrokerError as error:
             if not error.retriable:
                 raise
             self._committed = {}
             _log.warning("subscription %r is drained later: %s", self._subscription, error)
 
-    def _claim(self, start: Positions) -> None:
-        """Claim the subscription, which must be the one that `start` is of, unless that is done."""
-        if self._hold is not None:
-            return
-        for topic in start.keys() - self._options.topics:
+    def _leave_out(self, start: Positions) -> None:
+        for topic in sorted(start.keys() - self._options.topics):
             _log.warning(
                 "topic %r is in the checkpoint and no longer in option 'subscribe': delete its subscription "
                 "%r, for which messages are kept",
                 topic,
                 self._subscription,
             )
-        for topic in self._options.topics:
-            if start and topic not in start:
-                self._made(topic)  # it is new in option subscribe
-        hold = Hold(self._remote, self._options.topics, self._subscription, self._options.session)
-        try:
-            unread = hold.take()
-        except SubscriptionNotFound as error:
-            raise self._gone(str(error)) from error
-        if remade := [topic for topic in unread if topic in start]:
-            hold.release(_CLOSE)
-            raise self._gone(
-                f"nobody has read subscription {self._subscription!r} of topic {remade[0]!r} yet"
-            )
+
+    def _claim(self) -> None:
+        """Claim the subscription of what was found there."""
+        found = {topic: self._identity(said, {}) for topic, said in self._said.items()}
+        hold = Hold(self._remote, found, self._subscription, self._options.session)
+        hold.take()
         self._hold = hold
 
+    def _release(self) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.release(_CLOSE)
+
     def _made(self, topic: str) -> bool:
-        return self._remote.call(self._make, self._remote.client, topic)
+        return self._remote.call(self._make, self._remote.client, topic, self._start())
 
-    def _ask(self, *, now: bool = False) -> None:
-        if now or time.monotonic() >= self._asked + _ASK:
+    def _ask(self, of: Identities, topics: Sequence[str] | None = None, *, now: bool = False) -> None:
+        """Ask for offsets, and for what was given since those of a checkpoint, unless that is just done."""
+        topics = self._options.topics if topics is None else topics
+        ledgers = {topic: of[topic].ledgers if topic in of else {} for topic in topics}
+        if now or ledgers != self._ledgers or time.monotonic() >= self._asked + _ASK:
+            self._said = {topic: self._offsets(topic, ledgers[topic]) for topic in topics}
+            self._ledgers, self._asked = ledgers, time.monotonic()
+
+    def _offsets(self, topic: str, ledgers: dict[int, int]) -> list[PartitionOffsets]:
+        for _ in range(2):
             try:
-                self._said = {
-                    topic: self._call_offsets(topic, self._subscription) for topic in self._options.topics
-                }
-            except SubscriptionNotFound as error:
-                raise self._gone(str(error)) from error
-            self._asked = time.monotonic()
+                return self._call_offsets(topic, self._subscription, ledgers)
+            except SubscriptionNotFound:
+                self._report(
+                    f"subscription {self._subscription!r} of topic {topic!r} was deleted, or its topic was, "
+                    "since this query wrote its checkpoint, and what was published meanwhile is not known"
+                )
+                self._remote.call(self._make, self._remote.client, topic, "earliest")
+        raise SubscriptionNotFound(f"subscription {self._subscription!r} of topic {topic!r} is deleted again")
 
-    def _call_offsets(self, topic: str, subscription: str | None) -> list[PartitionOffsets]:
-        return self._remote.call(self._remote.client.offsets, topic, subscription)
+    def _call_offsets(
+        self, topic: str, subscription: str | None, ledgers: dict[int, int] | None = None
+    ) -> list[PartitionOffsets]:
+        return self._remote.call(self._remote.client.offsets, topic, subscription, ledgers=ledgers)
 
-    def _moves(self) -> Positions:
-        return {topic: {one.partition: one.sought for one in said} for topic, said in self._said.items()}
+    def _compare(self, start: Positions, of: Identities) -> Positions:
+        """Where to go on, unless what was found is not what the checkpoint is of."""
+        known = {topic: of[topic] for topic in start.keys() & self._said.keys()}
+        for topic, identity in known.items():
+            self._check_same(topic, identity, self._said[topic][0])
+        return {
+            topic: {one.partition: self._go_on(topic, one, start, known.get(topic)) for one in said}
+            for topic, said in self._said.items()
+        }
 
-    def _check_moves(self, topic: str, partition: int, before: int) -> None:
-        """A partition has not been moved since, nor made anew."""
-        if self.sought[topic][partition] != before:
+    def _check_same(self, topic: str, identity: Identity, said: PartitionOffsets) -> None:
+        """The topic and the subscription are those of the checkpoint, or their loss is reported."""
+        if _same(identity, said):
+            return
+        what = f"subscription {self._subscription!r} of topic {topic!r}"
+        if identity.topic != said.incarnation:
+            what = f"topic {topic!r}"
+        self._report(
+            f"{what} was deleted and made anew since this query wrote its checkpoint, and what was published "
+            "in between is not known"
+        )
+        held = self._hold.identities.get(topic) if self._hold is not None else None
+        if held is not None and not _same(held, said):
+            self._release()
+            self._claim()
+
+    def _go_on(self, topic: str, said: PartitionOffsets, start: Positions, of: Identity | None) -> int:
+        partition, position = said.partition, said.earliest if said.position is None else said.position
+        at = start.get(topic, {}).get(partition)
+        if at is None or of is None or not _same(of, said):
+            return position
+        if of.moves(partition) != said.sought:
             raise self._moved(
-                f"subscription {self._subscription!r} of topic {topic!r} was moved by a seek, or made anew: "
-                f"it is at offset {self._said[topic][partition].position} of partition {partition}"
+                f"subscription {self._subscription!r} of topic {topic!r} was moved by a seek: it is at "
+                f"offset {position} of partition {partition}"
+            )
+        where = f"the checkpoint is at offset {at} of topic {topic!r}, partition {partition}"
+        if at > said.latest:
+            self._report(
+                f"{where}, which ends at {said.latest}: the server has lost what it had written last, and "
+                f"{at - said.latest} messages of that were read"
+            )
+            return max(position, min(said.anew or said.latest, said.latest))
+        if 0 < said.anew < at:
+            self._report(
+                f"{where}, and the server has lost what it had written last: messages published since have "
+                f"the offsets from {said.anew} on again"
+            )
+            return max(position, said.anew)
+        if at < position:
+            self._report(
+                f"{where}, and the subscription {self._subscription!r} at {position}: somebody else has "
+                f"drained {position - at} messages, offsets {at}-{position - 1}"
+            )
+        return at
+
+    def _identity(self, said: Sequence[PartitionOffsets], kept: dict[int, int]) -> Identity:
+        """What was found, with the ledgers that are kept."""
+        return Identity(
+            said[0].incarnation,
+            said[0].subscription_incarnation,
+            {one.partition: one.sought for one in said if one.sought != one.subscription_incarnation},
+            {one.partition: kept.get(one.partition, one.ledger) for one in said},
+        )
+
+    def _report(self, text: str) -> None:
+        """Fail, or warn once."""
+        if self._options.fail_on_data_loss or text not in self._warned:
+            self._warned.add(text)
+            report(
+                self._options.fail_on_data_loss,
+                text,
+                "Start the query with a new checkpointLocation to read what there is now",
             )
 
     def _moved(self, why: str) -> SubscriptionMoved:
@@ -205,19 +316,13 @@ class Query:
             "drained: start the query with a new checkpointLocation, and it reads on from there"
         )
 
-    def _gone(self, why: str) -> SubscriptionNotFound:
-        return SubscriptionNotFound(
-            f"{why}: it, or its topic, was deleted since this query wrote its checkpoint, and what was "
-            "published meanwhile is not known. Start the query with a new checkpointLocation"
-        )
-
-    async def _make(self, client: AsyncClient, topic: str) -> bool:
+    async def _make(self, client: AsyncClient, topic: str, start: Position) -> bool:
         """Whether the subscription had to be made."""
         try:
             info = await client.describe_subscription(topic, self._subscription)
         except SubscriptionNotFound:
             await client.create_subscription(
-                topic, self._subscription, mode="cursor", start=self._start(), exist_ok=True
+                topic, self._subscription, mode="cursor", start=start, exist_ok=True
             )
             return True
         if info.mode != "cursor":
@@ -249,26 +354,27 @@ class Query:
             return bounds.floor
         return seek.start_in(topic, bounds, start, fail=self._options.fail_on_data_loss)
 
-    def _resume(self, topic: str, said: PartitionOffsets, start: Positions) -> int:
-        position = said.earliest if said.position is None else said.position
-        at = start.get(topic, {}).get(said.partition, position)
-        if at > said.latest:
-            raise InvalidArgument(
-                f"the checkpoint is at offset {at} of topic {topic!r}, partition {said.partition}, which "
-                f"ends at {said.latest}: the topic was made anew since. Start with a new checkpointLocation"
+    async def _commit(self, client: AsyncClient, positions: Positions, of: Identities) -> None:
+        hold = self._hold
+        assert hold is not None
+        for topic, at in positions.items():
+            commit = partial(
+                client.commit,
+                topic,
+                self._subscription,
+                hold.reader,
+                at,
+                sought={partition: of[topic].moves(partition) for partition in at},
+                ledgers=of[topic].ledgers,
+                incarnation=of[topic].topic,
+                subscription_incarnation=of[topic].subscription,
             )
-        if at < position and (topic, said.partition) not in self._warned:
-            self._warned.add((topic, said.partition))
-            report(
-                self._options.fail_on_data_loss,
-                f"the checkpoint is at offset {at} of topic {topic!r}, partition {said.partition}, and the "
-                f"subscription {self._subscription!r} at {position}: somebody else has drained "
-                f"{position - at} messages, offsets {at}-{position - 1}",
-            )
-        return at
+            try:
+                await commit()
+            except InvalidArgument:  # the server has lost the claim
+                await hold.claim(client, topic)
+                await commit()
 
-    async def _commit(self, client: AsyncClient, positions: Positions) -> None:
-        assert self._hold is not None
-        for topic, of in positions.items():
-            sought = self.sought.get(topic, {})
-            await client.commit(topic, self._subscription, self._hold.reader, of, sought=sought)
+
+def _same(of: Identity, said: PartitionOffsets) -> bool:
+    return (of.topic, of.subscription) == (said.incarnation, said.subscription_incarnation)

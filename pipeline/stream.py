@@ -45,6 +45,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Positions | None = None  # where a query with availableNow ends
         self._latest: Positions = {}
         self._admission = Admission(options.limits)
+        self._lag = 0
 
     # On the driver
 
@@ -64,32 +65,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts; its subscription is made here."""
         query = self._opened()
-        return offsets.dump(query.begin(), query.sought)
+        begin = query.begin()
+        return offsets.dump(begin, query.identities(begin, {}, {}))
 
     @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; what lies before its start is done with."""
         query = self._opened()
-        begin = query.resume(offsets.load(start), offsets.load_sought(start))
+        before, of = offsets.load(start)
+        begin = query.resume(before, of)
         self._latest = query.latest()
         # A partition that is new since the target was noted is left to the next run.
-        end = _later(begin, self._latest if self._target is None else self._target)
+        end = _later(begin, self._latest, self._target)
         if not isinstance(limit, ReadAllAvailable):
             end = self._admission.end(begin, end, query.read, wait=self._target is None)
         # With nothing to do there is time to wait, and with availableNow there is no later.
-        query.commit(begin, wait=end == begin)
-        return offsets.dump(end, query.sought)
+        query.commit(begin, query.identities(begin, before, of), wait=end == begin)
+        self._lag = sum(range_.size for range_ in offsets.ranges(end, self._latest))
+        return offsets.dump(end, query.identities(end, before, of))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the topics end: what is between this and the end of a batch is the query's lag."""
-        return offsets.dump(self._latest) if self._latest else None
+        """Where the topics end, and the lag: what will be left to read when the batch is done."""
+        return {**offsets.dump_positions(self._latest), "#lag": self._lag} if self._latest else None
 
     @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Shares of what there is to read: of a large partition one or several, of small ones many in one."""
         query = self._opened()
-        begin = query.resume(offsets.load(start), offsets.load_sought(start))
-        finish = query.resume(offsets.load(end), offsets.load_sought(end))
+        begin, finish = query.resume(*offsets.load(start)), query.resume(*offsets.load(end))
         pieces = [
             Piece(range_, *query.bounds(range_.topic, range_.partition))
             for range_ in offsets.ranges(begin, finish)
@@ -99,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plainly
     def commit(self, end: dict[str, Any]) -> None:
         """Let the broker forget what lies before."""
-        self._opened().commit(offsets.load(end))
+        self._opened().commit(*offsets.load(end))
 
     def stop(self) -> None:
         """Let others have the subscription."""
@@ -169,9 +172,13 @@ def _stop_on_sigterm() -> None:
         signal.signal(signal.SIGTERM, end)
 
 
-def _later(start: Positions, end: Positions) -> Positions:
-    """The end, but nowhere before the start."""
+def _later(start: Positions, latest: Positions, target: Positions | None) -> Positions:
+    """The latest, or the target if that comes first, but nowhere before the start."""
+    wanted = latest if target is None else target
     return {
-        topic: {partition: max(at, end.get(topic, {}).get(partition, at)) for partition, at in of.items()}
+        topic: {
+            partition: max(at, min(wanted.get(topic, {}).get(partition, at), latest[topic][partition]))
+            for partition, at in of.items()
+        }
         for topic, of in start.items()
     }

@@ -132,6 +132,18 @@ local function id_maker(meta_key, newest)
   return ledger_of, id_of, ledgers_of
 end
 
+-- The first entry of the oldest ledger after `known`, or nil where that is the newest: what the server has given
+-- since then. If that is an entry which was given before, the server has lost its newest writes.
+local function given_since(meta_key, newest, known)
+  if tonumber(string.match(newest or '', '^%d+') or 0) > known then
+    for ledger, first in string.gmatch(redis.call('HGET', meta_key, 'ledgers'), '(%d+):(%d+)') do
+      if tonumber(ledger) > known then
+        return tonumber(first)
+      end
+    end
+  end
+end
+
 local function entry_of(id)
   return tonumber(string.match(id, '%-(%d+)$'))
 end

@@ -59,6 +59,16 @@ local function by_lease()
   end
 end
 
+-- Why a call that means one topic and one subscription, by their incarnations, may not go on, or nil; '0' is any.
+local function another(topic, subscription)
+  if topic ~= '0' and redis.call('HGET', meta, 'incarnation') ~= topic then
+    return { 'OTHER_TOPIC' }
+  end
+  if subscription ~= '0' and redis.call('HGET', sub, 'incarnation') ~= subscription then
+    return { 'OTHER_SUBSCRIPTION' }
+  end
+end
+
 -- The next instant at which a deadline or a session ends, or nil.
 local function next_end()
   local deadline = tonumber(redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')[2] or nil)

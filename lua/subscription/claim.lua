@@ -7,13 +7,15 @@
 -- Uses   subscription
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 session_ms, "" to end it   5 claim: the number of the decision, "" to decide here
--- Returns  {"OK", claim, reader}: who had claimed it last, "" for nobody
+--        6 incarnation of the topic that is meant   7 and of the subscription, 0 for any
+-- Returns  {"OK", claim}
 --          {"BUSY", reader, ms of its session left}: another reader has it, or has claimed since
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
+--          {"OTHER_TOPIC"}   {"OTHER_SUBSCRIPTION"}: it is not the one that is meant
 -- Cost     O(1)
 local reader, session_ms, claim = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
-local refused = refusal(true) or by_lease()
+local refused = refusal(true) or another(ARGV[6], ARGV[7]) or by_lease()
 if refused then
   return refused
 end
@@ -23,7 +25,7 @@ local holder, newest = claimed[1], tonumber(claimed[2] or 0)
 local left_ms = math.max((tonumber(redis.call('ZSCORE', consumers, holder or '') or 0)) - now, 0)
 if not session_ms then
   redis.call('ZREM', consumers, reader)
-  return { 'OK', newest, holder or '' }
+  return { 'OK', newest }
 end
 if claim and claim < newest or not claim and holder ~= reader and left_ms > 0 then
   return { 'BUSY', holder, left_ms }
@@ -36,4 +38,4 @@ if holder and holder ~= reader then
 end
 redis.call('HSET', sub, 'reader', reader, 'claim', claim)
 redis.call('ZADD', consumers, now + session_ms, reader)
-return { 'OK', claim, holder or '' }
+return { 'OK', claim }

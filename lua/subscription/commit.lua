@@ -7,19 +7,24 @@
 --          as none does
 --        6 JSON array: entry, name of each body   7, 8 from where to where the caller has looked for these: nothing else
 --          leaves the log   9 sought: as it was when it was read, or 0: any, before a seek
+--        10 incarnation of the topic that is meant   11 and of the subscription, 0 for any
+--        12 ledger: the newest when it was read, or 0: any
 -- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
 --            before the target
 --          {"BUSY", reader}: another one has claimed the subscription; "" where nobody has
 --          {"SOUGHT", cursor}: a seek has moved the subscription since, or it is another one
+--          {"LOST", first entry}: the server has lost writes since; this entry, which is not after the target, and
+--            those behind it it has given anew, or will
 --          {"BEYOND", last entry}: the target has not been given yet
+--          {"OTHER_TOPIC"}   {"OTHER_SUBSCRIPTION"}: it is not the one that is meant
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
 -- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
---          that have passed the entries. With a journal O(entries passed), a thousand at most
+--          that have passed the entries. With a journal O(entries passed), a thousand at most. O(ledgers) in a new ledger
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local names, seen_from, seen_upto, sought = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
 local LANES = 100 -- entries passed, at most, where the lanes of others have to be searched for them
 
-local refused = refusal(true) or by_lease()
+local refused = refusal(true) or another(ARGV[10], ARGV[11]) or by_lease()
 if refused then
   return refused
 end
@@ -30,6 +35,11 @@ if holder ~= reader then
 end
 if sought ~= stored_here[3] and not (sought == '0' and stored_here[3] == stored_here[4]) then
   return { 'SOUGHT', cursor }
+end
+local known = tonumber(ARGV[12])
+local anew = known > 0 and (given_since(meta, stored[2], known) or last_entry + 1)
+if anew and anew <= target then
+  return { 'LOST', anew }
 end
 if target > last_entry then
   return { 'BEYOND', last_entry }

@@ -11,9 +11,11 @@ from broker.results import Claimed, Outgoing, Room, SubscriptionSettings, TopicS
 from client.errors import (
     ConsumerReplaced,
     InvalidArgument,
+    MessagesLost,
     SubscriptionMoved,
     SubscriptionNotFound,
     TopicNotFound,
+    TopicReplaced,
 )
 from client.wire import pack_about
 from tests.lua.story import HOUR_MS, Story, must_acquire, part, receipts
@@ -207,7 +209,7 @@ async def test_a_second_reader_is_told_who_has_it_and_for_how_long(timed: Manual
     engine = timed.engine
     await begin(engine, topic)
     await engine.release_claim(topic, "spark", "r1")
-    assert await engine.claim(topic, "spark", "r2", 10_000) == Claimed(True, "r2", 10_000, "r1")
+    assert await engine.claim(topic, "spark", "r2", 10_000) == Claimed(True, "r2", 10_000)
     await timed.advance(4_000)
     assert await engine.claim(topic, "spark", "r3", 10_000) == Claimed(False, "r2", 6_000)
     assert (await engine.claim(topic, "spark", "r2", 10_000)).granted  # renewed
@@ -258,13 +260,12 @@ async def test_of_two_claims_that_overtake_each_other_the_newer_counts_everywher
 
     async def claim(partition: int, reader: str, decision: int | str) -> list[Any]:
         keys = subscription_keys(topic, partition, "spark")
-        return await engine.store.run("subscription/claim", keys, "", "spark", reader, 1_000, decision)
+        return await engine.store.run("subscription/claim", keys, "", "spark", reader, 1_000, decision, 0, 0)
 
-    _, old, nobody = await claim(0, "r1", "")
+    _, old = await claim(0, "r1", "")
     await timed.advance(2_000)
-    _, new, before = await claim(0, "r2", "")
-    assert (nobody, before) == ("", "r1")
-    assert await claim(1, "r2", new) == ["OK", new, ""]
+    _, new = await claim(0, "r2", "")
+    assert await claim(1, "r2", new) == ["OK", new]
     assert await claim(1, "r1", old) == ["BUSY", "r2", 1_000]
     assert await claim(0, "r1", "") == ["BUSY", "r2", 1_000]
 
@@ -502,3 +503,68 @@ async def test_bodies_are_kept_by_their_age_also_when_the_clock_went_back(
     await timed.advance(100_000)
     names, _ = await timed.engine.owed(topic, 0, "log -", timed.clock_ms - 50_000)
     assert names == ["uid-0", "uid-1"]
+
+
+# Which topic, which subscription, which history
+
+
+async def test_a_claim_and_a_commit_are_for_the_topic_and_the_subscription_that_they_mean(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe("spark", "cursor", consumers=())
+    [first] = await engine.offsets(topic, "spark")
+    meant = {
+        "incarnation": first.incarnation,
+        "subscription_incarnation": first.subscription_incarnation,
+    }
+    assert first.subscription_incarnation == (await engine.describe_subscription(topic, "spark")).incarnation
+    assert (await engine.offsets(topic))[0].subscription_incarnation == 0
+    assert (await engine.claim(topic, "spark", "r1", HOUR_MS, **meant)).granted
+
+    await engine.delete_subscription(topic, "spark")
+    await story.subscribe("spark", "cursor", consumers=())
+    await story.publish_many(5)
+    with pytest.raises(SubscriptionNotFound, match="another one of that name made since"):
+        await engine.claim(topic, "spark", "r1", HOUR_MS, **meant)
+    assert await engine.store.command("HGET", story.sub("spark").sub, "reader") is None
+    [second] = await engine.offsets(topic, "spark")
+    assert (await engine.claim(topic, "spark", "r1", HOUR_MS)).granted
+    with pytest.raises(SubscriptionNotFound, match="another one of that name made since"):
+        await engine.commit(topic, "spark", "r1", 0, 3, sought=second.sought, **meant)
+    with pytest.raises(TopicReplaced):
+        await engine.claim(topic, "spark", "r1", HOUR_MS, incarnation=first.incarnation + 1)
+    with pytest.raises(TopicReplaced):
+        await engine.commit(topic, "spark", "r1", 0, 3, sought=second.sought, incarnation=1)
+    assert await position(story) == 1
+
+
+async def test_entries_that_are_given_twice_are_told_from_those_of_another_owner(
+    engine: Engine, topic: str
+) -> None:
+    """The server has lost writes: it gives the same entries again, in a newer ledger."""
+    story = await begin(engine, topic, 10)
+    [read] = await engine.offsets(topic, "spark")
+    assert (read.ledger, read.anew) == (story.lease.epoch, 0)
+    known = {0: read.ledger}
+    await engine.release(story.lease)
+    await must_acquire(engine, topic, 0, "w2")
+    [here] = await engine.offsets(topic, "spark", known)
+    assert (here.ledger > read.ledger, here.anew) == (True, 11)  # nothing before that
+    await engine.commit(topic, "spark", "r1", 0, 5, sought=read.sought, ledger=read.ledger)
+
+    # As if the newest had not been written; then there are others, and one more owner.
+    await engine.store.command("XDEL", story.keys.log, *(f"{read.ledger}-{entry}" for entry in (8, 9, 10)))
+    await engine.store.command("HSET", story.keys.meta, "last", "7")
+    for entries in (range(3), range(3, 9)):
+        lease = await must_acquire(engine, topic, 0, "w2")
+        await engine.publish(lease, [Outgoing("", f"other-{number}", pack_about(1)) for number in entries])
+    [here] = await engine.offsets(topic, "spark", known)
+    assert (here.latest, here.ledger, here.anew) == (17, lease.epoch, 8)
+    assert (await engine.offsets(topic, "spark", {0: lease.epoch}))[0].anew == 0
+    await engine.commit(topic, "spark", "r1", 0, 8, sought=read.sought, ledger=read.ledger)  # before them
+    with pytest.raises(MessagesLost, match="from entry 8 on"):
+        await engine.commit(topic, "spark", "r1", 0, 9, sought=read.sought, ledger=read.ledger)
+    assert await position(story) == 8
+    with pytest.raises(InvalidArgument, match="ledger"):
+        await engine.offsets(topic, "spark", {0: -1})

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from client.errors import ConsumerReplaced, InvalidArgument, SubscriptionMoved
+from client.errors import (
+    ConsumerReplaced,
+    InvalidArgument,
+    MessagesLost,
+    SubscriptionMoved,
+    SubscriptionNotFound,
+)
 from tests.model.machine import FEW, MANY, SECONDS, SESSIONS_MS, BrokerMachine, explore
 from tests.model.model import Subscription
 
@@ -12,6 +18,7 @@ pytestmark = pytest.mark.timeout(SECONDS)
 
 SPARK = "spark"
 readers = st.sampled_from(("r1", "r1", "r1", "r2"))
+meant = st.sampled_from(("any", "this", "this", "old"))  # which subscription of that name
 
 
 class CursorMachine(BrokerMachine):
@@ -20,6 +27,8 @@ class CursorMachine(BrokerMachine):
     mode = "key_shared"
     reader = ""  # who has claimed last
     made = 0  # its number
+    old = 1  # that of the one before, or of none
+    ledgers: dict[int, int]  # how far the log went when it was looked at in each
     sought = 0  # how often it was moved
 
     def model(self) -> Subscription:
@@ -29,15 +38,22 @@ class CursorMachine(BrokerMachine):
             self.both.create_subscription(SPARK, "earliest")
             self.reader, self.sought = "", 0
             [here] = self.both.world.run(self.both.operator.offsets(self.both.topic, SPARK))
-            self.made = here.sought
+            self.old, self.made, self.ledgers = self.made or 1, here.sought, {}
         return self.both.partition.subscriptions[SPARK]
 
-    @rule(reader=readers, session_ms=st.sampled_from(SESSIONS_MS))
-    def claim(self, reader: str, session_ms: int) -> None:
-        """Open or renew the session of the one reader."""
+    @rule(reader=readers, session_ms=st.sampled_from(SESSIONS_MS), meant=meant)
+    def claim(self, reader: str, session_ms: int, meant: str) -> None:
+        """Open or renew the session of the one reader, at times that of a subscription that is gone."""
         model, now = self.model(), self.both.now
-        step = self.both.operator.claim(self.both.topic, SPARK, reader, session_ms)
-        told = self.both.do(f"{reader} claims for {session_ms}", step)
+        number = {"any": 0, "this": self.made, "old": self.old}[meant]
+        what = f"{reader} claims {meant} for {session_ms}"
+        step = self.both.operator.claim(
+            self.both.topic, SPARK, reader, session_ms, subscription_incarnation=number
+        )
+        if meant == "old":
+            self.both.refuse(SubscriptionNotFound, what, step)
+            return
+        told = self.both.do(what, step)
         left = model.sessions.get(self.reader, 0) - now
         if self.reader not in ("", reader) and left > 0:
             assert (told.granted, told.holder, told.remaining_ms) == (False, self.reader, left)
@@ -59,26 +75,46 @@ class CursorMachine(BrokerMachine):
         more=st.sampled_from((0, 0, 0, 0, -3, 1)),
         steps=st.sampled_from((0, 0, 1)),
         late=st.sampled_from((0, 0, 0, 1)),
+        meant=meant,
     )
-    def commit(self, reader: str, claimed: bool, share: float, more: int, steps: int, late: int) -> None:
+    def commit(
+        self, reader: str, claimed: bool, share: float, more: int, steps: int, late: int, meant: str
+    ) -> None:
         """Commit some way into what is there, at times backwards, too far, late, or as another reader."""
         model, last = self.model(), self.both.partition.last
         if claimed:
             reader = self.reader or reader
-            self.claim(reader, SESSIONS_MS[0])
+            self.claim(reader, SESSIONS_MS[0], "any")
+        [here] = self.both.world.run(self.both.operator.offsets(self.both.topic, SPARK))
+        self.ledgers = {**self.ledgers, here.ledger: last + 1}
         first = min(model.owed, default=last + 1)
         position = max(1, round(first + (last + 1 - first) * share) + more)
         sought = max(0, self.sought - late)  # as it was before the last seek
         step = self.both.operator.commit(
-            self.both.topic, SPARK, reader, 0, position, sought=self.made + sought, steps=steps
+            self.both.topic,
+            SPARK,
+            reader,
+            0,
+            position,
+            sought=self.made + sought,
+            subscription_incarnation={"any": 0, "this": self.made, "old": self.old}[meant],
+            # The oldest in which it can have been read.
+            ledger=min(
+                (ledger for ledger, end in self.ledgers.items() if end >= position), default=here.ledger
+            )
+            if meant == "this"
+            else 0,
+            steps=steps,
         )
-        what = f"{reader} commits {position}"
-        if reader != self.reader:
+        what = f"{reader} commits {position} of {meant}"
+        if meant == "old":
+            self.both.refuse(SubscriptionNotFound, what, step)
+        elif reader != self.reader:
             self.both.refuse(ConsumerReplaced if self.reader else InvalidArgument, what, step)
         elif sought != self.sought:
             self.both.refuse(SubscriptionMoved, what, step)
         elif position > last + 1:
-            self.both.refuse(InvalidArgument, what, step)
+            self.both.refuse(MessagesLost if meant == "this" else InvalidArgument, what, step)
         else:
             before = self.position()
             told = self.both.do(what, step)

@@ -1,28 +1,37 @@
 """Positions: what is asked for, what a batch takes, and how ranges are cut."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from client.errors import InvalidArgument
 from pipeline import offsets
-from pipeline.offsets import Range
+from pipeline.offsets import Identity, Range
 
 
 def test_what_spark_keeps_is_what_comes_back() -> None:
     positions = {"orders": {0: 17, 10: 1, 2: 3}, "audits": {0: 5}}
-    assert offsets.dump(positions) == {"audits": {"0": 5}, "orders": {"0": 17, "2": 3, "10": 1}}
-    assert offsets.load(offsets.dump(positions)) == positions
-    dumped = offsets.dump(positions, {"orders": {0: 0, 2: 7}, "audits": {0: 0}})
-    assert dumped["orders#sought"] == {"2": 7}
-    assert offsets.load(dumped) == positions
-    assert offsets.load_sought(dumped) == {"orders": {2: 7}}
-    assert offsets.load_sought(offsets.dump(positions)) == {}
+    identities = {
+        "orders": Identity(7, 8, {2: 9}, {0: 1, 2: 1, 10: 4}),
+        "audits": Identity(5, 6, ledgers={0: 1}),
+    }
+    shown = {"audits": {"0": 5}, "orders": {"0": 17, "2": 3, "10": 1}}
+    assert offsets.dump_positions(positions) == shown
+    dumped = offsets.dump(positions, identities)
+    assert {topic: dumped[topic] for topic in positions} == shown
+    assert offsets.load(json.loads(json.dumps(dumped))) == (positions, identities)
+    assert [identities["orders"].moves(partition) for partition in (0, 2)] == [8, 9]
 
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="is no offset of keylane"):
         offsets.load({"index": 3})
+    with pytest.raises(InvalidArgument, match="is no offset of keylane"):
+        offsets.load({"orders": {"0": 5}, "#identity": {"orders": {"topic": 7}}})
+    with pytest.raises(InvalidArgument, match=r"which topic 'orders' .* an older Keylane.*new checkpoint"):
+        offsets.load({"orders": {"0": 5}, "orders#sought": {"0": 1}})
 
 
 def test_only_what_lies_between_is_read() -> None:

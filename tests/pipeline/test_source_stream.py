@@ -115,6 +115,7 @@ def test_lag_is_in_the_progress(client: Client, topic: str, stream: Stream, tabl
     source = first.sources[0]
     end, latest = (json.loads(text)[topic] for text in (source.endOffset, source.latestOffset))
     assert sum(latest.values()) - sum(end.values()) == 40
+    assert json.loads(first["sources"][0]["latestOffset"])["#lag"] == 40
 
 
 def test_available_now_ends_where_the_topic_ended(
@@ -233,6 +234,7 @@ def test_a_second_query_on_a_subscription_is_refused_and_the_first_goes_on(
         (holder,) = client.describe_subscription(topic, "spark").consumers
         why = failure(other_table.start(stream(sessionTimeout="6")))
         assert f"{holder} reads subscription 'spark' of topic '{topic}'" in why
+        assert "both are of this Spark application" in why
         fill(client, topic, 10, first=10)
         wait(lambda: backlog(client, topic) == 0, query=first)
         assert numbers(table) == list(range(20))
@@ -293,13 +295,38 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
     client.delete_topic(topic)
     client.create_topic(topic, partitions=2)
     why = failure(table.start(stream()))
-    assert "was deleted since this query wrote its checkpoint" in why
+    assert f"subscription 'spark' of topic '{topic}' was deleted, or its topic was" in why
     client.create_subscription(topic, "spark", mode="cursor")
-    fill(client, topic, 100)
-    why = failure(table.start(stream()))
-    assert f"nobody has read subscription 'spark' of topic '{topic}' yet" in why
-    assert "was deleted since this query wrote its checkpoint" in why
-    assert backlog(client, topic) == 100
+    fill(client, topic, 100, first=10)
+    for _ in range(2):
+        why = failure(table.start(stream()))
+        assert f"topic '{topic}' was deleted and made anew since this query wrote its checkpoint" in why
+        assert "Start the query with a new checkpointLocation" in why
+        assert "set option failOnDataLoss to false" in why
+        assert backlog(client, topic) == 100
+    table.run(stream(failOnDataLoss="false"))
+    assert numbers(table) == list(range(110))
+    assert backlog(client, topic) == 0
+
+
+def test_a_stream_joined_with_itself_needs_a_subscription_for_each_use(
+    client: Client, topic: str, stream: Stream, table: Table, other_table: Table
+) -> None:
+    fill(client, topic, 20)
+
+    def joined(left: DataFrame, right: DataFrame) -> DataFrame:
+        return left.alias("left").join(right.alias("right"), "value").selectExpr("value", "left.offset")
+
+    frame = stream(sessionTimeout="3")
+    why = failure(table.start(joined(frame, frame), now=True))
+    assert "A frame that is joined with itself is two sources" in why
+    assert backlog(client, topic) == 20
+
+    other_table.run(joined(stream(subscription="left"), stream(subscription="right")))
+    fill(client, topic, 20, first=20)
+    other_table.run(joined(stream(subscription="left"), stream(subscription="right")))
+    assert numbers(other_table) == list(range(40))
+    assert (backlog(client, topic, "left"), backlog(client, topic, "right")) == (0, 0)
 
 
 def test_a_topic_that_is_new_in_the_options_is_read_too(
@@ -317,6 +344,11 @@ def test_a_topic_that_is_new_in_the_options_is_read_too(
     table.run(stream(subscribe=f"{topic},{other}"))
     assert numbers(table) == list(range(20))
     assert (backlog(client, topic), backlog(client, other)) == (0, 0)
+    fill(client, topic, 5, first=20)  # and one that is not there any more is left alone
+    fill(client, other, 5, first=100)
+    table.run(stream())
+    assert numbers(table) == list(range(25))
+    assert (backlog(client, topic), backlog(client, other)) == (0, 5)
 
 
 def test_a_subscription_of_consumers_is_not_for_a_query(

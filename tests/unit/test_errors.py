@@ -34,6 +34,7 @@ PUBLIC = {
     "SubscriptionBusy",
     "ConsumerReplaced",
     "SubscriptionMoved",
+    "MessagesLost",
     "MessageLeased",
     "MessageNotFound",
     "InvalidArgument",
