@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
+from typing import TypeVar
 
 from client.errors import BrokerError, InvalidArgument, Overloaded
 from client.payloads import PayloadStore, is_redis, open_store, public
@@ -20,6 +21,8 @@ _DOUBT = 1.0  # seconds in which a store that answers has carried out what it wa
 _DOOMED = 100_000  # bodies that wait to be deleted while the store is away
 _LIFETIME = 7 * 24 * 3600.0  # seconds, where the cluster does not say
 _log = logging.getLogger("keylane.client")
+
+T = TypeVar("T", bytes | None, bool)
 
 
 class Bodies:
@@ -87,20 +90,33 @@ class Bodies:
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies; None for one that is not there."""
         if len(names) <= _AT_ONCE:
-            return await self._get(topic, names)
+            return await self._ask(topic, names, lambda store, some: store.get(topic, some))
         found: list[bytes | None] = []
         for start in range(0, len(names), _AT_ONCE):
-            found += await self._get(topic, names[start : start + _AT_ONCE])
+            found += await self.get(topic, names[start : start + _AT_ONCE])
         return found
 
-    async def _get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+    async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
+        """Which bodies are there."""
+        found: list[bool] = []
+        for start in range(0, len(names), _AT_ONCE):
+            some = names[start : start + _AT_ONCE]
+            found += await self._ask(topic, some, lambda store, some: store.has(topic, some))
+        return found
+
+    async def _ask(
+        self,
+        topic: str,
+        names: Sequence[str],
+        ask: Callable[[PayloadStore, Sequence[str]], Awaitable[list[T]]],
+    ) -> list[T]:
         while True:
             greetings = self._greetings
             try:
                 store = self._store or await self._open()
-                found = await store.get(topic, names)
+                found = await ask(store, names)
                 self._tend_soon(topic, store)
-                if None not in found or not await self._greeted_since(greetings):
+                if (None not in found and False not in found) or not await self._greeted_since(greetings):
                     return found
             except BrokerError as error:
                 if not error.retriable or not await self._greeted_since(greetings):

@@ -27,6 +27,10 @@ class PayloadStore(ABC):
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies in the order asked for; None for one that is not there."""
 
+    async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
+        """Which bodies are there, in the order asked for; a store that can tell without reading them does."""
+        return [body is not None for body in await self.get(topic, names)]
+
     @abstractmethod
     async def delete(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies; those that are not there are no error."""

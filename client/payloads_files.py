@@ -103,6 +103,16 @@ class Files:
                 raise content
         return found
 
+    def there(self, paths: Sequence[str]) -> set[str]:
+        """Those files that are there: one question for each folder."""
+        found: set[str] = set()
+        for folder in {os.path.dirname(path) for path in paths}:
+            self._system.invalidate_cache(folder)
+            with suppress(FileNotFoundError):
+                names = self._system.ls(folder, detail=False)
+                found.update(f"{folder}/{name.rpartition('/')[2]}" for name in names)
+        return found.intersection(paths)
+
     def remove(self, paths: Sequence[str]) -> None:
         """Remove those files that are there."""
         if not paths:
@@ -166,6 +176,10 @@ class LocalFiles(Files):
                 found[path] = file.read()
         return found
 
+    def there(self, paths: Sequence[str]) -> set[str]:
+        """Those files that are there."""
+        return {path for path in paths if os.path.exists(path)}
+
     def remove(self, paths: Sequence[str]) -> None:
         """Remove those files that are there, and their folders if nothing is left in them."""
         for path in paths:
@@ -224,6 +238,12 @@ class FileStore(PayloadStore):
         paths = self._paths(topic, names)
         found = await self._work(self._files.read, list(set(paths.values())))
         return [found.get(paths.get(name, "")) for name in names]
+
+    async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
+        """Which bodies are there, in the order asked for."""
+        paths = self._paths(topic, names)
+        found = await self._work(self._files.there, list(set(paths.values())))
+        return [paths.get(name) in found for name in names]
 
     async def delete(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies; those that are not there are no error."""

@@ -117,6 +117,13 @@ class RedisStore(PayloadStore):
             found.update(zip(some, values, strict=True))
         return [found[name] for name in names]
 
+    async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
+        """Which bodies are there, in the order asked for."""
+        places = [(key, name) for key, some in _by_bucket(topic, names).items() for name in some]
+        answers = await self._run([("HEXISTS", key, name) for key, name in places])
+        found = {name: bool(answer) for (_, name), answer in zip(places, answers, strict=True)}
+        return [found[name] for name in names]
+
     async def delete(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies; those that are not there are no error."""
         await self._run([("HDEL", key, *some) for key, some in _by_bucket(topic, names).items()])

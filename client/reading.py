@@ -123,3 +123,7 @@ class Reading:
     async def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""
         return await self._bodies.get(topic, names)
+
+    async def has_bodies(self, topic: str, names: Sequence[str]) -> list[bool]:
+        """Whether the payload store has bodies, by their names; none of them is read."""
+        return await self._bodies.has(topic, names)

@@ -336,6 +336,10 @@ class Client:
         """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""
         return self._call(self._client.bodies, topic, names)
 
+    def has_bodies(self, topic: str, names: Sequence[str]) -> list[bool]:
+        """Whether the payload store has bodies, by their names; none of them is read."""
+        return self._call(self._client.has_bodies, topic, names)
+
     # Publishing and consuming
 
     def publish(

@@ -129,6 +129,9 @@ async def test_a_body_that_is_not_there_is_none_among_those_that_are(kind: Kind,
     (first, second), lost = bodies_of(b"1", b"2"), ksuid.take(1)[0]
     await kind.store.put(topic, [first, second])
     assert await kind.store.get(topic, [lost, first[0], lost, second[0]]) == [None, b"1", None, b"2"]
+    assert await kind.store.has(topic, [lost, first[0], lost, second[0]]) == [False, True, False, True]
+    assert await kind.store.has(topic, [lost]) == [False]
+    assert await kind.store.has(topic, []) == []
 
 
 async def test_deleting_twice_and_deleting_what_never_was_is_fine(kind: Kind, topic: str) -> None:
