@@ -16,13 +16,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.audit import examine
+from pipeline.audit import HOURS, LISTED
+from pipeline.files import LocalFiles
+from pipeline.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
+from pipeline.plain_engine import PlainEngine
 from pipeline.report import write_audit
 from pipeline.session import session
-from pipeline.snapshot import PartitionState, Snapshot, SubscriptionState, journal_of, log_of
+from pipeline.spark_audit import SparkEngine
 
 PARTITIONS = 8
 SUBSCRIPTIONS = ("billing", "search", "warehouse")
@@ -144,6 +147,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--heap", default="2g", help="of the JVM")
     parser.add_argument("--keep", type=Path, help="folder for journal and report, instead of a temporary one")
+    parser.add_argument("--plain", action="store_true", help="judge without Spark")
     chosen = parser.parse_args()
     folder = chosen.keep or Path(tempfile.mkdtemp(prefix="audit-bench-"))
     spark = session(
@@ -158,17 +162,24 @@ def main() -> None:
     )
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        print(json.dumps(measure(spark, chosen.rows, folder)))
+        print(json.dumps(measure(spark, chosen.rows, folder, plain=chosen.plain)))
     finally:
         spark.stop()
         if chosen.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(spark: SparkSession, rows: int, folder: Path) -> dict[str, object]:
-    """Make the journal, then audit it."""
+def measure(spark: SparkSession, rows: int, folder: Path, *, plain: bool = False) -> dict[str, object]:
+    """Make the journal, then audit it, with Spark or without."""
     journal, batches = make_journal(spark, rows)
+    # Records have consecutive numbers; a row here is a record.
+    order = Window.partitionBy("partition").orderBy("offset")
+    journal = journal.withColumn("offset", F.row_number().over(order).cast("long"))
     journal.write.mode("overwrite").parquet(str(folder / "journal"))
+    written = (
+        spark.read.parquet(str(folder / "journal")).groupBy("partition").agg(F.max("offset").alias("last"))
+    )
+    ends = {row.partition: row.last + 1 for row in written.collect()}
     empty = spark.createDataFrame([], "partition int, offset long, key string, message_id string")
     empty.write.mode("overwrite").parquet(str(folder / "log"))
     latest = batches * BATCH + 1
@@ -176,16 +187,18 @@ def measure(spark: SparkSession, rows: int, folder: Path) -> dict[str, object]:
         topic="orders",
         taken_at=datetime.now(UTC),
         journal=2**31,
-        partitions=[PartitionState(p, latest, latest, 1, batches * STEP) for p in range(PARTITIONS)],
+        partitions=[PartitionState(p, latest, latest, 1, ends[p], ends[p]) for p in range(PARTITIONS)],
         subscriptions=[SubscriptionState(name, "shared", [latest] * PARTITIONS) for name in SUBSCRIPTIONS],
+        bodies=BodiesState(0, 0, {}),
     )
+    engine = PlainEngine(str(folder)) if plain else SparkEngine(spark, str(folder))
     meter = Meter()
     meter.start()
     begun, worked = time.perf_counter(), cpu_seconds()
-    found = examine(spark, seen, journal_of(spark, folder, seen), log_of(spark, folder))
+    found = engine.examine(seen, str(folder), None, None, LISTED, HOURS)
     seconds, worked = time.perf_counter() - begun, cpu_seconds() - worked
     most = meter.stop()
-    write_audit(found, folder)
+    write_audit(found, str(folder), LocalFiles())
     return {
         "rows": found.records,
         "messages": found.messages,

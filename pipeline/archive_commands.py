@@ -55,6 +55,7 @@ def archive(
         from pipeline.locks import check_writer
 
         check_writer(to, subscription, topics)  # before Java starts
+        job.check_topics(*topics)
     spark = job.spark("keylane archive")
     from pipeline.compaction import Limits
 
@@ -122,6 +123,8 @@ def replay(
     if rate is not None and rate <= 0:
         raise Usage(f"--rate {rate:g}: it must be more than 0")
     moments = [moment("--since", since), moment("--until", until)]
+    if not dry_run:
+        job.check_topics(topic)
     spark = job.spark("keylane replay")
     from pipeline.replay import Options, run
 

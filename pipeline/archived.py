@@ -1,63 +1,34 @@
 """The archive held against the journal: what it lacks, what it has twice, and what was never published."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.commandline import Trouble
-from pipeline.journal import FOREVER, publishes_of
+from pipeline.files import Files
+from pipeline.findings import ArchiveAudit
+from pipeline.journal import publishes_of
 from pipeline.judgement import some_entries
+from pipeline.looks import archive_folder
+from pipeline.rules import FINE, FOREIGN, FOREVER, NEWER, UNPROVEN
 from pipeline.snapshot import local
-
-# What became of a row of the archive.
-FINE = "fine"
-UNPROVEN = "unproven"  # from before the journal
-NEWER = "newer"  # from after it
-FOREIGN = "never_published"
-
-
-class ArchiveAudit(msgspec.Struct, frozen=True):
-    """What was found in an archive; listings are cut, counts are not."""
-
-    path: str
-    subscription: str
-    rows: int
-    messages: int  # rows less duplicates
-    duplicates: int
-    committed: (
-        int | None
-    )  # messages that the archive's subscription has committed; None: it is not in the journal
-    missing: int  # of these, not in the archive
-    never_published: int
-    unproven: int
-    newer: int
-    missing_ids: list[str] = []
-    duplicate_ids: list[str] = []
-    never_published_ids: list[str] = []
 
 
 @dataclass
 class Archive:
     """The archive of a topic."""
 
-    path: Path
+    path: str
     subscription: str
     rows: DataFrame  # partition, offset, message_id, key
     newest: dict[int, int] | None = None  # where the log of each partition ended after the rows had been read
 
     @classmethod
-    def read(cls, spark: SparkSession, path: Path, topic: str, subscription: str) -> "Archive":
+    def read(cls, spark: SparkSession, path: str, topic: str, subscription: str, files: Files) -> "Archive":
         """The archive of a topic in a folder."""
-        folder = path / f"topic={topic}"
-        if not folder.is_dir():
-            there = sorted(entry.name.removeprefix("topic=") for entry in path.glob("topic=*"))
-            raise Trouble(f"no archive of {topic!r} in {path}; it has {', '.join(there) or 'no topic'}")
-        rows = spark.read.parquet(str(folder)).select("partition", "offset", "message_id", "key")
-        return cls(path, subscription, rows)
+        rows = spark.read.parquet(archive_folder(path, topic, files))
+        return cls(path, subscription, rows.select("partition", "offset", "message_id", "key"))
 
     def check(self, judged: DataFrame, journal: DataFrame, coverage: DataFrame, cap: int) -> ArchiveAudit:
         """Hold it against the journal; lists have `cap` lines at most."""
@@ -124,7 +95,7 @@ def summarise(
     committed = settled.agg(F.sum("entries")).first()
     missing = gone.agg(F.sum("entries")).first()
     return ArchiveAudit(
-        path=str(archive.path),
+        path=archive.path,
         subscription=archive.subscription,
         rows=total,
         messages=total - twice,

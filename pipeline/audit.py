@@ -2,120 +2,147 @@
 
 keylane pipeline audit orders --out /var/audits/orders --archive /data/archive
 spark-submit audit.py orders --out /var/audits/orders
+
+What fits into memory is judged in this process, without Java; the rest by Spark.
 """
 
+from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import msgspec
 
-from client import Client
-from pipeline import snapshot
-from pipeline.archived import Archive
-from pipeline.findings import Audit, proof_of, verdict_of
-from pipeline.journal import coverage_of, extent_of, frame_of, lives_of, timeline_of
-from pipeline.judgement import judge, list_lost, with_keys
-from pipeline.latency import latencies_of
-from pipeline.sweep import first_deliveries, ranges_of, stretches_of
-from pipeline.tally import tally_activity, tally_subscriptions
+from client.errors import InvalidArgument, Unavailable
+from client.types import PartitionOffsets
+from pipeline.bodies import look_for_bodies
+from pipeline.files import Files, local_at
+from pipeline.findings import Audit
+from pipeline.looks import JOURNAL, LOG, Looks, Snapshot, archive_folder, check_free, load, prepare, save
+from pipeline.options import Connection
+from pipeline.plain_engine import PlainEngine, TooLarge, rows_in
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SMALL = 1_000_000  # messages in the log, records and archived rows that are judged without Spark
+WITH_SPARK = -1  # none at all
 LISTED = 1_000  # messages, of each kind of finding
 HOURS = 2_000  # lines of latencies by hour
 ARCHIVE_SUBSCRIPTION = "archive"
 
 
-def run(
-    spark: SparkSession,
-    topic: str,
-    out: Path,
-    *,
-    server: str = "",
-    journal: Path | None = None,
-    archive: Path | None = None,
-    archive_subscription: str = ARCHIVE_SUBSCRIPTION,
-    since: datetime | None = None,
-    listed: int = LISTED,
-) -> Audit:
-    """Audit a topic: a fresh snapshot, written to `out`, or in `journal` what an earlier audit has left."""
-    if journal is None:
-        seen, folder = snapshot.take(spark, server, topic, out), out
-    else:
-        seen, folder = snapshot.load(journal)
-        out.mkdir(parents=True, exist_ok=True)
-    held = None if archive is None else Archive.read(spark, archive, topic, archive_subscription)
-    if held is not None and journal is None:
-        # Asked after the archive's files have been listed: what is in them was published before.
-        with Client(server) as client:
-            held.newest = {at.partition: at.latest for at in client.offsets(topic)}
-    return examine(
-        spark,
-        seen,
-        snapshot.journal_of(spark, folder, seen),
-        snapshot.log_of(spark, folder),
-        archive=held,
-        since=since,
-        listed=listed,
-    )
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to audit, and how."""
+
+    topic: str
+    out: str
+    connection: Connection
+    journal: str | None = None  # an older snapshot
+    archive: str | None = None
+    archive_subscription: str = ARCHIVE_SUBSCRIPTION
+    since: datetime | None = None
+    sample: int | None = None  # bodies to look for; None: all, 0: none
+    listed: int = LISTED
+    small: int = SMALL
 
 
-def examine(
-    spark: SparkSession,
-    seen: snapshot.Snapshot,
-    journal: DataFrame,
-    log: DataFrame,
-    *,
-    archive: Archive | None = None,
-    since: datetime | None = None,
-    listed: int = LISTED,
-) -> Audit:
-    """Judge a snapshot."""
-    since_ms = 0 if since is None else int(since.timestamp() * 1_000)
-    timeline = timeline_of(journal)
-    extent = extent_of(journal)
-    coverage = coverage_of(timeline, extent, seen)
-    covered = frame_of(spark, coverage, seen)
-    lives = lives_of(spark, journal, timeline, seen)
-    held = None
-    if archive is not None:
-        mine = lives.where(F.col("subscription") == archive.subscription).select("partition").distinct()
-        held = snapshot.islands(archive.rows).join(F.broadcast(mine), "partition")
-    ranges = ranges_of(journal, lives, covered, snapshot.islands(log), held, since_ms)
-    stretches = stretches_of(ranges).persist(StorageLevel.DISK_ONLY)
+class Engine(Protocol):
+    """Who reads, writes and judges."""
+
+    @property
+    def files(self) -> Files: ...
+
+    def write_log(self, connection: Connection, looks: Looks) -> None: ...
+    def write_journal(self, connection: Connection, looks: Looks) -> None: ...
+    def archive(self, path: str, topic: str, subscription: str) -> Any: ...
+    def examine(
+        self, seen: Snapshot, folder: str, archive: Any, since: datetime | None, listed: int, hours: int
+    ) -> Audit: ...
+
+
+def run(options: Options, spark: Callable[[], "SparkSession"]) -> tuple[Audit, Files]:
+    """Audit a topic: a fresh snapshot, written to `out`, or in `journal` what an earlier audit has left.
+
+    Spark is asked for only where it is needed. With the files of `out`, for the report.
+    """
+    _check_folders(options)
     try:
-        judged = judge(stretches, lives, covered)
-        activity = tally_activity(journal, extent, since_ms)
-        subscriptions = tally_subscriptions(judged, activity)
-        lost = []
-        if any(one.lost for one in subscriptions):
-            known = [log] if archive is None else [log, archive.rows]
-            lost = with_keys(list_lost(judged, journal, listed), *known)
-        checked = None if archive is None else archive.check(judged, journal, covered, listed)
-        again = first_deliveries(stretches, ranges) if any(one.duplicates for one in subscriptions) else None
-        latencies = latencies_of(judged, again, HOURS)
-    finally:
-        stretches.unpersist()
-    proof = [proof_of(part, at.latest, since_ms) for part, at in zip(coverage, seen.partitions, strict=True)]
-    verdict, why = verdict_of(proof, subscriptions, checked)
-    return Audit(
-        verdict=verdict,
-        topic=seen.topic,
-        taken_at=seen.taken_at,
-        since=since,
-        why=why,
-        records=extent.rows,
-        messages=activity.published,
-        unproven=sum(part.unproven for part in proof),
-        coverage=proof,
-        subscriptions=subscriptions,
-        lost=lost,
-        lost_total=sum(subscription.lost for subscription in subscriptions),
-        archive=checked,
-        latency=[line for line in latencies if line.hour_ms is None],
-        latency_by_hour=[line for line in latencies if line.hour_ms is not None],
-        activity=activity.bars,
-    )
+        return _run(options, spark)
+    except TooLarge:
+        return _run(msgspec.structs.replace(options, small=WITH_SPARK), spark)
+
+
+def _run(options: Options, spark: Callable[[], "SparkSession"]) -> tuple[Audit, Files]:
+    if options.journal is not None:
+        return _run_again(options, options.journal, spark)
+    with options.connection.sync() as client:
+        looks = Looks(client, options.topic)
+        engine = _engine(options, looks.messages + looks.records, spark)
+        prepare(options.out, engine.files)
+        engine.write_log(options.connection, looks)
+        bodies = None if options.sample == 0 else _bodies(options, looks.first)
+        looks.before()
+        engine.write_journal(options.connection, looks)
+        seen = looks.done(bodies)
+        save(seen, options.out, engine.files)
+        archive = _archive(options, engine)
+        if archive is not None:
+            # Asked after the archive's files have been listed: what is in them was published before.
+            archive.newest = {at.partition: at.latest for at in client.offsets(options.topic)}
+    found = engine.examine(seen, options.out, archive, options.since, options.listed, HOURS)
+    return found, engine.files
+
+
+def _run_again(options: Options, path: str, spark: Callable[[], "SparkSession"]) -> tuple[Audit, Files]:
+    """Judge an older snapshot; the broker is not asked."""
+    here = local_at(path)
+    if here is not None:
+        seen, folder = load(path, here)
+        engine = _engine(options, rows_in(folder, LOG, JOURNAL), spark)
+    else:
+        from pipeline.files import files_at
+
+        engine = _engine(options, options.small + 1, spark)
+        seen, folder = load(path, files_at(path, spark()))
+    engine.files.make_folder(options.out)
+    archive = _archive(options, engine)
+    return engine.examine(seen, folder, archive, options.since, options.listed, HOURS), engine.files
+
+
+def _check_folders(options: Options) -> None:
+    """What is wrong with folders here is said before anything starts."""
+    if options.journal is None and (files := local_at(options.out)) is not None:
+        check_free(options.out, files)
+    if options.archive is not None and (files := local_at(options.archive)) is not None:
+        archive_folder(options.archive, options.topic, files)
+
+
+def _engine(options: Options, rows: int, spark: Callable[[], "SparkSession"]) -> Engine:
+    """By size; and what is not in a folder here is for Spark."""
+    places = [options.out, *filter(None, [options.journal, options.archive])]
+    small = rows <= options.small and all(local_at(place) is not None for place in places)
+    if small and options.archive is not None:
+        small = rows + rows_in(f"{options.archive}/topic={options.topic}", "") <= options.small
+    if small:
+        return PlainEngine(options.out)
+    from pipeline.spark_audit import SparkEngine
+
+    return SparkEngine(spark(), options.out)
+
+
+def _archive(options: Options, engine: Engine) -> Any:
+    if options.archive is None:
+        return None
+    return engine.archive(options.archive, options.topic, options.archive_subscription)
+
+
+def _bodies(options: Options, first: list[PartitionOffsets]) -> Any:
+    try:
+        return look_for_bodies(options.connection, options.topic, first, options.sample)
+    except (InvalidArgument, Unavailable) as error:
+        raise type(error)(
+            f"{error} (bodies are looked for: name the store with --payloads, or --no-bodies)"
+        ) from error
 
 
 if __name__ == "__main__":

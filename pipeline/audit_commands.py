@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commandline import Job, command, moment
+from pipeline.commandline import Job, Usage, command, moment
 
 if TYPE_CHECKING:
     from pipeline.findings import Audit
@@ -28,15 +28,17 @@ def add_skew(app: typer.Typer) -> None:
 def audit(
     job: Job,
     topic: TopicArgument,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For snapshot and report.")] = Path("audit"),
+    out: Annotated[
+        str, typer.Option(metavar="PATH", help="For snapshot and report: a folder, or hdfs:, s3a: ….")
+    ] = "audit",
     journal: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FOLDER", help="Use the snapshot that an earlier audit wrote.", show_default=False
+            metavar="PATH", help="Use the snapshot that an earlier audit wrote.", show_default=False
         ),
     ] = None,
     archive: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Check this archive, too.", show_default=False)
+        str | None, typer.Option(metavar="PATH", help="Check this archive, too.", show_default=False)
     ] = None,
     archive_subscription: Annotated[
         str, typer.Option(metavar="NAME", help="The subscription that the archive is made with.")
@@ -49,27 +51,36 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Look for the bodies of about so many.", show_default="all", min=1),
+    ] = None,
+    no_bodies: Annotated[bool, typer.Option("--no-bodies", help="Do not look for bodies.")] = False,
 ) -> None:
     """Prove that every message was delivered; ends with 0: complete, 1: incomplete, 3: unproven."""
     start = moment("--since", since)
-    spark = job.spark("keylane audit")
-    from pipeline.audit import run
+    if no_bodies and sample is not None:
+        raise Usage("give one of --sample and --no-bodies")
+    job.needs("pyarrow", "matplotlib")
+    from pipeline.audit import SMALL, WITH_SPARK, Options, run
     from pipeline.findings import STATUS
     from pipeline.report import write_audit
 
     if journal is None:
         job.progress(f"reading the log and the journal of {topic} into {out}")
-    found = run(
-        spark,
-        topic,
-        out,
-        server=job.server,
+    options = Options(
+        topic=topic,
+        out=out,
+        connection=job.connection,
         journal=journal,
         archive=archive,
         archive_subscription=archive_subscription,
         since=start,
+        sample=0 if no_bodies else sample,
+        small=WITH_SPARK if job.master else SMALL,
     )
-    write_audit(found, out)
+    found, files = run(options, lambda: job.spark("keylane audit"))
+    write_audit(found, out, files)
     job.say(found, _told(found, out))
     if status := STATUS[found.verdict]:
         raise typer.Exit(status)
@@ -90,6 +101,7 @@ def skew(
     top: Annotated[int, typer.Option(help="Hot keys to name.", min=1, max=1_000)] = 20,
 ) -> None:
     """Find hot keys and partitions; writes a plan for `keylane rebalance --plan`."""
+    job.check_topics(topic)
     spark = job.spark("keylane skew")
     from pipeline.skew import run
     from pipeline.skew_report import write_skew
@@ -102,7 +114,7 @@ def skew(
     job.say(found, "\n".join([*lines, f"  report: {out / 'skew.html'}; plan: {out / 'plan.json'}"]))
 
 
-def _told(found: "Audit", out: Path) -> str:
+def _told(found: "Audit", out: str) -> str:
     """The audit in a few lines."""
     lines = [f"{found.topic}: {found.verdict}", *(f"  {why}" for why in found.why)]
     for one in found.subscriptions:
@@ -113,4 +125,4 @@ def _told(found: "Audit", out: Path) -> str:
     lines += [f"  lost: {message.message_id} for {message.subscription}" for message in found.lost[:20]]
     if found.lost_total > 20:
         lines.append(f"  lost: {found.lost_total - 20:,} more")
-    return "\n".join([*lines, f"  report: {out / 'audit.html'}, {out / 'audit.json'}"])
+    return "\n".join([*lines, f"  report: {out}/audit.html, {out}/audit.json"])

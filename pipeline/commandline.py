@@ -17,6 +17,8 @@ import typer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pipeline.options import Connection
+
 __all__ = ["Job", "Trouble", "Usage", "command", "moment"]
 
 INSTALL = "the pipeline needs Spark: pip install 'keylane[spark]'"
@@ -85,7 +87,7 @@ class Job:
         self.json = json
         if token:  # for all that this process starts, as if it had been there from the beginning
             os.environ["KEYLANE_TOKEN"] = token
-        self._master = master
+        self.master = master
         self._conf = dict(QUIET)
         for word in conf:
             name, separator, value = word.partition("=")
@@ -93,16 +95,34 @@ class Job:
                 raise Usage(f"--conf {word!r} is not of the form name=value")
             self._conf[name] = value
 
+    @property
+    def connection(self) -> "Connection":
+        """How to reach the cluster and the payload store."""
+        from pipeline.options import Connection
+
+        return Connection.parse({"server": self.server, "payloads": self.payloads or ""})
+
+    def needs(self, *packages: str) -> None:
+        """Raise Trouble, with the command that brings them, unless these packages are here."""
+        if any(find_spec(package) is None for package in packages):
+            raise Trouble(INSTALL)
+
+    def check_topics(self, *topics: str) -> None:
+        """See that the broker answers and has these topics: that takes no Java, which takes seconds."""
+        if topics:
+            with self.connection.sync() as client:
+                for topic in topics:
+                    client.describe_topic(topic)
+
     def spark(self, app: str) -> "SparkSession":
         """The session, quiet unless --conf spark.log.level=… says otherwise."""
-        if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-            raise Trouble(INSTALL)
+        self.needs("pyspark", "pyarrow")
         from pipeline.session import JavaMissing, session
 
         # Java takes its options when it starts, which is before Spark reads a configuration.
         os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={LOG.as_uri()}")
         try:
-            spark = session(app, self._master, **self._conf)
+            spark = session(app, self.master, **self._conf)
         except JavaMissing as error:
             raise Trouble(str(error)) from error
         spark.sparkContext.setLogLevel(self._conf["spark.log.level"])

@@ -6,13 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.archived import ArchiveAudit
-from pipeline.journal import Coverage
-from pipeline.judgement import REASONS, LostMessage
-from pipeline.latency import Latency
+from pipeline.looks import Snapshot
+from pipeline.rules import REASONS, Coverage, Extent
 
 Verdict = Literal["complete", "incomplete", "unproven"]
 STATUS: dict[Verdict, int] = {"complete": 0, "incomplete": 1, "unproven": 3}  # 2 is a mistake in the command
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+HOUR_MS = 3_600_000
 
 _NEVER = 2**62
 
@@ -53,6 +54,67 @@ class Bar(msgspec.Struct, frozen=True):
     messages: int
 
 
+class LostMessage(msgspec.Struct, frozen=True):
+    """A message that a subscription was owed and did not get."""
+
+    message_id: str  # its ledger is "?" where its publish is not in the journal
+    subscription: str
+    partition: int
+    entry: int
+    reason: str
+    published_ms: int | None = None
+    key: str | None = None
+
+
+class ArchiveAudit(msgspec.Struct, frozen=True):
+    """What was found in an archive; listings are cut, counts are not."""
+
+    path: str
+    subscription: str
+    rows: int
+    messages: int  # rows less duplicates
+    duplicates: int
+    committed: (
+        int | None
+    )  # messages that the archive's subscription has committed; None: it is not in the journal
+    missing: int  # of these, not in the archive
+    never_published: int
+    unproven: int
+    newer: int
+    missing_ids: list[str] = []
+    duplicate_ids: list[str] = []
+    never_published_ids: list[str] = []
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Of the messages of a subscription that were published in an hour; milliseconds."""
+
+    subscription: str
+    hour_ms: int | None  # None: all of them
+    what: str  # delivered (first) or acked
+    messages: int
+    p50: int
+    p90: int
+    p99: int
+    max: int
+
+
+class BodiesAudit(msgspec.Struct, frozen=True):
+    """Whether the bodies of what is owed are there."""
+
+    there: int  # messages in the log that have one, about
+    checked: int
+    missing: int  # of these, not in the payload store, owed or not
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """What the journal tells, counted."""
+
+    published: int
+    transitions: dict[str, dict[str, int]]  # by subscription -> messages, each time counted
+    bars: list[Bar]
+
+
 class Audit(msgspec.Struct, frozen=True):
     """The result of an audit."""
 
@@ -68,6 +130,7 @@ class Audit(msgspec.Struct, frozen=True):
     subscriptions: list[SubscriptionAudit]
     lost: list[LostMessage]  # the first ones; `lost_total` has all
     lost_total: int
+    bodies: BodiesAudit | None  # None: they were not looked for
     archive: ArchiveAudit | None
     latency: list[Latency]
     latency_by_hour: list[Latency]
@@ -82,7 +145,9 @@ def proof_of(part: Coverage, latest: int, since_ms: int) -> PartitionCoverage:
     # the journal's oldest record they were, unless something is missing between it and them.
     if since_ms and since_ms >= ((part.first_ms if part.hole else part.began_ms) or _NEVER):
         unproven = 0
-    if unproven and part.first >= latest:
+    if unproven and part.missing:
+        why = f"{part.missing} of the journal {'is' if part.missing.startswith('record ') else 'are'} gone"
+    elif unproven and part.first >= latest:
         why = "the journal is off, or has nothing of its publishes"
     elif unproven and part.hole:
         why = f"the journal was off before entry {part.first}"
@@ -95,6 +160,7 @@ def verdict_of(
     proof: Iterable[PartitionCoverage],
     subscriptions: Iterable[SubscriptionAudit],
     archive: ArchiveAudit | None,
+    bodies: BodiesAudit | None,
 ) -> tuple[Verdict, list[str]]:
     """The verdict, and the sentences that say why."""
     wrong = [
@@ -119,13 +185,64 @@ def verdict_of(
             f"the archive: unproven, since the journal has no subscription {archive.subscription!r}; "
             "name the archive's with --archive-subscription"
         )
+    notes = []
+    if bodies is None:
+        notes.append("bodies not checked")
+    elif bodies.checked < bodies.there:
+        notes.append(f"bodies of {bodies.checked:,} of {_messages(bodies.there)} in the log checked")
     if wrong:
-        return "incomplete", wrong + doubts
+        return "incomplete", wrong + doubts + notes
     if doubts:
-        return "unproven", doubts
-    return "complete", [
-        "every message that a subscription was owed has been delivered to it, or is in its backlog"
+        return "unproven", doubts + notes
+    fine = "every message that a subscription was owed has been delivered to it, or is in its backlog"
+    return "complete", [fine, *notes]
+
+
+def conclude(
+    seen: Snapshot,
+    since: datetime | None,
+    coverage: Iterable[Coverage],
+    extent: Extent,
+    activity: Activity,
+    subscriptions: list[SubscriptionAudit],
+    lost: list[LostMessage],
+    checked: ArchiveAudit | None,
+    latencies: list[Latency],
+) -> Audit:
+    """The audit, from all that was found."""
+    proof = [
+        proof_of(part, at.latest, milliseconds(since))
+        for part, at in zip(coverage, seen.partitions, strict=True)
     ]
+    bodies = None
+    if (at := seen.bodies) is not None:
+        gone = sum(last - first + 1 for ranges in at.missing.values() for first, last in ranges)
+        bodies = BodiesAudit(at.there, at.checked, gone)
+    verdict, why = verdict_of(proof, subscriptions, checked, bodies)
+    return Audit(
+        verdict=verdict,
+        topic=seen.topic,
+        taken_at=seen.taken_at,
+        since=since,
+        why=why,
+        records=extent.rows,
+        messages=activity.published,
+        unproven=sum(part.unproven for part in proof),
+        coverage=proof,
+        subscriptions=subscriptions,
+        lost=lost,
+        lost_total=sum(subscription.lost for subscription in subscriptions),
+        bodies=bodies,
+        archive=checked,
+        latency=[line for line in latencies if line.hour_ms is None],
+        latency_by_hour=[line for line in latencies if line.hour_ms is not None],
+        activity=activity.bars,
+    )
+
+
+def milliseconds(since: datetime | None) -> int:
+    """A time in ms, 0 for none."""
+    return 0 if since is None else int(since.timestamp() * 1_000)
 
 
 def _messages(count: int) -> str:

@@ -1,39 +1,20 @@
-"""What a topic's journal says of itself: how far back it is a proof, and the lives of subscriptions in it.
+"""What a topic's journal says of itself, found with Spark: how far back it is a proof, and its lives."""
 
-A subscription has a **life** in each partition from `subscribed` to `unsubscribed`; one that was there before
-the journal begins has a life without a beginning.
-"""
-
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.snapshot import PartitionState, Snapshot, local
+from pipeline.looks import Snapshot
+from pipeline.rules import LIFE, Coverage, Extent, Life, Mark, Published
+from pipeline.snapshot import local
 
-LIFE = ("subscribed", "sought", "unsubscribed")
-FOREVER = 2**62  # an offset after all others
-
-
-class Coverage(msgspec.Struct, frozen=True):
-    """What the journal covers of a partition: entries from `first` to before `end`, without a hole."""
-
-    partition: int
-    first: int  # what was published before it is unproven
-    end: int
-    began_ms: int | None  # its oldest record
-    first_ms: int | None  # when `first` was published
-    hole: bool  # whether it misses records in between, and not just its beginning
-
-
-class Extent(msgspec.Struct, frozen=True):
-    """How much journal there is, and of which time."""
-
-    began_ms: dict[int, int]  # by partition
-    ended_ms: int
-    rows: int
+_BITS = 63  # of a word
+_FULL = 2**_BITS - 1
+_EDGES = 4  # of ranges of records, the newest ones, in a partition
 
 
 def millis(name: str = "timestamp") -> Column:
@@ -53,21 +34,66 @@ def timeline_of(journal: DataFrame) -> DataFrame:
     )
 
 
-def extent_of(journal: DataFrame) -> Extent:
-    """Look at all rows once."""
-    rows = journal.groupBy("partition").agg(
-        F.min(millis()).alias("least"), F.max(millis()).alias("most"), F.count("*").alias("rows")
+def extent_of(journal: DataFrame) -> tuple[Extent, set[tuple[int, str]]]:
+    """Look at all rows once; and the partitions and subscriptions that they are about."""
+    found = (
+        journal.groupBy("partition", "subscription")
+        .agg(F.min(millis()).alias("least"), F.max(millis()).alias("most"), F.count("*").alias("rows"))
+        .collect()
     )
-    found = rows.collect()
-    return Extent(
-        {row.partition: row.least for row in found},
-        max((row.most for row in found), default=0),
-        sum(row.rows for row in found),
-    )
+    began: dict[int, int] = {}
+    for row in found:
+        began[row.partition] = min(row.least, began.get(row.partition, row.least))
+    extent = Extent(began, max((row.most for row in found), default=0), sum(row.rows for row in found))
+    return extent, {(row.partition, row.subscription) for row in found if row.subscription}
 
 
-def coverage_of(timeline: DataFrame, extent: Extent, snapshot: Snapshot) -> list[Coverage]:
-    """For each partition, the last stretch of entries whose publish is in the journal without a hole."""
+def numbers_in(journal: DataFrame) -> dict[int, list[tuple[int, int]]]:
+    """The numbers of a journal's records as ranges, by partition: the last two, which is where a hole shows.
+
+    Sixty-three numbers are the bits of one word, so that it costs a sum and no sort.
+    """
+    word = F.floor(F.col("offset") / _BITS).cast("long").alias("word")
+    bits = F.bit_or(F.expr(f"shiftleft(1L, int(offset % {_BITS}))"))
+    words = journal.groupBy("partition", word).agg(bits.alias("bits"))
+    order = Window.partitionBy("partition").orderBy("word")
+    after, before = F.lead("word").over(order), F.lag("word").over(order)
+    edges = words.withColumns({"after": after, "before": before}).where(
+        (F.col("bits") != _FULL)
+        | F.col("after").isNull()
+        | F.col("before").isNull()
+        | (F.col("after") != F.col("word") + 1)
+        | (F.col("before") != F.col("word") - 1)
+    )
+    newest = Window.partitionBy("partition").orderBy(F.col("word").desc())
+    some = edges.withColumn("place", F.row_number().over(newest)).where(F.col("place") <= _EDGES)
+    by_partition: dict[int, list[Any]] = defaultdict(list)
+    for row in some.orderBy("partition", "word").collect():
+        by_partition[row.partition].append(row)
+    return {partition: _numbers(rows) for partition, rows in by_partition.items()}
+
+
+def _numbers(words: list[Any]) -> list[tuple[int, int]]:
+    """Ranges from the words at their edges, in order; all words between an edge and the next are full."""
+    ranges: list[tuple[int, int]] = []
+
+    def add(first: int, last: int) -> None:
+        if ranges and ranges[-1][1] == first - 1:
+            ranges[-1] = (ranges[-1][0], last)
+        elif first <= last:
+            ranges.append((first, last))
+
+    for index, row in enumerate(words):
+        if index and words[index - 1].after == (inner := words[index - 1].word + 1) < row.word:
+            add(inner * _BITS, row.word * _BITS - 1)
+        for bit in range(_BITS):
+            if row.bits >> bit & 1:
+                add(row.word * _BITS + bit, row.word * _BITS + bit)
+    return ranges
+
+
+def published_in(timeline: DataFrame) -> dict[int, Published]:
+    """What the journal has of publishes, by partition."""
     # Where entries are missing the journal was off for a while: what happened then to earlier entries is
     # not known, so these are not proven either.
     after_hole = F.col("first") > F.col("before") + 1
@@ -82,11 +108,10 @@ def coverage_of(timeline: DataFrame, extent: Extent, snapshot: Snapshot) -> list
             F.max(after_hole).alias("hole"),
         )
     )
-    found = {row.partition: row for row in published.collect()}
-    return [
-        _coverage(state, found.get(state.partition), extent.began_ms.get(state.partition), snapshot.journal)
-        for state in snapshot.partitions
-    ]
+    return {
+        row.partition: Published(row.first, row.first_ms, row.end, bool(row.hole))
+        for row in published.collect()
+    }
 
 
 def frame_of(spark: SparkSession, coverage: list[Coverage], snapshot: Snapshot) -> DataFrame:
@@ -101,68 +126,22 @@ def frame_of(spark: SparkSession, coverage: list[Coverage], snapshot: Snapshot) 
     return local(spark, rows, "partition int, proven long, latest long, looked long")
 
 
-def _coverage(state: PartitionState, found: Any, began_ms: int | None, journal: int) -> Coverage:
-    if found is None or found.end < state.latest or not journal:  # it is off, or was when these came
-        return Coverage(state.partition, state.latest, state.latest, began_ms, None, found is not None)
-    return Coverage(state.partition, found.first, found.end, began_ms, found.first_ms, bool(found.hole))
+def marks_in(timeline: DataFrame) -> list[Mark]:
+    """The marks of lives: as few as subscriptions were made and moved, times the partitions."""
+    names = ("partition", "subscription", "offset", "transition", "first")
+    before = F.coalesce("before", F.lit(0)).alias("before")
+    found = timeline.where(F.col("transition").isin(*LIFE)).select(*names, before)
+    return [Mark(*row) for row in found.collect()]
 
 
-def lives_of(spark: SparkSession, journal: DataFrame, timeline: DataFrame, snapshot: Snapshot) -> DataFrame:
-    """The lives: a number, from which to which journal offset, and what was owed.
-
-    `owed` is the first entry owed at the end; `lowest` the lowest that ever was. Entries before `historic`
-    had been published, or passed, when the subscription was made or moved to `owed` (at offset `moved`): it
-    owes those that were still in the log. `mode` and `position` are null unless it is there now.
-    """
-    mine = Window.partitionBy("partition", "subscription").orderBy("offset")
-    marks = timeline.where(F.col("transition").isin(*LIFE))
-    made = F.col("transition") == "subscribed"
-    starts = F.col("transition").isin("subscribed", "sought")
-    numbered = marks.withColumn("life", F.sum(made.cast("int")).over(mine))
-    marked = numbered.groupBy("partition", "subscription", "life").agg(
-        F.coalesce(F.min(F.when(made, F.col("offset"))), F.lit(0)).alias("begins"),
-        F.max(F.when(F.col("transition") == "unsubscribed", F.col("offset"))).alias("ends"),
-        F.max_by("first", F.when(starts, F.col("offset"))).alias("owed"),
-        F.max(F.when(starts, F.col("offset"))).alias("moved"),
-        F.max(F.when(starts, F.col("first"))).alias("highest"),
-        F.min(F.when(starts, F.col("first"))).alias("lowest"),
-        F.max(F.when(made, F.coalesce("before", F.lit(0)) + 1)).alias("fresh"),
-    )
-    seen = journal.where(F.col("subscription") != "").select("partition", "subscription").distinct()
-    live = local(
+def lives_frame(spark: SparkSession, lives: Sequence[Life]) -> DataFrame:
+    """Lives as a small table."""
+    return local(
         spark,
-        [
-            (partition, subscription.name, subscription.mode, position)
-            for subscription in snapshot.subscriptions
-            for partition, position in enumerate(subscription.positions)
-            if position is not None
-        ],
-        "partition int, subscription string, mode string, position long",
+        [msgspec.structs.astuple(life) for life in lives],
+        "number int, partition int, subscription string, begins long, ends long, owed long, moved long, "
+        "lowest long, historic long, mode string, position long",
     )
-    everybody = seen.union(live.select("partition", "subscription")).distinct()
-    before = everybody.join(marks, ["partition", "subscription"], "left_anti")
-    lives = marked.unionByName(
-        before.select("partition", "subscription", F.lit(0).alias("life"), F.lit(0).alias("begins")),
-        allowMissingColumns=True,
-    )
-    ended = F.col("ends").isNotNull()
-    number = F.row_number().over(Window.orderBy("partition", "subscription", "life"))
-    made_up = lives.join(F.broadcast(live), ["partition", "subscription"], "left").select(
-        number.alias("number"),
-        "partition",
-        "subscription",
-        "begins",
-        F.coalesce("ends", F.lit(FOREVER)).alias("ends"),
-        F.coalesce("owed", F.lit(0)).alias("owed"),
-        F.coalesce("moved", F.lit(0)).alias("moved"),
-        F.when(F.col("begins") > 0, F.col("lowest")).otherwise(0).alias("lowest"),
-        F.greatest(F.coalesce("highest", F.lit(0)), F.coalesce("fresh", F.lit(0))).alias("historic"),
-        F.when(~ended, F.col("mode")).alias("mode"),
-        F.when(~ended, F.col("position")).alias("position"),
-    )
-    # They are as many as subscriptions were made, times the partitions: few enough to have at hand, and each
-    # use of them is then a small table instead of all this once more.
-    return spark.createDataFrame(made_up.toArrow())
 
 
 def publishes_of(

@@ -4,72 +4,35 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.journal import FOREVER, publishes_of
+from pipeline.findings import LostMessage
+from pipeline.journal import publishes_of
+from pipeline.rules import LOST, reason_of, state_of
 from pipeline.snapshot import local
 
-# States of a stretch. Of these only `lost` is a failure.
-SETTLED = "settled"  # acked, committed, dead-lettered or expired
-BACKLOG = "backlog"  # not settled yet: in the log, or newer than the first look at it
-LET_GO = "let_go"  # the subscription was deleted, or sought past it
-NOT_OWED = "not_owed"  # older than the subscription, and no sign that it was still in the log then
-LOST = "lost"
 
-REASONS = {
-    "missing": "the worker that leased it did not find it in the log",
-    "undelivered": "never delivered, and not in the log any more",
-    "unsettled": "delivered, not settled, and not in the log any more",
-    "passed_over": "in the log, but the subscription has passed it without a delivery",
-}
+class _Row:
+    """The columns of a frame as attributes."""
+
+    def __getattr__(self, name: str) -> Column:
+        return F.col(name)
 
 
-class LostMessage(msgspec.Struct, frozen=True):
-    """A message that a subscription was owed and did not get."""
-
-    message_id: str  # its ledger is "?" where its publish is not in the journal
-    subscription: str
-    partition: int
-    entry: int
-    reason: str
-    published_ms: int | None = None
-    key: str | None = None
+def _choose(*cases: tuple[Column, str], otherwise: str) -> Column:
+    (condition, value), *others = cases
+    chosen = F.when(condition, value)
+    for condition, value in others:
+        chosen = chosen.when(condition, value)
+    return chosen.otherwise(otherwise)
 
 
 def judge(stretches: DataFrame, lives: DataFrame, coverage: DataFrame) -> DataFrame:
     """Stretches with partition, subscription, state and, where they are lost, the reason."""
     found = stretches.join(F.broadcast(lives), "number").join(F.broadcast(coverage), "partition")
-    settled, delivered = F.col("settled") > 0, F.col("delivered") > 0
-    there = F.col("in_log") > 0
-    newer = F.col("first") >= F.col("latest")
-    over = F.col("ends") < FOREVER
-    past = F.col("first") < F.col("owed")
-    older = (F.col("first") < F.col("historic")) & (F.col("held") == 0) & ~there
-    # With lanes by key the cursor passes what must wait behind others of its key: there it says nothing.
-    passed = (
-        (F.col("mode") != "key_shared")
-        & (F.col("first") < F.col("position"))
-        # The position was read before the journal: of one that has moved back since it is not the position
-        # any more.
-        & (F.col("moved") < F.col("looked"))
-    )
-    reason = (
-        F.when(F.col("lost") > 0, "missing")
-        .when(settled | past | over | newer, None)
-        .when(there & ~delivered & passed, "passed_over")
-        .when(there | older, None)
-        .when(delivered, "unsettled")
-        .otherwise("undelivered")
-    )
-    state = (
-        F.when(F.col("reason").isNotNull(), LOST)
-        .when(settled, SETTLED)
-        .when(past | over, LET_GO)
-        .when(~there & ~newer, NOT_OWED)
-        .otherwise(BACKLOG)
-    )
-    return found.withColumn("reason", reason).withColumn("state", state)
+    judged = found.withColumn("reason", reason_of(_Row(), _choose))
+    return judged.withColumn("state", state_of(_Row(), _choose))
 
 
 def list_lost(judged: DataFrame, journal: DataFrame, cap: int) -> list[LostMessage]:

@@ -4,25 +4,10 @@ Latencies are counted in classes of three digits (an error below 1 %), so that w
 grow with the messages.
 """
 
-import msgspec
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-HOUR_MS = 3_600_000
-
-
-class Latency(msgspec.Struct, frozen=True):
-    """Of the messages of a subscription that were published in an hour; milliseconds."""
-
-    subscription: str
-    hour_ms: int | None  # None: all of them
-    what: str  # delivered (first) or acked
-    messages: int
-    p50: int
-    p90: int
-    p99: int
-    max: int
+from pipeline.findings import HOUR_MS, QUANTILES, Latency
 
 
 def latencies_of(judged: DataFrame, again: DataFrame | None, cap: int) -> list[Latency]:

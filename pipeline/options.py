@@ -7,7 +7,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from client import AsyncClient
+from client import AsyncClient, Client
 from client.errors import InvalidArgument
 from client.seeds import server_or_default, token_or_default
 from pipeline.choice import Choice
@@ -59,6 +59,15 @@ class Connection(msgspec.Struct, frozen=True):
         if not server.startswith(("keylane://", "keylanes://")):
             refuse("server", server, "keylane://host:port, or several: keylane://a:9999,b:9999")
         return cls(server, token_or_default(named.get("token") or None), named.get("payloads") or None)
+
+    def options(self) -> dict[str, str]:
+        """As the data source takes it."""
+        named = {"server": self.server, "token": self.token, "payloads": self.payloads}
+        return {name: value for name, value in named.items() if value}
+
+    def sync(self) -> Client:
+        """A client, to be entered with `with`."""
+        return Client(self.server, token=self.token, payloads=self.payloads, timeout=self.timeout)
 
     def client(self) -> AsyncClient:
         """A client, to be entered with `async with`."""

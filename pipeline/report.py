@@ -4,17 +4,16 @@ from collections import defaultdict
 from functools import partial
 from itertools import groupby
 from math import gcd
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pipeline import plots
-from pipeline.findings import Audit
-from pipeline.judgement import REASONS
-from pipeline.latency import HOUR_MS, Latency
+from pipeline.files import Files
+from pipeline.findings import HOUR_MS, Audit, Latency
 from pipeline.page import Page, shown_ms, shown_time
-from pipeline.tally import MOST_ATTEMPTS, STATES
+from pipeline.rules import REASONS, STATES
+from pipeline.tally import MOST_ATTEMPTS
 
 KINDS = {"complete": "good", "incomplete": "bad", "unproven": "doubt"}
 SHOWN = 200  # of a long list; the JSON has more of it
@@ -22,10 +21,10 @@ DRAWN = 6  # subscriptions in one picture
 LINES = ("published", "delivered", "acked", "committed", "nacked", "timed_out", "crashed", "released", "lost")
 
 
-def write_audit(found: Audit, out: Path) -> None:
+def write_audit(found: Audit, out: str, files: Files) -> None:
     """Write both."""
-    (out / "audit.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    (out / "audit.html").write_text(page_of(found), encoding="utf-8")
+    files.write(f"{out}/audit.json", msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
+    files.write(f"{out}/audit.html", page_of(found))
 
 
 def page_of(found: Audit) -> str:

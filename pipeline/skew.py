@@ -12,10 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from client import Client
-from pipeline import packing, snapshot
-from pipeline.archived import Archive
+from pipeline import packing
 from pipeline.commandline import Trouble
+from pipeline.files import files_at
 from pipeline.journal import millis
+from pipeline.looks import JOURNAL, archive_folder, load
 from pipeline.skew_findings import Cluster, HotKey, Keys, Skew, Times, conclude
 from pipeline.spans import width_of
 
@@ -39,15 +40,15 @@ def run(
     with Client(server) as client:
         cluster = cluster_of(client, topic)
     if archive is not None:
-        folder = Archive.read(spark, archive, topic, "").path / f"topic={topic}"
-        messages, source = spark.read.parquet(str(folder)), f"the archive in {archive}"
+        folder = archive_folder(str(archive), topic, files_at(str(archive), spark))
+        messages, source = spark.read.parquet(folder), f"the archive in {archive}"
     else:
         reader = spark.read.format("keylane").options(server=server, subscribe=topic, includeValue="false")
         messages, source = reader.load(), "the log"
     rates = None
     if journal is not None:
-        seen, where = snapshot.load(journal)
-        rates = snapshot.journal_of(spark, where, seen)
+        _, where = load(str(journal), files_at(str(journal), spark))
+        rates = spark.read.parquet(f"{where}/{JOURNAL}")
     return examine(
         topic, messages.select("key", "partition", "timestamp"), cluster, source, rates=rates, top=top
     )

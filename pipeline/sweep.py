@@ -11,22 +11,26 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from pipeline.journal import FOREVER, millis
+from pipeline.journal import millis
+from pipeline.rules import (
+    ACKED,
+    ARCHIVED,
+    CUT,
+    DELIVERED,
+    FOREVER,
+    HANDLED,
+    HELD,
+    IN_LOG,
+    KINDS,
+    MISSING,
+    NO_BODY,
+    PUBLISHED,
+    SETTLED_OTHERWISE,
+)
 
 BLOCK = 1 << 18  # entries that are sorted together: so many fit in memory, and blocks go to all cores
 FINE = 256  # entries, where ranges look for each other
 
-# What a range can be to a life.
-PUBLISHED, DELIVERED, ACKED, SETTLED_OTHERWISE, LOST, IN_LOG, HELD, ARCHIVED, CUT = range(9)
-_KINDS = {
-    "published": PUBLISHED,
-    "delivered": DELIVERED,
-    "acked": ACKED,
-    "committed": ACKED,
-    "dead_lettered": SETTLED_OTHERWISE,
-    "expired": SETTLED_OTHERWISE,
-    "lost": LOST,
-}
 _RANGE = ("number", "kind", "first", "last", "at")
 
 
@@ -35,15 +39,16 @@ def ranges_of(
     lives: DataFrame,
     coverage: DataFrame,
     log: DataFrame,
+    bodiless: DataFrame,
     archived: DataFrame | None,
     since_ms: int = 0,
 ) -> DataFrame:
     """All that is known of each life as ranges: number, kind, first, last, at.
 
-    `coverage` is a frame_of it; `log` and `archived` partition, first, last.
+    `coverage` is a frame_of it; `log`, `bodiless` and `archived` have partition, first, last.
     """
     known = F.broadcast(lives)
-    numbers = [F.lit(part) for pair in _KINDS.items() for part in pair]
+    numbers = [F.lit(part) for pair in KINDS.items() for part in pair]
     records = journal.select(
         "partition",
         "offset",
@@ -67,13 +72,13 @@ def ranges_of(
         .join(known, ["partition", "subscription"])
         .where((F.col("offset") >= F.col("begins")) & (F.col("offset") <= F.col("ends")))
     )
-    there = log.join(F.broadcast(lives.where(F.col("ends") == FOREVER)), "partition").where(
-        F.col("last") >= F.col("lowest")
-    )
+    now = F.broadcast(lives.where(F.col("ends") == FOREVER))
+    there = log.join(now, "partition").where(F.col("last") >= F.col("lowest"))
     parts = [
         published.select(*_RANGE),
         own.select(*_RANGE),
         _of_kind(there, IN_LOG),
+        _of_kind(bodiless.join(now, "partition"), NO_BODY),
         _held(journal, lives),
         _cuts(lives, coverage),
     ]
@@ -99,7 +104,7 @@ def _held(journal: DataFrame, lives: DataFrame) -> DataFrame:
     passes holes, too.
     """
     late = lives.where(F.col("historic") > F.col("owed")).withColumnRenamed("subscription", "mine")
-    signs = journal.where(F.col("transition").isin("delivered", "acked", "dead_lettered", "expired"))
+    signs = journal.where(F.col("transition").isin("delivered", *HANDLED))
     delivered, own = F.col("transition") == "delivered", F.col("subscription") == F.col("mine")
     held = signs.join(F.broadcast(late), "partition").where(
         (delivered == own)
@@ -169,12 +174,13 @@ def stretches_of(ranges: DataFrame) -> DataFrame:
             count(ACKED).alias("acked"),
             time(ACKED).alias("acked_at"),
             count(ACKED, SETTLED_OTHERWISE).alias("settled"),
-            count(LOST).alias("lost"),
+            count(MISSING).alias("missing"),
             count(IN_LOG).alias("in_log"),
+            count(NO_BODY).alias("no_body"),
             count(HELD).alias("held"),
             count(ARCHIVED).alias("archived"),
         )
-        .where((F.col("last") >= F.col("first")) & ((F.col("published") > 0) | (F.col("lost") > 0)))
+        .where((F.col("last") >= F.col("first")) & ((F.col("published") > 0) | (F.col("missing") > 0)))
         .withColumn("delivered_at", F.when(F.col("delivered") == 1, F.col("delivered_at")))
         .withColumn("acked_at", F.when(F.col("acked") == 1, F.col("acked_at")))
         .withColumn("entries", F.col("last") - F.col("first") + 1)

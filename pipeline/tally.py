@@ -1,86 +1,85 @@
 """Counting: what became of the messages of each subscription, and what happened when."""
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Iterable
+from typing import NamedTuple
 
-import msgspec
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
-from pipeline import judgement
-from pipeline.findings import Bar, SubscriptionAudit
-from pipeline.journal import Extent, millis
+from pipeline.findings import Activity, Bar, SubscriptionAudit
+from pipeline.rules import BACKLOG, LOST, STATES, Extent
 
 BARS = 120  # of activity over time
 MOST_ATTEMPTS = 10  # told apart
-STATES = ("settled", "backlog", "let_go", "not_owed", "lost")
 _MARKS = ("begun", "subscribed", "sought", "unsubscribed", "moved")
 
 
-class Activity(msgspec.Struct, frozen=True):
-    """What the journal tells, counted."""
+class Count(NamedTuple):
+    """How many messages of a subscription are in a state, by deliveries: up to MOST_ATTEMPTS, and all."""
 
-    published: int
-    transitions: dict[str, dict[str, int]]  # by subscription -> messages, each time counted
-    bars: list[Bar]
+    subscription: str
+    state: str
+    reason: str
+    attempts: int
+    messages: int
+    deliveries: int
 
 
-def tally_subscriptions(judged: DataFrame, activity: Activity) -> list[SubscriptionAudit]:
+class Happening(NamedTuple):
+    """How many messages a transition was about, in a span of time."""
+
+    subscription: str
+    transition: str
+    bar: int
+    messages: int
+
+
+def tally_subscriptions(counts: Iterable[Count], activity: Activity) -> list[SubscriptionAudit]:
     """One line for each subscription."""
-    attempts = F.least(F.col("delivered"), F.lit(MOST_ATTEMPTS))
-    deliveries = F.sum(F.col("entries") * F.col("delivered"))
-    rows = (
-        judged.groupBy("subscription", "state", "reason", attempts.alias("attempts"))
-        .agg(F.sum("entries").alias("messages"), deliveries.alias("deliveries"))
-        .collect()
-    )
-    by_name: dict[str, list[Any]] = {name: [] for name in activity.transitions}
-    for row in rows:
-        by_name.setdefault(row.subscription, []).append(row)
+    by_name: dict[str, list[Count]] = {name: [] for name in activity.transitions}
+    for count in counts:
+        by_name.setdefault(count.subscription, []).append(count)
     return [_one(name, by_name[name], activity.transitions.get(name, {})) for name in sorted(by_name)]
 
 
-def _one(name: str, rows: list[Any], transitions: dict[str, int]) -> SubscriptionAudit:
+def _one(name: str, counts: list[Count], transitions: dict[str, int]) -> SubscriptionAudit:
     states = dict.fromkeys(STATES, 0)
     reasons: dict[str, int] = {}
     attempts: dict[int, int] = defaultdict(int)
-    for row in rows:
-        states[row.state] += row.messages
-        if row.state == judgement.LOST:
-            reasons[row.reason] = reasons.get(row.reason, 0) + row.messages
-        if row.attempts:
-            attempts[row.attempts] += row.messages
+    for count in counts:
+        states[count.state] += count.messages
+        if count.state == LOST:
+            reasons[count.reason] = reasons.get(count.reason, 0) + count.messages
+        if count.attempts:
+            attempts[count.attempts] += count.messages
     return SubscriptionAudit(
         name=name,
         messages=sum(states.values()),
         **states,
-        undelivered=sum(row.messages for row in rows if row.state == judgement.BACKLOG and not row.attempts),
-        duplicates=sum(count for times, count in attempts.items() if times > 1),
-        deliveries=sum(row.deliveries for row in rows),
+        undelivered=sum(one.messages for one in counts if one.state == BACKLOG and not one.attempts),
+        duplicates=sum(messages for times, messages in attempts.items() if times > 1),
+        deliveries=sum(count.deliveries for count in counts),
         attempts={str(times): attempts[times] for times in sorted(attempts)},
-        transitions=transitions,
-        lost_by_reason=reasons,
+        transitions=dict(sorted(transitions.items())),
+        lost_by_reason=dict(sorted(reasons.items())),
     )
 
 
-def tally_activity(journal: DataFrame, extent: Extent, since_ms: int) -> Activity:
-    """Messages by subscription and transition, and by transition over time, in so many bars."""
+def bars_of(extent: Extent, since_ms: int) -> tuple[int, int]:
+    """Where the first bar of activity begins, and how long each is, in ms."""
     least = max(since_ms, min(extent.began_ms.values(), default=0))
-    width = max(1_000, -(-(extent.ended_ms - least + 1) // BARS))
-    rows = (
-        journal.where(millis() >= since_ms)
-        .groupBy("subscription", "transition", F.floor((millis() - least) / width).alias("bar"))
-        .agg(F.sum(F.coalesce(F.col("last") - F.col("first"), F.lit(0)) + 1).alias("messages"))
-        .collect()
-    )
+    return least, max(1_000, -(-(extent.ended_ms - least + 1) // BARS))
+
+
+def tally_activity(happened: Iterable[Happening], extent: Extent, since_ms: int) -> Activity:
+    """Messages by subscription and transition, and by transition over time, in so many bars."""
+    least, width = bars_of(extent, since_ms)
     transitions: dict[str, dict[str, int]] = {}
     bars: dict[tuple[int, str], int] = defaultdict(int)
-    for row in sorted(rows, key=lambda row: (row.bar, row.transition)):
-        if row.subscription:
-            mine = transitions.setdefault(row.subscription, {})
-            mine[row.transition] = mine.get(row.transition, 0) + row.messages
-        if row.transition not in _MARKS:
-            bars[row.bar, row.transition] += row.messages
+    for one in sorted(happened, key=lambda one: (one.bar, one.transition, one.subscription)):
+        if one.subscription:
+            mine = transitions.setdefault(one.subscription, {})
+            mine[one.transition] = mine.get(one.transition, 0) + one.messages
+        if one.transition not in _MARKS:
+            bars[one.bar, one.transition] += one.messages
     return Activity(
         sum(messages for (_, transition), messages in bars.items() if transition == "published"),
         transitions,

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from pyspark.sql import DataFrame, SparkSession
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipeline.columns import JOURNAL
-from pipeline.snapshot import PartitionState, Snapshot, SubscriptionState, local
+from pipeline.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
+from pipeline.plain_engine import JOURNAL_COLUMNS, LOG_COLUMNS
 from tests.pipeline.plain_audit import records_of
 from tests.pipeline.simulation import Look
 
@@ -18,7 +20,7 @@ Line = (
 )  # what, subscription, entries, ms after the one before
 
 
-def journal_of(spark: SparkSession, lines: dict[int, Sequence[Line]], *, first: int = 1) -> DataFrame:
+def journal_of(lines: dict[int, Sequence[Line]], *, first: int = 1) -> pa.Table:
     """A journal by partition: ("delivered", "billing", "1-5 7"), or ("published", "", "2:1-5"), ledger 2."""
     rows = []
     for partition, records in lines.items():
@@ -31,17 +33,21 @@ def journal_of(spark: SparkSession, lines: dict[int, Sequence[Line]], *, first: 
                 last = None if what in MARKS else int(end or begin)
                 who = (by or "1") if what == "published" else by or ("" if what in MARKS else "c1")
                 rows.append((partition, offset, at, what, subscription, who, int(begin), last))
-    return _frame(spark, rows)
+    return _table(rows)
 
 
-def log_of(spark: SparkSession, entries: dict[int, Iterable[int]]) -> DataFrame:
+def log_of(entries: dict[int, Iterable[int]]) -> pa.Table:
     """A log: the entries that are there, by partition."""
-    rows = [
-        (partition, entry, f"k{entry}", f"{partition}:1-{entry}")
-        for partition in entries
-        for entry in entries[partition]
-    ]
-    return local(spark, rows, "partition int, offset long, key string, message_id string")
+    return rows_of(f"{partition}:1-{entry}" for partition in entries for entry in entries[partition])
+
+
+def rows_of(ids: Iterable[str]) -> pa.Table:
+    """Messages with these ids, in a log or an archive."""
+    places = [(int(name.partition(":")[0]), int(name.rpartition("-")[2]), name) for name in ids]
+    rows = [(partition, entry, f"k{entry}", name) for partition, entry, name in places]
+    return pa.Table.from_pylist(
+        [dict(zip(LOG_COLUMNS.names, row, strict=True)) for row in rows], schema=LOG_COLUMNS
+    )
 
 
 def snapshot_of(
@@ -57,14 +63,26 @@ def snapshot_of(
         taken_at=datetime(2026, 11, 16, 13, tzinfo=UTC),
         journal=journal,
         partitions=[
-            PartitionState(number, 1, at, earliest[number] if earliest else 1, 1_000_000)
+            PartitionState(number, 1, at, earliest[number] if earliest else 1, 1_000_000, 1)
             for number, at in enumerate(latest)
         ],
         subscriptions=[SubscriptionState(name, "shared", list(at)) for name, at in positions.items()],
+        bodies=BodiesState(0, 0, {}),
     )
 
 
-def frames_of(spark: SparkSession, looks: Sequence[Look]) -> tuple[Snapshot, DataFrame, DataFrame]:
+def read_to_the_end(seen: Snapshot, journal: pa.Table) -> Snapshot:
+    """The snapshot of a journal from whose end nothing is missing."""
+
+    def end(state: PartitionState) -> int:
+        here = journal.filter(pc.equal(journal.column("partition"), state.partition))
+        return max(here.column("offset").to_pylist(), default=state.journal_earliest - 1) + 1
+
+    states = [msgspec.structs.replace(state, journal_end=end(state)) for state in seen.partitions]
+    return msgspec.structs.replace(seen, partitions=states)
+
+
+def tables_of(looks: Sequence[Look]) -> tuple[Snapshot, pa.Table, pa.Table]:
     """Partitions that were simulated, as the snapshot of one topic."""
     rows = [
         (partition, record.offset, record.at, record.what, record.sub, record.by, first, last)
@@ -78,7 +96,7 @@ def frames_of(spark: SparkSession, looks: Sequence[Look]) -> tuple[Snapshot, Dat
         taken_at=datetime(2026, 11, 16, 13, tzinfo=UTC),
         journal=1_000_000,
         partitions=[
-            PartitionState(number, 1, look.latest, look.first, look.looked)
+            PartitionState(number, 1, look.latest, look.first, look.looked, len(look.records) + 1)
             for number, look in enumerate(looks)
         ],
         # One for each mode that it has anywhere: partitions have nothing to do with each other here.
@@ -94,17 +112,12 @@ def frames_of(spark: SparkSession, looks: Sequence[Look]) -> tuple[Snapshot, Dat
             for name, mode in modes
         ],
     )
-    return (
-        snapshot,
-        _frame(spark, rows),
-        log_of(spark, {number: sorted(look.log) for number, look in enumerate(looks)}),
-    )
+    return snapshot, _table(rows), log_of({number: sorted(look.log) for number, look in enumerate(looks)})
 
 
-def _frame(spark: SparkSession, rows: Sequence[tuple[object, ...]]) -> DataFrame:
-    columns = (
-        "partition int, offset long, at long, transition string, subscription string, by string, "
-        "first long, last long"
-    )
-    made = local(spark, rows, columns).selectExpr("*", "timestamp_millis(at) AS timestamp")
-    return made.select(*[name for name in JOURNAL.names if name != "topic"])
+def _table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
+    names = ["partition", "offset", "timestamp", "transition", "subscription", "by", "first", "last"]
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    ms = pa.array(columns[2], pa.int64())
+    columns[2] = ms.cast(pa.timestamp("ms", "UTC"))
+    return pa.table(columns, names).cast(JOURNAL_COLUMNS.remove(0))

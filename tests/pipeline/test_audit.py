@@ -1,66 +1,64 @@
-"""The audit on journals that are written down here, or made up at random."""
+"""The audit on journals that are written down here, or made up at random: by Spark, and without."""
 
-import random
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
+from pipeline import plain_audit, spark_audit
 from pipeline.archived import Archive
-from pipeline.audit import examine
 from pipeline.commandline import Trouble
-from pipeline.findings import Audit, proof_of
-from pipeline.journal import Coverage, coverage_of, extent_of, frame_of, lives_of, timeline_of
-from pipeline.judgement import judge
+from pipeline.files import LocalFiles
+from pipeline.findings import Audit, PartitionCoverage
+from pipeline.looks import BodiesState, Snapshot, archive_folder
+from pipeline.plain_audit import PlainArchive
 from pipeline.report import write_audit
-from pipeline.snapshot import Snapshot, islands, local
-from pipeline.sweep import ranges_of, stretches_of
-from tests.pipeline.journals import NOON_MS, Line, frames_of, journal_of, log_of, snapshot_of
-from tests.pipeline.plain_audit import judge_plainly
-from tests.pipeline.simulation import Partition
+from tests.pipeline.journals import NOON_MS, Line, journal_of, log_of, read_to_the_end, rows_of, snapshot_of
 
-pytestmark = pytest.mark.slow
-
-PARTITIONS = 160
+LISTED, HOURS = 1_000, 2_000
 
 
-def judge_on_spark(
-    spark: SparkSession, snapshot: Snapshot, journal: DataFrame, log: DataFrame
-) -> Counter[tuple[int, str, int, str, int]]:
-    """How many (partition, subscription, entry, state, deliveries) the job finds."""
-    timeline = timeline_of(journal)
-    covered = frame_of(spark, coverage_of(timeline, extent_of(journal), snapshot), snapshot)
-    lives = lives_of(spark, journal, timeline, snapshot)
-    judged = judge(stretches_of(ranges_of(journal, lives, covered, islands(log), None)), lives, covered)
-    found: Counter[tuple[int, str, int, str, int]] = Counter()
-    for row in judged.collect():
-        for entry in range(row.first, row.last + 1):
-            found[row.partition, row.subscription, entry, row.state, row.delivered] += 1
-    return found
+class Examiner:
+    """Has snapshots judged, by Spark or without."""
+
+    def __init__(self, spark: SparkSession | None) -> None:
+        self._spark = spark
+
+    def __call__(
+        self,
+        seen: Snapshot,
+        journal: pa.Table,
+        log: pa.Table,
+        *,
+        archive: Sequence[str] | None = None,
+        newest: dict[int, int] | None = None,
+        since: datetime | None = None,
+        listed: int = LISTED,
+    ) -> Audit:
+        """Judge; `archive` are the ids that it has."""
+        rows = None if archive is None else rows_of(archive)
+        if self._spark is None:
+            held = None if rows is None else PlainArchive("archive", "archive", rows, newest)
+            return plain_audit.examine(
+                seen, journal, log, archive=held, since=since, listed=listed, hours=HOURS
+            )
+        frames = [self._spark.createDataFrame(table) for table in (journal, log)]
+        kept = (
+            None if rows is None else Archive("archive", "archive", self._spark.createDataFrame(rows), newest)
+        )
+        return spark_audit.examine(
+            self._spark, seen, *frames, archive=kept, since=since, listed=listed, hours=HOURS
+        )
 
 
-@pytest.mark.parametrize("thief", [False, True], ids=["honest", "robbed"])
-def test_the_job_says_of_every_message_what_a_plain_audit_says(spark: SparkSession, thief: bool) -> None:
-    """Of random partitions with subscriptions that come, go, seek and share."""
-    looks = []
-    for seed in range(PARTITIONS):
-        luck = random.Random(seed)
-        looks.append(Partition(luck, thief=thief).live(luck.randint(10, 120)))
-    expected = Counter(
-        {
-            (number, *key): count
-            for number, look in enumerate(looks)
-            for key, count in judge_plainly(look).items()
-        }
-    )
-    found = judge_on_spark(spark, *frames_of(spark, looks))
-    assert found - expected == Counter()
-    assert expected - found == Counter()
-    assert len(expected) > 3_000
+@pytest.fixture(scope="module")
+def examine() -> Examiner:
+    """Judges without Spark: that Spark says the same is for test_plain_audit.py."""
+    return Examiner(None)
 
 
 def ids(found: Audit) -> list[tuple[str, str]]:
@@ -170,15 +168,15 @@ CASES = {
 NAMES = list(CASES)
 
 
-@pytest.fixture(scope="module")
-def cases(spark: SparkSession) -> Audit:
+@pytest.fixture(scope="module", params=["plain", pytest.param("spark", marks=pytest.mark.slow)])
+def cases(request: pytest.FixtureRequest) -> Audit:
     """All cases as the partitions of one topic, which takes as long as one of them."""
+    examine = Examiner(request.getfixturevalue("spark") if request.param == "spark" else None)
     every = list(CASES.values())
     seen = snapshot_of([case.latest for case in every], billing=[case.billing for case in every])
-    journal = journal_of(spark, {number: case.lines for number, case in enumerate(every)})
-    return examine(
-        spark, seen, journal, log_of(spark, {number: case.log for number, case in enumerate(every)})
-    )
+    journal = journal_of({number: case.lines for number, case in enumerate(every)})
+    log = log_of({number: case.log for number, case in enumerate(every)})
+    return examine(read_to_the_end(seen, journal), journal, log)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -212,7 +210,7 @@ def test_the_counts_are_of_all_partitions(cases: Audit) -> None:
 
 def test_the_report_is_one_file_with_its_pictures(cases: Audit, tmp_path: Path) -> None:
     """And the same as JSON."""
-    write_audit(cases, tmp_path)
+    write_audit(cases, str(tmp_path), LocalFiles())
     page = (tmp_path / "audit.html").read_text()
     assert "http" not in page
     assert page.count("data:image/png;base64,") == 5
@@ -221,7 +219,7 @@ def test_the_report_is_one_file_with_its_pictures(cases: Audit, tmp_path: Path) 
     assert msgspec.json.decode((tmp_path / "audit.json").read_bytes(), type=Audit) == cases
 
 
-def test_attempts_and_latencies_and_a_whole_archive(spark: SparkSession, tmp_path: Path) -> None:
+def test_attempts_and_latencies_and_a_whole_archive(examine: Examiner) -> None:
     """All there, delivered and acked: complete."""
     lines: list[Line] = [
         MADE,
@@ -234,9 +232,10 @@ def test_attempts_and_latencies_and_a_whole_archive(spark: SparkSession, tmp_pat
         ("acked", "billing", "2", 1_000),
         ("committed", "archive", "1-4", 4_000),
     ]
-    archive = archive_of(spark, tmp_path, [f"0:1-{entry}" for entry in range(1, 6)], {0: 6})
-    seen = snapshot_of([6], billing=[6], archive=[5])
-    found = examine(spark, seen, journal_of(spark, {0: lines}), log_of(spark, {0: [5]}), archive=archive)
+    archive = [f"0:1-{entry}" for entry in range(1, 6)]
+    journal = journal_of({0: lines})
+    seen = read_to_the_end(snapshot_of([6], billing=[6], archive=[5]), journal)
+    found = examine(seen, journal, log_of({0: [5]}), archive=archive, newest={0: 6})
     assert (found.verdict, found.unproven, found.messages, found.lost) == ("complete", 0, 5, [])
     kept, billing = found.subscriptions
     assert (kept.settled, kept.backlog) == (4, 1)
@@ -251,7 +250,7 @@ def test_attempts_and_latencies_and_a_whole_archive(spark: SparkSession, tmp_pat
     assert (found.archive.committed, found.archive.missing, found.archive.never_published) == (4, 0, 0)
 
 
-def test_an_archive_is_held_against_the_journal(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_archive_is_held_against_the_journal(examine: Examiner) -> None:
     """What it lacks, what it has twice, and what never was; lists are cut, counts are not."""
     lines: list[Line] = [
         ("subscribed", "archive", "1"),
@@ -259,9 +258,9 @@ def test_an_archive_is_held_against_the_journal(spark: SparkSession, tmp_path: P
         ("committed", "archive", "1-6"),
     ]
     kept = ["0:2-1", "0:2-2", "0:2-2", "0:9-3", "0:2-5", "0:2-7", "0:2-11", "0:2-30", "4:1-1"]
-    archive = archive_of(spark, tmp_path, kept, {0: 20})
-    seen, journal = snapshot_of([10], archive=[7]), journal_of(spark, {0: lines})
-    found = examine(spark, seen, journal, log_of(spark, {0: [7, 8, 9]}), archive=archive, listed=2)
+    journal = journal_of({0: lines})
+    seen = read_to_the_end(snapshot_of([10], archive=[7]), journal)
+    found = examine(seen, journal, log_of({0: [7, 8, 9]}), archive=kept, newest={0: 20}, listed=2)
     checked = found.archive
     assert checked is not None
     assert found.verdict == "incomplete"
@@ -272,60 +271,118 @@ def test_an_archive_is_held_against_the_journal(spark: SparkSession, tmp_path: P
     assert (checked.missing, checked.never_published, checked.newer, checked.unproven) == (2, 3, 1, 0)
 
 
-def archive_of(spark: SparkSession, folder: Path, ids: Sequence[str], newest: dict[int, int]) -> Archive:
-    """An archive with these messages."""
-    rows = [(f"k{name}", *map(int, (name.partition(":")[0], name.rpartition("-")[2])), name) for name in ids]
-    frame = local(spark, rows, "key string, partition int, offset long, message_id string")
-    frame.write.parquet(str(folder / "archive" / "topic=orders" / "date=2026-11-16"))
-    archive = Archive.read(spark, folder / "archive", "orders", "archive")
-    archive.newest = newest
-    return archive
-
-
-def test_an_archive_without_the_topic_names_those_it_has(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_archive_without_the_topic_names_those_it_has(tmp_path: Path) -> None:
     """Rather than an empty result."""
-    path = archive_of(spark, tmp_path, ["0:1-1"], {}).path
+    (tmp_path / "topic=orders").mkdir()
     with pytest.raises(Trouble, match=r"no archive of 'ordes' in .*; it has orders"):
-        Archive.read(spark, path, "ordes", "archive")
+        archive_folder(str(tmp_path), "ordes", LocalFiles())
 
 
-def covered(spark: SparkSession, lines: Sequence[Line], latest: int, first: int, cap: int = 9) -> Coverage:
-    """What a journal covers of a partition."""
-    seen = snapshot_of([latest], earliest=[first], journal=cap)
-    journal = journal_of(spark, {0: lines}, first=first)
-    [found] = coverage_of(timeline_of(journal), extent_of(journal), seen)
-    return found
+Cover = Callable[..., PartitionCoverage]
 
 
-def test_a_journal_without_its_beginning_proves_nothing_about_what_was_before(spark: SparkSession) -> None:
+@pytest.fixture
+def covered(examine: Examiner) -> Cover:
+    """Says what a journal covers of a partition."""
+
+    def covered(
+        lines: Sequence[Line], latest: int, first: int, cap: int = 9, since_ms: int = 0
+    ) -> PartitionCoverage:
+        journal = journal_of({0: lines}, first=first)
+        seen = read_to_the_end(snapshot_of([latest], earliest=[first], journal=cap), journal)
+        since = datetime.fromtimestamp(since_ms / 1_000, UTC) if since_ms else None
+        [found] = examine(seen, journal, log_of({}), since=since).coverage
+        return found
+
+    return covered
+
+
+def test_a_journal_without_its_beginning_proves_nothing_about_what_was_before(covered: Cover) -> None:
     """Nor one that was off for a while, or is."""
     later: list[Line] = [("acked", "billing", "90-99"), ("published", "", "101-105", 5_000)]
-    found = covered(spark, later, 106, first=61)
-    assert found == Coverage(0, 101, 106, NOON_MS + 1_000, NOON_MS + 6_000, False)
-    assert proof_of(found, 106, 0).why == "the journal begins at entry 101"
-    assert proof_of(found, 106, 0).unproven == 100
+    found = covered(later, 106, 61)
+    assert (found.proven_from, found.unproven, found.why) == (101, 100, "the journal begins at entry 101")
     # Nothing that is older than its oldest record can have been published since.
-    assert proof_of(found, 106, NOON_MS).unproven == 100
-    assert proof_of(found, 106, NOON_MS + 1_000).unproven == 0
+    assert [covered(later, 106, 61, since_ms=NOON_MS + after).unproven for after in (0, 1_000)] == [100, 0]
 
     hole: list[Line] = [MADE, FIVE, ("published", "", "9-10")]
-    found = covered(spark, hole, 11, first=1)
-    assert (found.first, found.hole) == (9, True)
-    assert proof_of(found, 11, 0).why == "the journal was off before entry 9"
-    assert [proof_of(found, 11, NOON_MS + after).unproven for after in (2_000, 3_000)] == [8, 0]
+    found = covered(hole, 11, 1)
+    assert (found.proven_from, found.why) == (9, "the journal was off before entry 9")
+    assert [covered(hole, 11, 1, since_ms=NOON_MS + after).unproven for after in (2_000, 3_000)] == [8, 0]
 
     for cap, latest in ((0, 6), (9, 9)):  # off; or on, but without what was published last
-        found = covered(spark, [MADE, FIVE], latest, first=1, cap=cap)
-        proof = proof_of(found, latest, 0)
-        assert (found.first, proof.unproven) == (latest, latest - 1)
-        assert "off" in proof.why
+        found = covered([MADE, FIVE], latest, 1, cap)
+        assert (found.proven_from, found.unproven) == (latest, latest - 1)
+        assert "off" in found.why
 
 
-def test_what_is_judged_is_what_is_proven_since_a_time(spark: SparkSession) -> None:
+def test_a_journal_that_was_switched_on_proves_what_came_since_also_where_nothing_did(
+    covered: Cover,
+) -> None:
+    """Of an idle partition it knows since when."""
+    idle: list[Line] = [("begun", "", "8")]
+    assert covered(idle, 8, 5).unproven == 7
+    assert covered(idle, 8, 5, since_ms=NOON_MS + 999).unproven == 7
+    assert covered(idle, 8, 5, since_ms=NOON_MS + 1_000).unproven == 0
+
+
+ALL_DONE: list[Line] = [MADE, FIVE, DELIVERED, ACKED, ("published", "", "6-7"), ("acked", "billing", "6-7")]
+
+
+@pytest.mark.parametrize(
+    ("gone", "unproven", "why"),
+    [
+        ([3, 4], 5, "records 3 to 4 of the journal are gone"),
+        ([4], 5, "record 4 of the journal is gone"),
+        ([6], 7, "record 6 of the journal is gone"),
+        ([1, 6], 7, "record 6 of the journal is gone"),
+        ([1, 2, 3, 4, 5, 6], 7, "records 1 to 6 of the journal are gone"),
+        ([2, 5], 7, "record 5 of the journal is gone"),
+    ],
+)
+def test_records_that_somebody_deleted_make_it_unproven_and_nothing_lost(
+    examine: Examiner, gone: list[int], unproven: int, why: str
+) -> None:
+    """Numbers are consecutive, and the last one is known; what was before a hole does not count."""
+    whole = journal_of({0: ALL_DONE})
+    seen = read_to_the_end(snapshot_of([8], billing=[8]), whole)
+    assert examine(seen, whole, log_of({0: []})).verdict == "complete"
+    left = whole.filter(pa.array([offset not in gone for offset in whole.column("offset").to_pylist()]))
+    found = examine(seen, left, log_of({0: []}))
+    assert (found.verdict, found.lost) == ("unproven", [])
+    assert [(part.unproven, part.why) for part in found.coverage] == [(unproven, why)]
+
+
+def test_a_message_in_the_backlog_without_its_body_is_lost(examine: Examiner) -> None:
+    """One that is settled, let go, or newer than the first look is not."""
+    lines: list[Line] = [
+        MADE,
+        ("subscribed", "search", "1"),
+        FIVE,
+        ("acked", "billing", "2"),
+        ("delivered", "billing", "3"),
+        ("unsubscribed", "search", "1"),
+        ("published", "", "6-7"),
+    ]
+    journal = journal_of({0: lines})
+    seen = read_to_the_end(snapshot_of([6], billing=[1]), journal)
+    gone = BodiesState(there=7, checked=7, missing={0: [(2, 3), (5, 7)]})
+    found = examine(msgspec.structs.replace(seen, bodies=gone), journal, log_of({0: range(1, 8)}))
+    assert ids(found) == [("0:1-3", "no_body"), ("0:1-5", "no_body")]
+    assert [message.key for message in found.lost] == ["k3", "k5"]
+    assert found.bodies is not None
+    assert (found.bodies.missing, found.verdict) == (5, "incomplete")
+    assert found.why == ["billing: 2 messages lost: in the log, but its body is not in the payload store"]
+    unseen = examine(msgspec.structs.replace(seen, bodies=None), journal, log_of({0: range(1, 8)}))
+    assert (unseen.verdict, unseen.why[1:]) == ("complete", ["bodies not checked"])
+
+
+def test_what_is_judged_is_what_is_proven_since_a_time(examine: Examiner) -> None:
     """Entries whose publish is not known, or is older than asked for, are not judged."""
     lines: list[Line] = [("published", "", "101-105", 5_000), ("published", "", "106-107", 5_000)]
-    seen, journal = snapshot_of([108], earliest=[61], billing=[1]), journal_of(spark, {0: lines}, first=61)
+    journal = journal_of({0: lines}, first=61)
+    seen = read_to_the_end(snapshot_of([108], earliest=[61], billing=[1]), journal)
     since = datetime.fromtimestamp(NOON_MS / 1_000 + 7, UTC)
-    found = examine(spark, seen, journal, log_of(spark, {0: [100]}), since=since)
+    found = examine(seen, journal, log_of({0: [100]}), since=since)
     assert ids(found) == [("0:1-106", "undelivered"), ("0:1-107", "undelivered")]
     assert (found.verdict, found.messages, found.unproven) == ("incomplete", 2, 0)

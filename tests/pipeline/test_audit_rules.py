@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.archived import ArchiveAudit
-from pipeline.findings import PartitionCoverage, SubscriptionAudit, verdict_of
+from pipeline.findings import ArchiveAudit, BodiesAudit, PartitionCoverage, SubscriptionAudit, verdict_of
 from tests.pipeline.plain_audit import judge_plainly, lives_of, proven_from
 from tests.pipeline.simulation import Look, Partition
 
@@ -82,8 +81,15 @@ def test_a_partition_lives_the_same_life_for_the_same_seed(seed: int) -> None:
     assert looks[0] == looks[1]
 
 
+ALL_BODIES = BodiesAudit(7, 7, 0)
+
+
 def verdict_on(
-    unproven: int = 0, missing: int = 0, committed: int | None = 5, **lost: int
+    unproven: int = 0,
+    missing: int = 0,
+    committed: int | None = 5,
+    bodies: BodiesAudit | None = ALL_BODIES,
+    **lost: int,
 ) -> tuple[str, list[str]]:
     """The verdict on a topic with one partition, one subscription and an archive."""
     proof = PartitionCoverage(
@@ -91,7 +97,7 @@ def verdict_on(
     )
     billing = SubscriptionAudit("billing", 9, 9, 0, 0, 0, 0, sum(lost.values()), 0, 9, {}, {}, lost)
     archive = ArchiveAudit("/archive", "lake", 5, 5, 0, committed, missing, 0, 0, 0)
-    return verdict_of([proof], [billing], archive)
+    return verdict_of([proof], [billing], archive, bodies)
 
 
 def test_the_verdict_is_the_worst_that_was_found() -> None:
@@ -107,3 +113,13 @@ def test_the_verdict_is_the_worst_that_was_found() -> None:
         "the archive lacks 1 message that lake has committed",
     ]
     assert len(why) == 3
+
+
+def test_the_verdict_says_which_bodies_were_looked_for() -> None:
+    """Unless all of them were."""
+    fine = "every message that a subscription was owed has been delivered to it, or is in its backlog"
+    assert verdict_on() == ("complete", [fine])
+    assert verdict_on(bodies=None) == ("complete", [fine, "bodies not checked"])
+    some = BodiesAudit(1_000, 50, 0)
+    assert verdict_on(bodies=some)[1][1:] == ["bodies of 50 of 1,000 messages in the log checked"]
+    assert verdict_on(1, bodies=None)[1][-1] == "bodies not checked"

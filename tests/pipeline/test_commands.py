@@ -77,15 +77,53 @@ def test_what_cannot_be_meant_is_said_before_spark_starts(words: list[str], comp
 
 
 def test_without_java_the_command_that_brings_it_is_told() -> None:
-    done = run("archive", "orders", "--to", "x", **NO_JAVA)
+    done = run("archive", "--compact", "--to", "x", **NO_JAVA)
     assert done.exit_code == 1
     assert "error: there is no Java here" in done.stderr
     assert "apt-get install openjdk-17" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["archive", "nowhere", "--to", "x"],
+        ["replay", "x", "nowhere"],
+        ["audit", "nowhere", "--out", "x"],
+        ["skew", "nowhere", "--out", "x"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_wrong_topic_and_a_broker_that_is_not_there_are_said_without_java(
+    words: list[str], broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*words, "--server", broker.url, **NO_JAVA)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "error: no topic 'nowhere'" in done.stderr
+    monkeypatch.setattr(Connection, "sync", lambda of: Client(of.server, timeout=0.2))
+    done = run(*words, "--server", "keylane://127.0.0.1:1", "--json", **NO_JAVA)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert json.loads(done.stderr.splitlines()[-1])["error"]["code"] == "connection_failed"
+
+
+def test_a_folder_in_use_is_said_without_java(
+    broker: RunningBroker, client: Client, topic: str, tmp_path: Path
+) -> None:
+    client.create_topic(topic)
+    (tmp_path / "diary.txt").touch()
+    words = ["audit", topic, "--server", broker.url, "--master", "local[2]"]
+    done = run(*words, "--out", str(tmp_path), **NO_JAVA)
+    assert done.exit_code == 1
+    assert "is not empty, and not of an earlier audit" in done.stderr
+    done = run(*words, "--out", str(tmp_path / "out"), "--archive", str(tmp_path), **NO_JAVA)
+    assert f"no archive of {topic!r}" in done.stderr
+    done = run(*words, "--out", str(tmp_path / "out"), **NO_JAVA)
+    assert "error: there is no Java here" in done.stderr, "who names a master wants Spark"
+
+
 def test_without_spark_the_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commandline, "find_spec", lambda name: None)
-    done = run("archive", "orders", "--to", "x", "--json")
+    done = run("archive", "--compact", "--to", "x", "--json")
     assert done.exit_code == 1
     assert (
         json.loads(done.stderr)["error"]["message"]

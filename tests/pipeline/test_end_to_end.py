@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from client import Client
 from pipeline import archive, audit, replay, skew
+from pipeline.options import Connection
 from tests.pipeline.traffic import HOT, Traffic
 from tests.running import RunningBroker
 
@@ -60,7 +61,15 @@ def test_traffic_is_archived_proven_complete_and_replayed_in_order(
         assert client.describe_topic("orders").messages == 0
 
         # Audit: nothing was lost, and what came twice is known.
-        verdict = audit.run(spark, "orders", tmp_path / "audit", server=cluster.url, archive=Path(folder))
+        where = Connection(cluster.url)
+        options = audit.Options(
+            topic="orders",
+            out=str(tmp_path / "audit"),
+            connection=where,
+            archive=folder,
+            small=audit.WITH_SPARK,
+        )
+        verdict, _ = audit.run(options, lambda: spark)
         assert (verdict.verdict, verdict.lost_total, verdict.messages) == ("complete", 0, MESSAGES), (
             verdict.why
         )

@@ -88,7 +88,7 @@ def test_imbalance_over_time_by_seconds_or_from_a_journal_by_hour(spark: SparkSe
         (100, 1.0)
     ] * 6
     lines: list[Line] = [("published", "", "1-10", 0), ("published", "", "11-20", 8 * HOUR_MS)]
-    rates = journal_of(spark, {0: lines, 1: lines[:1]})
+    rates = spark.createDataFrame(journal_of({0: lines, 1: lines[:1]}))
     found = examine("orders", messages_of(spark, {first: 3}), CLUSTER, "a test", rates=rates)
     assert found.span_ms == HOUR_MS
     assert [(span.messages, span.imbalance) for span in found.spans] == [(20, 3.0), (10, 6.0)]
