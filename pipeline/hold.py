@@ -19,7 +19,7 @@ from client.errors import (
     TopicNotFound,
 )
 from client.types import Claim
-from pipeline.offsets import Identities
+from pipeline.offsets import Identities, Identity
 from pipeline.remote import Remote
 
 _PER_SESSION = 3  # renewals: two may fail
@@ -48,12 +48,21 @@ class Hold:
         """Claim it; who is gone is waited for until its session is, and SubscriptionBusy means one is not."""
         self._renewing = self._remote.start(self._renew, self._remote.client)
         try:
-            for topic in self.identities:
-                self._remote.call(self._take, self._remote.client, topic)
-                self._taken.append(topic)
+            for topic in list(self.identities):
+                self.add(topic, self.identities[topic])
         except BaseException:
             self.release(_CLOSE)
             raise
+
+    def add(self, topic: str, identity: Identity) -> None:
+        """Claim it of another topic, too."""
+        self.identities[topic] = identity
+        self._remote.call(self._take, self._remote.client, topic)
+        self._taken.append(topic)
+
+    def drop(self, topic: str) -> None:
+        """Go on without a topic that is gone."""
+        self._taken = [taken for taken in self._taken if taken != topic]
 
     def check(self) -> None:
         """Raise ConsumerReplaced if somebody else has taken it meanwhile."""
@@ -98,7 +107,7 @@ class Hold:
     async def _renew(self, client: AsyncClient) -> None:
         while self._lost is None and not self.gone:
             await asyncio.sleep(self._session / _PER_SESSION)
-            for topic in self._taken:
+            for topic in list(self._taken):
                 try:
                     claim = await self.claim(client, topic)
                 except (TopicNotFound, SubscriptionNotFound):

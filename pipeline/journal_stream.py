@@ -220,7 +220,7 @@ class Follower:
     def _ask(self, *, now: bool = False) -> None:
         if now or time.monotonic() >= self._asked + _ASK:
             self._said = {}
-            for topic in self._topics.names():
+            for topic in self._topics.look():
                 try:
                     said = self._remote.call(self._remote.client.offsets, topic)
                 except TopicNotFound:

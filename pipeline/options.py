@@ -148,8 +148,6 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if journal:
             _check_journal(given, subscription)
-        elif streaming and "subscribe" not in given:
-            raise InvalidArgument("option 'subscribe' is missing: name the topic to read")
         for names in (_STARTS, _ENDS):
             if len(both := [name for name in names if name in given]) > 1:
                 raise InvalidArgument(f"give one of the options {' and '.join(map(repr, both))}, not both")

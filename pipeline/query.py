@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from client import AsyncClient
 from client.errors import (
@@ -24,10 +25,13 @@ from pipeline.loss import DataLoss, report
 from pipeline.offsets import LATEST, Identities, Identity, Positions, Range, wanted
 from pipeline.options import ReadOptions
 from pipeline.remote import Remote
+from pipeline.topics import Topics
 
 _CLOSE = 5.0  # seconds to say good-bye
 _ASK = 0.2  # seconds between two questions for what is new; Spark asks a hundred times a second
 _log = logging.getLogger("keylane.spark")
+
+T = TypeVar("T")
 
 
 class Query:
@@ -39,6 +43,7 @@ class Query:
         self._subscription = options.subscription
         self._remote = Remote(options.connection)
         self._remote.__enter__()
+        self._topics = Topics(self._remote, options.choice)
         self._hold: Hold | None = None
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
@@ -71,28 +76,40 @@ class Query:
 
     def latest(self) -> Positions:
         """Where the topics end, as of a moment ago."""
-        return {topic: {one.partition: one.latest for one in said} for topic, said in self._said.items()}
+        return {topic: {one.partition: one.latest for one in said} for topic, said in self._chosen().items()}
 
     def ends(self) -> Positions:
         """Where the topics end now; there need not be a subscription yet."""
-        said = {topic: self._call_offsets(topic, None) for topic in self._options.topics}
-        return {topic: {one.partition: one.latest for one in found} for topic, found in said.items()}
+        names = self._topics.look()
+        said = {topic: found for topic in names if (found := self._there(topic, self._call_offsets, None))}
+        return {
+            topic: {one.partition: one.latest for one in self._topics.chosen(topic, found)}
+            for topic, found in said.items()
+        }
 
     def begin(self) -> Positions:
         """Make the subscription unless there is one, claim it, and say where it is."""
-        made = [topic for topic in self._options.topics if self._made(topic)]
+        names = self._topics.look()
+        if not names:
+            _log.warning("no topic matches %r yet", self._options.choice.pattern)
+        made = [topic for topic in names if self._there(topic, self._made)]
         self._ask({}, now=True)
         if self._hold is None:
             self._claim()
             self._ask({}, now=True)
+        return self._place(list(self._said), made)
+
+    def _place(self, topics: Sequence[str], made: Collection[str]) -> Positions:
+        """Move the subscription of topics that are new to the query to where they are to be read from."""
         positions = {
             topic: {one.partition: self._first(topic, one, new=topic in made) for one in said}
-            for topic, said in self._said.items()
+            for topic, said in self._chosen().items()
+            if topic in topics
         }
-        for topic, said in self._said.items():
-            for one in said:
-                if (at := positions[topic][one.partition]) != one.position:
-                    position = f"{one.partition}:0-{at}"  # as an id; the ledger does not matter
+        for topic, of in positions.items():
+            for partition, at in of.items():
+                if at != self._said[topic][partition].position:
+                    position = f"{partition}:0-{at}"  # as an id; the ledger does not matter
                     self._remote.call(self._remote.client.seek, topic, self._subscription, position)
         self._ask({}, now=True)
         return positions
@@ -104,20 +121,53 @@ class Query:
         is noticed before anything is claimed, each time: a seek wins, and what is gone is a data loss, after
         which a query that may goes on with what is there now.
         """
+        names = self._topics.look()
         if self._hold is None:
             self._leave_out(start)
-            topics = [topic for topic in self._options.topics if topic in start]
-            self._ask(of, topics, now=True)
+            self._ask(of, [topic for topic in names if topic in start], now=True)
             self._compare(start, of)
-            for topic in self._options.topics:
-                if topic not in start:
-                    self._made(topic)  # it is new in option subscribe
+            new = [topic for topic in names if topic not in start]
+            made = [topic for topic in new if self._there(topic, self._found)]
             self._ask(of, now=True)
             self._claim()
+            if self._options.choice.pattern is None:
+                self._place(new, made)
             self._ask(of, now=True)
         else:
+            self._follow(names)
             self._ask(of)
         return self._compare(start, of)
+
+    def _follow(self, names: Sequence[str]) -> None:
+        """Claim the subscription of topics that match by now, and let go of those that are gone."""
+        hold = self._hold
+        assert hold is not None
+        for topic in self._said.keys() - set(names):
+            hold.drop(topic)
+        for topic in names:
+            if topic not in self._said and self._there(topic, self._found) is not None:
+                said = self._there(topic, self._call_offsets, self._subscription)
+                if said is not None:
+                    hold.add(topic, self._identity(said, {}))
+
+    def _found(self, topic: str) -> bool:
+        """Make the subscription of a topic that is new to the query, at the earliest of one that matches."""
+        if self._options.choice.pattern is None:
+            return self._made(topic)
+        return self._remote.call(self._make, self._remote.client, topic, "earliest")
+
+    def _there(self, topic: str, ask: Callable[..., T], *args: object) -> T | None:
+        """What there is to know of a topic; None of one that matched and was deleted since."""
+        try:
+            return ask(topic, *args)
+        except TopicNotFound:
+            if not self._topics.forget(topic):
+                raise
+            return None
+
+    def _chosen(self) -> dict[str, list[PartitionOffsets]]:
+        """What was said of the partitions that are read."""
+        return {topic: self._topics.chosen(topic, said) for topic, said in self._said.items()}
 
     def identities(self, positions: Positions, start: Positions, of: Identities) -> Identities:
         """What these positions are of, if the query has gone there from `start`.
@@ -126,7 +176,7 @@ class Query:
         """
         return {
             topic: self._identity(
-                self._said[topic],
+                [self._said[topic][partition] for partition in at],
                 {p: of[topic].ledgers.get(p, 0) for p in at if at[p] == start.get(topic, {}).get(p)}
                 if topic in of and _same(of[topic], self._said[topic][0])
                 else {},
@@ -161,6 +211,7 @@ class Query:
             topic: at
             for topic, at in positions.items()
             if topic in held
+            and topic in self._said
             and (of[topic].topic, of[topic].subscription) == (held[topic].topic, held[topic].subscription)
         }
         if positions != self._committed:
@@ -187,13 +238,14 @@ class Query:
             _log.warning("subscription %r is drained later: %s", self._subscription, error)
 
     def _leave_out(self, start: Positions) -> None:
-        for topic in sorted(start.keys() - self._options.topics):
-            _log.warning(
-                "topic %r is in the checkpoint and no longer in option 'subscribe': delete its subscription "
-                "%r, for which messages are kept",
-                topic,
-                self._subscription,
-            )
+        for topic in sorted(start):
+            if not self._options.choice.covers(topic):
+                _log.warning(
+                    "topic %r is in the checkpoint and no longer in the options: delete its subscription %r, "
+                    "for which messages are kept",
+                    topic,
+                    self._subscription,
+                )
 
     def _claim(self) -> None:
         """Claim the subscription of what was found there."""
@@ -212,10 +264,14 @@ class Query:
 
     def _ask(self, of: Identities, topics: Sequence[str] | None = None, *, now: bool = False) -> None:
         """Ask for offsets, and for what was given since those of a checkpoint, unless that is just done."""
-        topics = self._options.topics if topics is None else topics
+        topics = self._topics.names if topics is None else topics
         ledgers = {topic: of[topic].ledgers if topic in of else {} for topic in topics}
         if now or ledgers != self._ledgers or time.monotonic() >= self._asked + _ASK:
-            self._said = {topic: self._offsets(topic, ledgers[topic]) for topic in topics}
+            self._said = {
+                topic: said
+                for topic in topics
+                if (said := self._there(topic, self._offsets, ledgers[topic])) is not None
+            }
             self._ledgers, self._asked = ledgers, time.monotonic()
 
     def _offsets(self, topic: str, ledgers: dict[int, int]) -> list[PartitionOffsets]:
@@ -237,12 +293,15 @@ class Query:
 
     def _compare(self, start: Positions, of: Identities) -> Positions:
         """Where to go on, unless what was found is not what the checkpoint is of."""
+        for topic in sorted(start.keys() - self._said.keys()):
+            if self._options.choice.covers(topic):
+                self._report(f"topic {topic!r} was deleted, and what was not read of it is gone")
         known = {topic: of[topic] for topic in start.keys() & self._said.keys()}
         for topic, identity in known.items():
             self._check_same(topic, identity, self._said[topic][0])
         return {
             topic: {one.partition: self._go_on(topic, one, start, known.get(topic)) for one in said}
-            for topic, said in self._said.items()
+            for topic, said in self._chosen().items()
         }
 
     def _check_same(self, topic: str, identity: Identity, said: PartitionOffsets) -> None:

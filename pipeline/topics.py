@@ -15,16 +15,16 @@ class Topics:
     def __init__(self, remote: Remote, choice: Choice) -> None:
         self._remote = remote
         self._choice = choice
-        self._names = choice.topics
+        self.names = choice.topics  # as of the last look
         self._looked = float("-inf")
 
-    def names(self) -> list[str]:
-        """Those that were named, or those that match as of a moment ago."""
+    def look(self) -> list[str]:
+        """The topics that were named, or those that match now, unless that was asked a moment ago."""
         if self._choice.pattern is not None and time.monotonic() >= self._looked + _LOOK:
             there = self._remote.call(self._remote.client.topics)
-            self._names = [topic for topic in there if self._choice.covers(topic)]
+            self.names = [topic for topic in there if self._choice.covers(topic)]
             self._looked = time.monotonic()
-        return self._names
+        return self.names
 
     def chosen(self, topic: str, said: list[PartitionOffsets]) -> list[PartitionOffsets]:
         """Those partitions of a topic that are read."""
@@ -34,5 +34,5 @@ class Topics:
         """One is not there; whether that can be, since it only matched before it was deleted."""
         if self._choice.pattern is None:
             return False
-        self._names = [name for name in self._names if name != topic]
+        self.names = [name for name in self.names if name != topic]
         return True

@@ -97,7 +97,9 @@ def stream(spark: SparkSession, broker: RunningBroker, topic: str) -> Callable[.
     """A streaming frame of the test's topic, read by subscription `spark` unless told otherwise."""
 
     def stream(**options: str) -> DataFrame:
-        given = {"server": broker.url, "subscribe": topic, "subscription": "spark", **options}
+        given = {"server": broker.url, "subscription": "spark", **options}
+        if not options.keys() & {"subscribePattern", "assign"}:
+            given.setdefault("subscribe", topic)
         return spark.readStream.format("keylane").options(**given).load()
 
     return stream

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from redis import Redis
 
@@ -16,6 +17,7 @@ from pipeline.columns import JOURNAL
 from pipeline.journal_stream import JournalStreamReader
 from pipeline.loss import DataLoss
 from pipeline.options import ReadOptions
+from tests.pipeline.conftest import Table
 from tests.running import RunningBroker
 
 Open = Callable[..., JournalStreamReader]
@@ -185,3 +187,16 @@ def test_only_partitions_that_are_assigned_are_read(client: Client, topic: str, 
     start = made.initialOffset()
     assert start[topic].keys() == {"0", "2"}
     assert published(made, start, latest(made, start)) == 4
+
+
+def test_spark_reads_the_journal_as_a_stream_in_runs_that_go_on(
+    broker: RunningBroker, client: Client, topic: str, spark: SparkSession, table: Table
+) -> None:
+    make(client, topic, partitions=2)
+    for run in range(1, 3):
+        fill(client, topic, 5)
+        options = {"server": broker.url, "subscribe": topic, "journal": "true", "maxOffsetsPerTrigger": "4"}
+        table.run(spark.readStream.format("keylane").options(**options).load())
+        published = table.rows().where("transition = 'published'").selectExpr("sum(last - first + 1) AS sum")
+        assert published.collect()[0]["sum"] == 5 * run
+        assert table.rows().count() == table.rows().select("partition", "offset", "first").distinct().count()
