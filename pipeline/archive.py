@@ -20,6 +20,7 @@ from pipeline.batches import Batches, Note, folders_of
 from pipeline.compaction import TIMESTAMPS, Compactor, Limits, merging
 from pipeline.files import check_written, files_at
 from pipeline.locks import archiving, check_topics, enter_topics, state_of
+from pipeline.parting import done_of, leave
 
 COLUMNS = ("key", "value", "partition", "offset", "message_id", "timestamp", "event_time", "attributes")
 
@@ -104,6 +105,7 @@ class Archive:
         """Finish what a crash has left, and start the query."""
         options = self._options
         self.recover()
+        self._leave()
         frame = self._spark.readStream.format("keylane").options(**self._source()).load()
         writer = frame.writeStream.foreachBatch(self.write).option(
             "checkpointLocation", f"{options.state}/checkpoint"
@@ -116,6 +118,16 @@ class Archive:
         """Finish what a crash has left."""
         self._batches.recover()
         self._compactor.recover()
+
+    def _leave(self) -> None:
+        """Tell the broker how far the archive got with topics that it no longer has."""
+        checkpoint = f"{self._options.state}/checkpoint"
+        if not self._files.exists(f"{checkpoint}/metadata"):
+            return
+        query = self._query_id()
+        done = done_of(self._files, checkpoint, lambda batch: self._batches.find(query, batch) is not None)
+        for topic in leave(self._source(), done) if done else ():
+            self._progress(f"topic {topic} is archived no more, and its subscription keeps what is published")
 
     def write(self, frame: DataFrame, batch: int) -> None:
         """Add a batch to the archive, unless it is there already."""

@@ -64,6 +64,24 @@ def test_runs_add_what_is_new_and_nothing_twice(
     assert client.describe_subscription(topic, "archive").backlog == 0, "drained, the tail too"
 
 
+def test_topics_come_and_go_and_each_row_is_there_once(
+    client: Client, topic: str, path: Path, archive: Callable[..., Archived]
+) -> None:
+    a, b = topic, f"{topic}-b"
+    expected: Counter[str] = Counter()
+    for name in (a, b):
+        client.create_topic(name, partitions=1, exist_ok=True)
+        client.create_subscription(name, "archive", mode="cursor", start="earliest")
+    for topics in ([a], [a, b], [b], [b, a]):
+        for name in (a, b):
+            expected += Counter(f"{name}/{one}" for one in publish(client, name, 10).elements())
+        archive(topics=topics)
+    found: Counter[str] = Counter()
+    for name in (a, b):
+        found += Counter(f"{name}/{one}" for one in ids_in(path / f"topic={name}").elements())
+    assert found == expected
+
+
 def test_a_second_writer_is_refused_and_hears_of_the_first(
     client: Client, topic: str, path: Path, archive: Callable[..., Archived]
 ) -> None:
