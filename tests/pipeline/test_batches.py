@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -116,13 +117,39 @@ def test_a_kill_at_any_step_leaves_each_row_once(tmp_path: Path) -> None:
     assert step > 40
 
 
-def test_of_two_that_have_the_same_batch_one_adds_it(path: Path) -> None:
-    zombie, other = batches(path), batches(path)
+class Slow(LocalFiles):
+    """Somebody else is faster at the moment when a note is made."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action: Callable[[], object] | None = action
+
+    def _wait(self) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+    def create(self, path: str, text: str) -> bool:
+        self._wait()
+        return super().create(path, text)
+
+    def write(self, path: str, text: str) -> None:
+        self._wait()
+        super().write(path, text)
+
+
+@pytest.mark.parametrize("moment", ["before", "while"])
+def test_of_two_that_have_the_same_batch_one_adds_it(path: Path, moment: str) -> None:
+    other = batches(path)
+    files = Slow(lambda: add(other, 0, BATCHES[0])) if moment == "while" else LocalFiles()
+    zombie = Batches(files, str(path), state_of(str(path), "archive"))
     staged = stage(zombie, 0, BATCHES[0])
-    add(other, 0, BATCHES[0])
+    if moment == "before":
+        add(other, 0, BATCHES[0])
+        stage(other, 1, BATCHES[1])
     note = zombie.add(QUERY, 0, staged, 3)  # it was taken for dead while it wrote
     assert ids_in(path) == ids_of([1, 2, 3])
     assert note == other.find(QUERY, 0)
+    assert sorted(place for _, place in note.moves) == files_in(path), "it is that of who was first"
 
 
 def test_who_was_taken_for_dead_cannot_add_what_others_did_long_ago(path: Path) -> None:
