@@ -19,7 +19,7 @@ import psutil
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.audit import HOURS, LISTED
+from pipeline.audit import LINES, LISTED
 from pipeline.files import LocalFiles
 from pipeline.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
 from pipeline.plain_engine import PlainEngine
@@ -195,7 +195,7 @@ def measure(spark: SparkSession, rows: int, folder: Path, *, plain: bool = False
     meter = Meter()
     meter.start()
     begun, worked = time.perf_counter(), cpu_seconds()
-    found = engine.examine(seen, str(folder), None, None, LISTED, HOURS)
+    found = engine.examine(seen, str(folder), None, None, LISTED, LINES)
     seconds, worked = time.perf_counter() - begun, cpu_seconds() - worked
     most = meter.stop()
     write_audit(found, str(folder), LocalFiles())

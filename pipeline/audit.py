@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SMALL = 1_000_000  # messages in the log, records and archived rows that are judged without Spark
 WITH_SPARK = -1  # none at all
 LISTED = 1_000  # messages, of each kind of finding
-HOURS = 2_000  # lines of latencies by hour
+LINES = 2_000  # lines of latencies over time
 ARCHIVE_SUBSCRIPTION = "archive"
 
 
@@ -56,7 +56,7 @@ class Engine(Protocol):
     def write_journal(self, connection: Connection, looks: Looks) -> None: ...
     def archive(self, path: str, topic: str, subscription: str) -> Any: ...
     def examine(
-        self, seen: Snapshot, folder: str, archive: Any, since: datetime | None, listed: int, hours: int
+        self, seen: Snapshot, folder: str, archive: Any, since: datetime | None, listed: int, lines: int
     ) -> Audit: ...
 
 
@@ -89,7 +89,7 @@ def _run(options: Options, spark: Callable[[], "SparkSession"]) -> tuple[Audit, 
         if archive is not None:
             # Asked after the archive's files have been listed: what is in them was published before.
             archive.newest = {at.partition: at.latest for at in client.offsets(options.topic)}
-    found = engine.examine(seen, options.out, archive, options.since, options.listed, HOURS)
+    found = engine.examine(seen, options.out, archive, options.since, options.listed, LINES)
     return found, engine.files
 
 
@@ -106,7 +106,7 @@ def _run_again(options: Options, path: str, spark: Callable[[], "SparkSession"])
         seen, folder = load(path, files_at(path, spark()))
     engine.files.make_folder(options.out)
     archive = _archive(options, engine)
-    return engine.examine(seen, folder, archive, options.since, options.listed, HOURS), engine.files
+    return engine.examine(seen, folder, archive, options.since, options.listed, LINES), engine.files
 
 
 def _check_folders(options: Options) -> None:

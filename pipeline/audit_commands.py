@@ -1,6 +1,5 @@
 """`keylane pipeline audit` and `keylane pipeline skew`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -89,13 +88,13 @@ def audit(
 def skew(
     job: Job,
     topic: TopicArgument,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For report and plan.")] = Path("skew"),
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="For report and plan.")] = "skew",
     archive: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FOLDER", help="Look at this archive instead of the log.", show_default=False),
     ] = None,
     journal: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FOLDER", help="Rates from the snapshot of an audit.", show_default=False),
     ] = None,
     top: Annotated[int, typer.Option(help="Hot keys to name.", min=1, max=1_000)] = 20,
@@ -103,15 +102,16 @@ def skew(
     """Find hot keys and partitions; writes a plan for `keylane rebalance --plan`."""
     job.check_topics(topic)
     spark = job.spark("keylane skew")
+    from pipeline.files import files_at
     from pipeline.skew import run
     from pipeline.skew_report import write_skew
 
-    found = run(spark, topic, out, server=job.server, archive=archive, journal=journal, top=top)
-    write_skew(found, out)
+    found = run(spark, topic, job.connection, archive=archive, journal=journal, top=top)
+    write_skew(found, out, files_at(out, spark))
     lines = [f"{topic}: {found.messages:,} messages, {found.keys:,} keys"]
     lines += [f"  {one}" for one in found.advice]
     lines += [f"  hot: {key.key} {key.share:.1%}" for key in found.hot_keys[:5]]
-    job.say(found, "\n".join([*lines, f"  report: {out / 'skew.html'}; plan: {out / 'plan.json'}"]))
+    job.say(found, "\n".join([*lines, f"  report: {out}/skew.html; plan: {out}/plan.json"]))
 
 
 def _told(found: "Audit", out: str) -> str:

@@ -13,7 +13,6 @@ Verdict = Literal["complete", "incomplete", "unproven"]
 STATUS: dict[Verdict, int] = {"complete": 0, "incomplete": 1, "unproven": 3}  # 2 is a mistake in the command
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-HOUR_MS = 3_600_000
 
 _NEVER = 2**62
 
@@ -87,10 +86,10 @@ class ArchiveAudit(msgspec.Struct, frozen=True):
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Of the messages of a subscription that were published in an hour; milliseconds."""
+    """Of the messages of a subscription that were published in a span of time; milliseconds."""
 
     subscription: str
-    hour_ms: int | None  # None: all of them
+    at_ms: int | None  # where the span begins; None: all of them
     what: str  # delivered (first) or acked
     messages: int
     p50: int
@@ -113,6 +112,7 @@ class Activity(msgspec.Struct, frozen=True):
     published: int
     transitions: dict[str, dict[str, int]]  # by subscription -> messages, each time counted
     bars: list[Bar]
+    span_ms: int
 
 
 class Audit(msgspec.Struct, frozen=True):
@@ -133,7 +133,8 @@ class Audit(msgspec.Struct, frozen=True):
     bodies: BodiesAudit | None  # None: they were not looked for
     archive: ArchiveAudit | None
     latency: list[Latency]
-    latency_by_hour: list[Latency]
+    latency_over_time: list[Latency]
+    span_ms: int  # the width of a span of time, in latencies and activity
     activity: list[Bar]
 
 
@@ -234,8 +235,9 @@ def conclude(
         lost_total=sum(subscription.lost for subscription in subscriptions),
         bodies=bodies,
         archive=checked,
-        latency=[line for line in latencies if line.hour_ms is None],
-        latency_by_hour=[line for line in latencies if line.hour_ms is not None],
+        latency=[line for line in latencies if line.at_ms is None],
+        latency_over_time=[line for line in latencies if line.at_ms is not None],
+        span_ms=activity.span_ms,
         activity=activity.bars,
     )
 

@@ -7,11 +7,11 @@ grow with the messages.
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from pipeline.findings import HOUR_MS, QUANTILES, Latency
+from pipeline.findings import QUANTILES, Latency
 
 
-def latencies_of(judged: DataFrame, again: DataFrame | None, cap: int) -> list[Latency]:
-    """Over all by subscription, and by hour of publish, the newest hours of at most `cap` lines.
+def latencies_of(judged: DataFrame, again: DataFrame | None, width_ms: int, cap: int) -> list[Latency]:
+    """Over all by subscription, and by time of publish, the newest spans of at most `cap` lines.
 
     `again` has the first delivery of stretches that were delivered more than once. Those that were acked more
     than once, after a seek, do not count.
@@ -24,22 +24,22 @@ def latencies_of(judged: DataFrame, again: DataFrame | None, cap: int) -> list[L
     delivered = F.struct(F.lit("delivered").alias("what"), first.alias("at"))
     acked = F.struct(F.lit("acked").alias("what"), F.col("acked_at").alias("at"))
     taken = F.greatest(F.col("event.at") - F.col("published_at"), F.lit(0))
-    hour = F.floor(F.col("published_at") / HOUR_MS)
+    span = F.floor(F.col("published_at") / width_ms)
     times = (
         known.select(
             "subscription", "published_at", "entries", F.explode(F.array(delivered, acked)).alias("event")
         )
         .where(F.col("event.at").isNotNull())
-        .select("subscription", hour.alias("hour"), "event.what", taken.alias("taken"), "entries")
+        .select("subscription", span.alias("span"), "event.what", taken.alias("taken"), "entries")
     )
-    classes = times.groupBy("subscription", "hour", "what", _class(F.col("taken")).alias("class")).agg(
+    classes = times.groupBy("subscription", "span", "what", _class(F.col("taken")).alias("class")).agg(
         F.sum("entries").alias("entries"), F.max("taken").alias("taken")
     )
-    each = classes.withColumn("hour", F.explode(F.array("hour", F.lit(None).cast("long"))))
-    both = each.groupBy("subscription", "hour", "what", "class").agg(
+    each = classes.withColumn("span", F.explode(F.array("span", F.lit(None).cast("long"))))
+    both = each.groupBy("subscription", "span", "what", "class").agg(
         F.sum("entries").alias("entries"), F.max("taken").alias("taken")
     )
-    return _percentiles(both, cap)
+    return _percentiles(both, width_ms, cap)
 
 
 def _class(taken: Column) -> Column:
@@ -48,8 +48,8 @@ def _class(taken: Column) -> Column:
     return taken - taken % unit
 
 
-def _percentiles(classes: DataFrame, cap: int) -> list[Latency]:
-    group = ["subscription", "hour", "what"]
+def _percentiles(classes: DataFrame, width_ms: int, cap: int) -> list[Latency]:
+    group = ["subscription", "span", "what"]
     upto = Window.partitionBy(*group).orderBy("class")
     ranked = classes.withColumns(
         {
@@ -67,14 +67,14 @@ def _percentiles(classes: DataFrame, cap: int) -> list[Latency]:
             ),
             F.max("taken").alias("max"),
         )
-        .orderBy(F.col("hour").desc_nulls_first(), "subscription", "what")
+        .orderBy(F.col("span").desc_nulls_first(), "subscription", "what")
         .limit(cap)
         .collect()
     )
     found = [
         Latency(
             row.subscription,
-            None if row.hour is None else row.hour * HOUR_MS,
+            None if row.span is None else row.span * width_ms,
             row.what,
             row.messages,
             row.p50,
@@ -84,4 +84,4 @@ def _percentiles(classes: DataFrame, cap: int) -> list[Latency]:
         )
         for row in rows
     ]
-    return sorted(found, key=lambda line: (line.subscription, line.what, line.hour_ms or 0))
+    return sorted(found, key=lambda line: (line.subscription, line.what, line.at_ms or 0))

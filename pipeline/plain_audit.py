@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.findings import (
-    HOUR_MS,
     QUANTILES,
     ArchiveAudit,
     Audit,
@@ -70,33 +69,34 @@ def examine(
     archive: PlainArchive | None = None,
     since: datetime | None = None,
     listed: int,
-    hours: int,
+    lines: int,
 ) -> Audit:
     """Judge a snapshot."""
-    return Examination(seen, journal, log, archive, milliseconds(since)).audit(since, listed, hours)
+    return Examination(seen, journal, log, archive, milliseconds(since)).audit(since, listed, lines)
 
 
 @dataclass
 class _Latencies:
-    """Of stretches: subscription, hour of publish, class of three digits, how many, and the most."""
+    """Of stretches: subscription, span of publish, class of three digits, how many, and the most."""
 
+    width_ms: int
     parts: dict[str, list[tuple[int, Ints, Ints, Ints]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, what: str, name: int, published_at: Ints, at: Ints, entries: Ints) -> None:
         known = at >= 0
         if known.any():
             taken = np.maximum(at[known] - published_at[known], 0)
-            self.parts[what].append((name, published_at[known] // HOUR_MS, taken, entries[known]))
+            self.parts[what].append((name, published_at[known] // self.width_ms, taken, entries[known]))
 
     def lines(self, names: Sequence[str], cap: int) -> list[Latency]:
         found = []
         for what, parts in self.parts.items():
-            name = np.concatenate([np.full(len(hour), name, np.int64) for name, hour, _, _ in parts])
-            hour, taken, entries = (np.concatenate([part[at] for part in parts]) for at in (1, 2, 3))
-            for at in (np.full(len(hour), -1, np.int64), hour):
-                found += _percentiles(what, names, name, at, taken, entries)
-        found.sort(key=lambda line: (-FOREVER if line.hour_ms is None else -line.hour_ms, *line_of(line)))
-        return sorted(found[:cap], key=lambda line: (*line_of(line), line.hour_ms or 0))
+            name = np.concatenate([np.full(len(span), name, np.int64) for name, span, _, _ in parts])
+            span, taken, entries = (np.concatenate([part[at] for part in parts]) for at in (1, 2, 3))
+            for at in (np.full(len(span), -1, np.int64), span):
+                found += _percentiles(what, names, name, at, self.width_ms, taken, entries)
+        found.sort(key=lambda line: (-FOREVER if line.at_ms is None else -line.at_ms, *line_of(line)))
+        return sorted(found[:cap], key=lambda line: (*line_of(line), line.at_ms or 0))
 
 
 def line_of(line: Latency) -> tuple[str, str]:
@@ -105,14 +105,14 @@ def line_of(line: Latency) -> tuple[str, str]:
 
 
 def _percentiles(
-    what: str, names: Sequence[str], name: Ints, hour: Ints, taken: Ints, entries: Ints
+    what: str, names: Sequence[str], name: Ints, span: Ints, width_ms: int, taken: Ints, entries: Ints
 ) -> list[Latency]:
-    """A line for each subscription and hour; -1 is all hours."""
+    """A line for each subscription and span; -1 is all of them."""
     unit = _POWERS[np.maximum(np.searchsorted(_POWERS, np.maximum(taken, 1), "right") - 3, 0)]
     classes = taken - taken % unit
-    order = np.lexsort((classes, hour, name))
-    name, hour, taken, entries, classes = (column[order] for column in (name, hour, taken, entries, classes))
-    starts = np.flatnonzero(np.r_[True, (np.diff(name) != 0) | (np.diff(hour) != 0)])
+    order = np.lexsort((classes, span, name))
+    name, span, taken, entries, classes = (column[order] for column in (name, span, taken, entries, classes))
+    starts = np.flatnonzero(np.r_[True, (np.diff(name) != 0) | (np.diff(span) != 0)])
     ends = np.r_[starts[1:], len(name)]
     found = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -122,11 +122,11 @@ def _percentiles(
             label: int(classes[start + int(np.searchsorted(upto, ceil(total * share)))])
             for label, share in QUANTILES.items()
         }
-        at = int(hour[start])
+        at = int(span[start])
         found.append(
             Latency(
                 subscription=names[int(name[start])],
-                hour_ms=None if at < 0 else at * HOUR_MS,
+                at_ms=None if at < 0 else at * width_ms,
                 what=what,
                 messages=total,
                 **shares,
@@ -261,11 +261,14 @@ class Examination:
             journal, code = journals[life.partition], codes.get(life.subscription, -1)
             yield life, judged(stretches_of(ranges_of(journal, life, code, self.since_ms)), life, journal)
 
-    def audit(self, since: datetime | None, listed: int, hours: int) -> Audit:
+    def audit(self, since: datetime | None, listed: int, lines: int) -> Audit:
         """Judge all lives, and count."""
         counts: Counter[tuple[str, str, str, int]] = Counter()
         deliveries: Counter[tuple[str, str, str, int]] = Counter()
-        latencies, lost = _Latencies(), list[tuple[int, int, int, str, str]]()
+        latencies, lost = (
+            _Latencies(bars_of(self.extent, self.since_ms)[1]),
+            list[tuple[int, int, int, str, str]](),
+        )
         committed = missing = 0
         known, gone = False, list[tuple[int, int, int]]()
         codes = {name: code for code, name in enumerate(self.names)}
@@ -304,7 +307,7 @@ class Examination:
             tally_subscriptions(tallied, activity),
             self._list_lost(lost, listed),
             checked,
-            latencies.lines(self.names, hours),
+            latencies.lines(self.names, lines),
         )
 
     def _happened(self) -> list[Happening]:

@@ -80,12 +80,12 @@ class PlainEngine:
         archive: PlainArchive | None,
         since: datetime | None,
         listed: int,
-        hours: int,
+        lines: int,
     ) -> Audit:
         """Judge the snapshot in a folder."""
         place = Path(self.files.plain(folder))
         journal, log = _read(place / JOURNAL, JOURNAL_COLUMNS.remove(0)), _read(place / LOG, LOG_COLUMNS)
-        return examine(seen, journal, log, archive=archive, since=since, listed=listed, hours=hours)
+        return examine(seen, journal, log, archive=archive, since=since, listed=listed, lines=lines)
 
     def _write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         folder = f"{self._out}/{name}"

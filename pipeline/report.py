@@ -3,16 +3,16 @@
 from collections import defaultdict
 from functools import partial
 from itertools import groupby
-from math import gcd
 from typing import Any
 
 import msgspec
 
 from pipeline import plots
 from pipeline.files import Files
-from pipeline.findings import HOUR_MS, Audit, Latency
+from pipeline.findings import Audit, Latency
 from pipeline.page import Page, shown_ms, shown_time
 from pipeline.rules import REASONS, STATES
+from pipeline.spans import WIDTHS
 from pipeline.tally import MOST_ATTEMPTS
 
 KINDS = {"complete": "good", "incomplete": "bad", "unproven": "doubt"}
@@ -174,12 +174,12 @@ def _latency(page: Page, found: Audit) -> None:
             for line in found.latency
         ],
     )
-    hours: dict[str, list[Latency]] = defaultdict(list)
-    for line in found.latency_by_hour:
-        hours[line.what].append(line)
-    for _, lines in sorted(hours.items(), reverse=True):
-        title = f"From publish to {_event(lines[0])}, by hour of publish"
-        page.picture(plots.picture(partial(_by_hour, lines=lines)), title)
+    over_time: dict[str, list[Latency]] = defaultdict(list)
+    for line in found.latency_over_time:
+        over_time[line.what].append(line)
+    for _, lines in sorted(over_time.items(), reverse=True):
+        title = f"From publish to {_event(lines[0])}, by {WIDTHS[found.span_ms]} of publish"
+        page.picture(plots.picture(partial(_over_time, lines=lines, width=found.span_ms)), title)
         page.note(f"{title}: p50 (dots), p90 to p99 (shade).")
 
 
@@ -187,20 +187,20 @@ def _event(line: Latency) -> str:
     return "first delivery" if line.what == "delivered" else "ack"
 
 
-def _by_hour(axes: Any, lines: list[Latency]) -> None:
+def _over_time(axes: Any, lines: list[Latency], width: int) -> None:
     for number, (name, group) in enumerate(groupby(lines, key=lambda line: line.subscription)):
         if number == DRAWN:
             break
-        some = [(line.hour_ms or 0, line) for line in group]
+        some = [(line.at_ms or 0, line) for line in group]
         colour = plots.COLOURS[number]
         middles = [(at, max(1, line.p50)) for at, line in some]
         ranges = [(at, max(1, line.p90), max(1, line.p99)) for at, line in some]
-        plots.line(axes, middles, HOUR_MS, color=colour, label=name)
-        plots.bands(axes, ranges, HOUR_MS, color=colour, alpha=0.18)
+        plots.line(axes, middles, width, color=colour, label=name)
+        plots.bands(axes, ranges, width, color=colour, alpha=0.18)
     plots.plain_log(axes)
     axes.set_ylabel("milliseconds", fontsize=8)
-    times = [line.hour_ms or 0 for line in lines]
-    plots.time_axis(axes, min(times), max(times), HOUR_MS)
+    times = [line.at_ms or 0 for line in lines]
+    plots.time_axis(axes, min(times), max(times), width)
     plots.legend(axes)
 
 
@@ -213,16 +213,15 @@ def _activity(page: Page, found: Audit) -> None:
 
 def _bars(axes: Any, found: Audit) -> None:
     times = sorted({bar.at_ms for bar in found.activity})
-    width = gcd(*(at - times[0] for at in times)) or 1_000
     seen = [what for what in LINES if any(bar.transition == what for bar in found.activity)]
     for number, what in enumerate(seen):
         colour = plots.STATE_COLOURS["lost"] if what == "lost" else plots.COLOURS[number % len(plots.COLOURS)]
         amounts = [(bar.at_ms, bar.messages) for bar in found.activity if bar.transition == what]
-        plots.steps(axes, amounts, width, color=colour, linewidth=1.5, label=what.replace("_", " "))
+        plots.steps(axes, amounts, found.span_ms, color=colour, linewidth=1.5, label=what.replace("_", " "))
     plots.counts(axes)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("messages", fontsize=8)
-    plots.time_axis(axes, times[0], times[-1], width)
+    plots.time_axis(axes, times[0], times[-1], found.span_ms)
     plots.legend(axes)
 
 

@@ -4,7 +4,6 @@ keylane pipeline skew orders --archive /data/archive --out skew
 keylane rebalance --plan skew/plan.json --dry-run
 """
 
-from pathlib import Path
 from typing import Any
 
 from pyspark import StorageLevel
@@ -17,6 +16,7 @@ from pipeline.commandline import Trouble
 from pipeline.files import files_at
 from pipeline.journal import millis
 from pipeline.looks import JOURNAL, archive_folder, load
+from pipeline.options import Connection
 from pipeline.skew_findings import Cluster, HotKey, Keys, Skew, Times, conclude
 from pipeline.spans import width_of
 
@@ -28,26 +28,24 @@ FULL = 10  # messages of a partition that a span should have: with fewer, imbala
 def run(
     spark: SparkSession,
     topic: str,
-    out: Path,
+    connection: Connection,
     *,
-    server: str,
-    archive: Path | None = None,
-    journal: Path | None = None,
+    archive: str | None = None,
+    journal: str | None = None,
     top: int = TOP,
 ) -> Skew:
     """Look at a topic: at its archive, else at what is in its log; at a journal for what happened when."""
-    out.mkdir(parents=True, exist_ok=True)
-    with Client(server) as client:
+    with connection.sync() as client:
         cluster = cluster_of(client, topic)
     if archive is not None:
-        folder = archive_folder(str(archive), topic, files_at(str(archive), spark))
+        folder = archive_folder(archive, topic, files_at(archive, spark))
         messages, source = spark.read.parquet(folder), f"the archive in {archive}"
     else:
-        reader = spark.read.format("keylane").options(server=server, subscribe=topic, includeValue="false")
-        messages, source = reader.load(), "the log"
+        reader = spark.read.format("keylane").options(**connection.options())
+        messages, source = reader.options(subscribe=topic, includeValue="false").load(), "the log"
     rates = None
     if journal is not None:
-        _, where = load(str(journal), files_at(str(journal), spark))
+        _, where = load(journal, files_at(journal, spark))
         rates = spark.read.parquet(f"{where}/{JOURNAL}")
     return examine(
         topic, messages.select("key", "partition", "timestamp"), cluster, source, rates=rates, top=top

@@ -1,11 +1,11 @@
 """Skew as files: `skew.json` for programs, `plan.json` for `keylane rebalance`, `skew.html` for people."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pipeline import plots
+from pipeline.files import Files
 from pipeline.packing import GOOD
 from pipeline.page import Page, shown_time
 from pipeline.skew_findings import Skew
@@ -16,8 +16,9 @@ LEAST_BARS = 6  # that there is room for: one partition is no wall
 DRAWN = 64  # partitions; more would be a grey wall
 
 
-def write_skew(found: Skew, out: Path) -> None:
+def write_skew(found: Skew, out: str, files: Files) -> None:
     """Write all three."""
+    files.make_folder(out)
     plan = {
         "version": PLAN_VERSION,
         "topic": found.topic,
@@ -26,8 +27,8 @@ def write_skew(found: Skew, out: Path) -> None:
         "workers": found.workers,
     }
     for name, value in (("skew.json", found), ("plan.json", plan)):
-        (out / name).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
-    (out / "skew.html").write_text(page_of(found), encoding="utf-8")
+        files.write(f"{out}/{name}", msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
+    files.write(f"{out}/skew.html", page_of(found))
 
 
 def page_of(found: Skew) -> str:

@@ -58,12 +58,12 @@ class SparkEngine:
         archive: Archive | None,
         since: datetime | None,
         listed: int,
-        hours: int,
+        lines: int,
     ) -> Audit:
         """Judge the snapshot in a folder."""
         journal, log = (self._spark.read.parquet(f"{folder}/{name}") for name in (JOURNAL, LOG))
         return examine(
-            self._spark, seen, journal, log, archive=archive, since=since, listed=listed, hours=hours
+            self._spark, seen, journal, log, archive=archive, since=since, listed=listed, lines=lines
         )
 
 
@@ -76,7 +76,7 @@ def examine(
     archive: Archive | None = None,
     since: datetime | None = None,
     listed: int,
-    hours: int,
+    lines: int,
 ) -> Audit:
     """Judge a snapshot."""
     since_ms = milliseconds(since)
@@ -106,7 +106,7 @@ def examine(
             lost = with_keys(list_lost(judged, journal, listed), *known)
         checked = None if archive is None else archive.check(judged, journal, covered, listed)
         again = first_deliveries(stretches, ranges) if any(one.duplicates for one in subscriptions) else None
-        latencies = latencies_of(judged, again, hours)
+        latencies = latencies_of(judged, again, activity.span_ms, lines)
     finally:
         stretches.unpersist()
     return conclude(seen, since, coverage, extent, activity, subscriptions, lost, checked, latencies)

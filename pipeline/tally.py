@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pipeline.findings import Activity, Bar, SubscriptionAudit
 from pipeline.rules import BACKLOG, LOST, STATES, Extent
+from pipeline.spans import width_of
 
 BARS = 120  # of activity over time
 MOST_ATTEMPTS = 10  # told apart
@@ -66,7 +67,8 @@ def _one(name: str, counts: list[Count], transitions: dict[str, int]) -> Subscri
 def bars_of(extent: Extent, since_ms: int) -> tuple[int, int]:
     """Where the first bar of activity begins, and how long each is, in ms."""
     least = max(since_ms, min(extent.began_ms.values(), default=0))
-    return least, max(1_000, -(-(extent.ended_ms - least + 1) // BARS))
+    width = width_of(extent.ended_ms - least, BARS)
+    return least // width * width, width
 
 
 def tally_activity(happened: Iterable[Happening], extent: Extent, since_ms: int) -> Activity:
@@ -84,4 +86,5 @@ def tally_activity(happened: Iterable[Happening], extent: Extent, since_ms: int)
         sum(messages for (_, transition), messages in bars.items() if transition == "published"),
         transitions,
         [Bar(least + bar * width, transition, messages) for (bar, transition), messages in bars.items()],
+        width,
     )

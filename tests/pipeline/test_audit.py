@@ -19,7 +19,7 @@ from pipeline.plain_audit import PlainArchive
 from pipeline.report import write_audit
 from tests.pipeline.journals import NOON_MS, Line, journal_of, log_of, read_to_the_end, rows_of, snapshot_of
 
-LISTED, HOURS = 1_000, 2_000
+LISTED, LINES = 1_000, 2_000
 
 
 class Examiner:
@@ -44,14 +44,14 @@ class Examiner:
         if self._spark is None:
             held = None if rows is None else PlainArchive("archive", "archive", rows, newest)
             return plain_audit.examine(
-                seen, journal, log, archive=held, since=since, listed=listed, hours=HOURS
+                seen, journal, log, archive=held, since=since, listed=listed, lines=LINES
             )
         frames = [self._spark.createDataFrame(table) for table in (journal, log)]
         kept = (
             None if rows is None else Archive("archive", "archive", self._spark.createDataFrame(rows), newest)
         )
         return spark_audit.examine(
-            self._spark, seen, *frames, archive=kept, since=since, listed=listed, hours=HOURS
+            self._spark, seen, *frames, archive=kept, since=since, listed=listed, lines=LINES
         )
 
 
@@ -245,7 +245,7 @@ def test_attempts_and_latencies_and_a_whole_archive(examine: Examiner) -> None:
     _, acked, delivered = found.latency
     assert (delivered.what, delivered.messages, delivered.p50, delivered.max) == ("delivered", 5, 250, 250)
     assert (acked.what, acked.messages, acked.p50, acked.p99, acked.max) == ("acked", 5, 1_000, 6_000, 6_000)
-    assert {line.hour_ms for line in found.latency_by_hour} == {NOON_MS}
+    assert {line.at_ms for line in found.latency_over_time} == {NOON_MS}
     assert found.archive is not None
     assert (found.archive.committed, found.archive.missing, found.archive.never_published) == (4, 0, 0)
 

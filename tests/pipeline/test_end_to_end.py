@@ -76,7 +76,7 @@ def test_traffic_is_archived_proven_complete_and_replayed_in_order(
         assert {item.name for item in verdict.subscriptions} == {"billing", "mail", "archive"}
 
         # Skew: the hot keys, with their shares.
-        found = skew.run(spark, "orders", tmp_path / "skew", server=cluster.url, archive=Path(folder))
+        found = skew.run(spark, "orders", where, archive=folder)
         hottest = {item.key: item.share for item in found.hot_keys[: len(HOT)]}
         assert hottest == {key: pytest.approx(share, abs=0.02) for key, share in HOT.items()}
 

@@ -70,7 +70,7 @@ def without(journal: pa.Table, luck: random.Random, share: float) -> pa.Table:
 
 def judge(seen: Snapshot, journal: pa.Table, log: pa.Table) -> Audit:
     """All of it, without an archive."""
-    return plain_audit.examine(seen, journal, log, listed=1_000, hours=2_000)
+    return plain_audit.examine(seen, journal, log, listed=1_000, lines=2_000)
 
 
 def test_records_that_are_gone_never_make_a_message_lost() -> None:
@@ -146,13 +146,13 @@ def variant(
 def test_it_says_all_that_the_job_on_spark_says(spark: SparkSession, number: int) -> None:
     """Counts, lists, latencies, coverage and sentences, with records, bodies and an archive amiss."""
     seen, journal, log, archive, since = variant(number, thief=number in (2, 3, 4))
-    plain = plain_audit.examine(seen, journal, log, archive=archive, since=since, listed=300, hours=40)
+    plain = plain_audit.examine(seen, journal, log, archive=archive, since=since, listed=300, lines=40)
     kept = None
     if archive is not None:
         rows = spark.createDataFrame(archive.rows)
         kept = Archive(archive.path, archive.subscription, rows, archive.newest)
     frames = [spark.createDataFrame(table) for table in (journal, log)]
-    by_spark = spark_audit.examine(spark, seen, *frames, archive=kept, since=since, listed=300, hours=40)
+    by_spark = spark_audit.examine(spark, seen, *frames, archive=kept, since=since, listed=300, lines=40)
     for name in Audit.__struct_fields__:
         assert getattr(plain, name) == getattr(by_spark, name), name
 

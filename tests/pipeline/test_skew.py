@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 from broker.cli import app
 from client import Client, OutgoingMessage
 from client.wire import partition_of
-from pipeline.skew import examine
+from pipeline.commandline import Trouble
+from pipeline.files import LocalFiles
+from pipeline.options import Connection
+from pipeline.skew import examine, run
 from pipeline.skew_findings import Cluster
 from pipeline.skew_report import write_skew
 from pipeline.snapshot import local
@@ -54,7 +57,7 @@ def test_hot_keys_and_partitions_are_named_with_their_share(spark: SparkSession,
     assert found.imbalance == pytest.approx(busiest.messages * COUNT / 1_000)
     assert "key 'Zürich' alone has 60% of the messages" in found.advice[0]
     assert all(one.workers >= 1.2 - 1e-9 for one in found.candidates)
-    write_skew(found, tmp_path)
+    write_skew(found, str(tmp_path), LocalFiles())
     assert (tmp_path / "skew.html").read_text().count("data:image/png;base64,") == 5
 
 
@@ -71,7 +74,7 @@ def test_the_plan_parts_hot_partitions_of_one_worker(spark: SparkSession, tmp_pa
         ("w0", 0.97, 0.5),
         ("w1", 0.03, 0.5),
     ]
-    write_skew(found, tmp_path)
+    write_skew(found, str(tmp_path), LocalFiles())
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["version"] == 1
     assert plan["moves"] == [
@@ -102,9 +105,9 @@ def test_nothing_is_no_skew(spark: SparkSession) -> None:
 
 
 def test_the_command_looks_at_a_real_topic_and_its_plan_is_followed(
-    spark: SparkSession, tmp_path: Path, topic: str
+    spark: SparkSession, tmp_path: Path, elsewhere: str, topic: str
 ) -> None:
-    """From hot keys to owners that have changed."""
+    """From hot keys to owners that have changed, and all files on a file system that only Hadoop knows."""
     with RunningBroker(workers=2, rebalance_interval=3_600) as broker:
         with Client(broker.url) as client:
             client.create_topic(topic, partitions=4)
@@ -124,14 +127,24 @@ def test_the_command_looks_at_a_real_topic_and_its_plan_is_followed(
                     for _ in range(amount)
                 ],
             )
-        out = tmp_path / "skew"
         runner = CliRunner(env={"KEYLANE_SERVER": broker.url})
-        done = runner.invoke(app, ["pipeline", "skew", topic, "--out", str(out), "--json"])
+        done = runner.invoke(app, ["pipeline", "skew", topic, "--out", f"{elsewhere}/skew", "--json"])
         assert done.exit_code == 0, done.output
         found = json.loads(done.stdout)
         assert [key["key"] for key in found["hot_keys"][:2]] == sorted(keys[number] for number in hot)
         assert len(found["moves"]) == 2
-        moved = runner.invoke(app, ["rebalance", "--plan", str(out / "plan.json")])
+        assert {path.name for path in (tmp_path / "skew").iterdir()} == {
+            "skew.html",
+            "skew.json",
+            "plan.json",
+        }
+        rows = spark.read.format("keylane").options(server=broker.url, subscribe=topic).load()
+        rows.write.parquet(f"{elsewhere}/archive/topic={topic}/date=2026-11-16")
+        again = run(spark, topic, Connection(broker.url), archive=f"{elsewhere}/archive")
+        assert [key.key for key in again.hot_keys] == [key["key"] for key in found["hot_keys"]]
+        with pytest.raises(Trouble, match="no archive of"):
+            run(spark, topic, Connection(broker.url), archive=f"{elsewhere}/nothing")
+        moved = runner.invoke(app, ["rebalance", "--plan", str(tmp_path / "skew" / "plan.json")])
         assert moved.exit_code == 0, moved.output
         with Client(broker.url) as client:
             now = [info.holder for info in client.partitions(topic)]

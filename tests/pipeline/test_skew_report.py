@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from client.wire import partition_of
+from pipeline.files import LocalFiles
 from pipeline.packing import PERIOD
 from pipeline.skew_findings import Cluster, HotKey, Keys, Skew, Times, conclude
 from pipeline.skew_report import write_skew
@@ -42,7 +43,7 @@ def test_what_is_not_worth_moving_is_not_in_the_plan_and_the_report_says_so(tmp_
         "mean, and move 3% of the messages for it"
     )
     assert found.advice[-1] == said
-    write_skew(found, tmp_path)
+    write_skew(found, str(tmp_path), LocalFiles())
     assert json.loads((tmp_path / "plan.json").read_text())["moves"] == []
     page = (tmp_path / "skew.html").read_text()
     assert said in page
@@ -61,7 +62,7 @@ def test_what_is_worth_moving_is_said_with_what_it_costs(tmp_path: Path) -> None
         "the plan moves 2 partitions of 4, with 50% of the messages: the busiest worker comes from 1.95 to "
         "1.00 times the mean"
     )
-    write_skew(found, tmp_path)
+    write_skew(found, str(tmp_path), LocalFiles())
     assert "keylane rebalance --plan plan.json --dry-run" in (tmp_path / "skew.html").read_text()
 
 
