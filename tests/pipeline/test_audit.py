@@ -1,5 +1,6 @@
 """The audit on journals that are written down here, or made up at random: by Spark, and without."""
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_the_report_is_one_file_with_its_pictures(cases: Audit, tmp_path: Path) 
     """And the same as JSON."""
     write_audit(cases, str(tmp_path), LocalFiles())
     page = (tmp_path / "audit.html").read_text()
-    assert "http" not in page
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)  # which may happen to spell it
     assert page.count("data:image/png;base64,") == 5
     assert f"{NAMES.index('never delivered')}:1-4<" in page
     assert ">incomplete<" in page
