@@ -13,12 +13,14 @@ _SMALL = 2_000  # messages: reading them takes no longer than starting a task
 class Piece(msgspec.Struct, frozen=True):
     """A range of a partition; from position `dense` on every entry has to be there.
 
-    It is of the topic with that `incarnation`, and not of another one of its name.
+    It is of the topic with that `incarnation`, and not of another one of its name, and was given in that
+    `ledger` or before; 0: whatever there is.
     """
 
     range: Range
     dense: int
     incarnation: int
+    ledger: int = 0
 
 
 class Share(InputPartition):
@@ -41,7 +43,7 @@ def share_out(pieces: Sequence[Piece], least: int) -> list[Share]:
     taken, spare = room, len(ranges) - least
     for range_ in ranges:
         of = whole[range_.topic, range_.partition]
-        piece = Piece(range_, of.dense, of.incarnation)
+        piece = msgspec.structs.replace(of, range=range_)
         taken += range_.size
         if taken <= room and spare > 0:
             spare -= 1

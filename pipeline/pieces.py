@@ -52,10 +52,25 @@ def _pages(remote: Remote, options: ReadOptions, pieces: list[Piece]) -> Iterato
         if page.next < piece.range.end:
             left.appendleft((piece, page.next))
         coming = ask(*left[0]) if left else None
+        if piece.ledger:
+            _check_ledgers(options, piece, page)
         if page.next > piece.dense:
             _check(options, piece, page, max(start, piece.dense))
         if page.ranges:
             yield piece.range, page
+
+
+def _check_ledgers(options: ReadOptions, piece: Piece, page: Page) -> None:
+    """What was given since it was planned is not what was planned: the server has lost that."""
+    ledgers = (item.partition(":") for item in page.ledgers.split())
+    anew = [int(first) for ledger, _, first in ledgers if int(ledger) > piece.ledger]
+    if anew and anew[0] < page.next:
+        report(
+            options.fail_on_data_loss,
+            f"the server has lost what it had written last: the messages of topic {piece.range.topic!r}, "
+            f"partition {piece.range.partition} from offset {anew[0]} on are others than when the batch was "
+            "planned",
+        )
 
 
 def _check(options: ReadOptions, piece: Piece, page: Page, start: int) -> None:

@@ -92,9 +92,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Shares of what there is to read: of a large partition one or several, of small ones many in one."""
         query = self._opened()
-        begin, finish = query.resume(*offsets.load(start)), query.resume(*offsets.load(end))
+        planned, of = offsets.load(end)
+        begin, finish = query.resume(*offsets.load(start)), query.resume(planned, of)
         pieces = [
-            Piece(range_, *query.bounds(range_.topic, range_.partition))
+            Piece(
+                range_,
+                *query.bounds(range_.topic, range_.partition),
+                of[range_.topic].ledgers.get(range_.partition, 0),
+            )
             for range_ in offsets.ranges(begin, finish)
         ]
         return share_out(pieces, self._options.min_partitions)

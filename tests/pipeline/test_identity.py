@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from broker.server import Server
 from client import Client, OutgoingMessage
@@ -302,6 +303,32 @@ def test_a_power_cut_under_a_running_query_is_noticed_before_anything_more_is_dr
             assert owed(client, topic) == 380
         finally:
             query.reader.stop()
+
+
+def test_what_was_planned_before_a_power_cut_is_not_read_from_what_came_since(
+    power: PowerCut, topic: str
+) -> None:
+    options = {"server": power.broker.url, "subscribe": topic, "subscription": "spark"}
+    with Client(power.broker.url) as client:
+        make(client, topic, 80)
+        power.save()
+        publish(client, topic, 20, "lost")
+        for fail in (True, False):
+            query = Run({**options, "failOnDataLoss": str(fail).lower()})
+            try:
+                start = query.reader.initialOffset()
+                end = query.reader.latestOffset(start, ReadAllAvailable())
+                shares = query.reader.partitions(start, end)
+            finally:
+                query.reader.stop()
+            assert sum(len(rows) for share in shares for rows in query.reader.read(share)) == 100
+            power.strike()
+            publish(client, topic, 20, "new")
+            if fail:
+                with pytest.raises(DataLoss, match="from offset 81 on are others"):
+                    list(query.reader.read(shares[0]))
+            else:
+                assert sum(len(rows) for share in shares for rows in query.reader.read(share)) == 100
 
 
 def test_a_restart_that_loses_nothing_and_a_new_owner_are_no_loss(power: PowerCut, topic: str) -> None:
