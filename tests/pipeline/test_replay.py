@@ -149,6 +149,13 @@ def test_a_run_that_was_stopped_goes_on_without_duplicates(
     # A round that was published and not noted down: it is published again, and the broker knows.
     [note] = Path(f"{path}.keylane/replays").iterdir()
     note.write_text(note.read_text().replace('"done":1', '"done":0'))
+    # What is archived meanwhile is for another run, also where its time is that of rows of other partitions.
+    late = {**row(ROWS), "timestamp": NOON + timedelta(minutes=ROWS - 2)}
+    assert (late["partition"], ALL[-1]["partition"]) == (0, 2)
+    pq.write_table(
+        pa.Table.from_pylist([late], SCHEMA),
+        path / "topic=orders" / f"date={late['timestamp'].date()}" / "part-late.parquet",
+    )
     result = replay()
     assert result.duplicates == ROWS / 3
     assert origins(arrivals(client, topic)) == Counter(one["message_id"] for one in ALL)
