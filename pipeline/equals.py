@@ -88,11 +88,12 @@ def missing(tasks: Sequence[Told]) -> Iterator[Any]:
 
 def _shared(tasks: Sequence[Told]) -> dict[int, tuple[int, int]]:
     """The heads that several tasks have: how often the one that has it most, and all of them together."""
-    heads = np.sort(np.concatenate([np.empty(0, np.uint64), *(task.heads for task in tasks)]))
+    runs = [task.heads for task in tasks if len(task.heads)]
+    heads = np.sort(np.concatenate([np.empty(0, np.uint64), *runs]), kind="stable")  # of sorted ones: a merge
     several = np.unique(heads[1:][heads[1:] == heads[:-1]])
     counts: dict[int, tuple[int, int]] = {}
-    for task in tasks:
-        for head in np.intersect1d(several, task.heads, assume_unique=True).tolist():
+    for task in tasks if len(several) else ():
+        for head in several[np.isin(several, task.heads)].tolist():
             count = task.repeated.get(head, 1)
             most, all_of_them = counts.get(head, (0, 0))
             counts[head] = max(most, count), all_of_them + count
