@@ -37,7 +37,7 @@ MESSAGES = st.lists(
         key=st.none() | st.sampled_from(["a", "b", "Zürich"]),
         attributes=st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
         partition=st.none() | st.integers(0, 3),
-        uid=st.none() | st.text("xyz", max_size=3),
+        uid=st.none() | st.text("xyz", min_size=1, max_size=3),
     ),
     min_size=1,
     max_size=20,
