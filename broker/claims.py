@@ -10,10 +10,11 @@ from typing import Any
 from broker.administration import checked, subscription_keys
 from broker.arguments import MAX_MS, MAX_PARTITIONS, body_names, check_int, id_maker
 from broker.keys import check_name
-from broker.reading import Reading, entry_of
+from broker.reading import Reading
 from broker.results import Claimed, Committed
 from broker.store import Argument, Call, as_fields
 from client.errors import BrokerError, ConsumerReplaced, InvalidArgument, MessagesLost, SubscriptionMoved
+from client.lines import entry_of
 from client.wire import MAX_BATCH
 
 _BEYOND = 10**14  # every entry

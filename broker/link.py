@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from secrets import token_hex
 from typing import Any
 
 import hiredis
@@ -107,6 +108,8 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=_error, encoding="utf-8")
         self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._unread: list[bytes] | None = None  # what has come of an answer that is to be handed on as it is
+        self._mark = b""  # and where it ends
         self.corked = False  # more commands are about to come: gather them
         self._unsent: list[bytes] = []
         self._answered = 0
@@ -166,6 +169,30 @@ class Link(asyncio.Protocol):
             self._watch = self._loop.call_later(self.patience, self._look, self._answered)
         return future
 
+    async def unread(self, *command: str | bytes | int) -> bytes:
+        """Run a command on a connection that has nothing else to do; its answer as it came.
+
+        Behind it comes an answer that nobody can know beforehand, so what ends with that is all.
+        """
+        word = token_hex(8)
+        self._unread, self._mark = [], b"$%d\r\n%b\r\n" % (len(word), word.encode())
+        try:
+            answer: bytes = await self._call_marked(command, word)
+        finally:
+            self._unread = None
+        if answer.startswith(b"-"):
+            raise _error(answer[1:].partition(b"\r\n")[0].decode("utf-8", "replace"))
+        return answer
+
+    def _call_marked(self, command: tuple[str | bytes | int, ...], word: str) -> "asyncio.Future[Any]":
+        self.corked = True
+        try:
+            answer = self.call(*command)
+            self._unsent.append(_pack(("PING", word)))
+        finally:
+            self.flush()
+        return answer
+
     def flush(self) -> None:
         """Send what was gathered."""
         self.corked = False
@@ -183,6 +210,9 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand each complete reply to the call that it answers."""
+        if self._unread is not None:
+            self._gather(self._unread, data)
+            return
         self._reader.feed(data)
         while self._transport is not None and (reply := self._reader.gets()) is not False:
             future = self._waiting.popleft()
@@ -193,6 +223,17 @@ class Link(asyncio.Protocol):
                 future.set_exception(reply)
             else:
                 future.set_result(reply)
+
+    def _gather(self, parts: list[bytes], data: bytes) -> None:
+        self._answered += 1
+        parts.append(data)
+        if len(data) < len(self._mark):
+            parts[:] = [b"".join(parts)]  # the mark may come in pieces
+        refused = parts[0].startswith(b"-") and b"\r\n" in parts[0]  # perhaps the mark was, too
+        if self._waiting and (refused or parts[-1].endswith(self._mark)):
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(b"".join(parts).removesuffix(self._mark))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every call that was not answered."""

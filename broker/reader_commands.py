@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from broker.arguments import check_int
 from broker.results import Committed
 from broker.topic_commands import Reply
+from client import lines as as_sent
 from client import wire
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ async def read(worker: "Worker", _: "Connection", request: wire.Read, __: memory
         incarnation=request.incarnation,
     )
     ledgers = "" if request.journal else lines.ledgers
-    return wire.ReadReply(lines.next, ledgers), wire.pack((lines.ranges, lines.flat))
+    body = lines.answers if request.raw else as_sent.read(lines.answers)
+    return wire.ReadReply(lines.next, ledgers), wire.pack(body)
 
 
 async def offsets(worker: "Worker", _: "Connection", request: wire.Offsets, __: memoryview) -> Reply:

@@ -5,9 +5,7 @@ lines = await engine.read("orders", 3, start=1, end=5_001)     # go on from line
 
 import re
 from collections.abc import Mapping
-from itertools import accumulate, chain
 from operator import itemgetter
-from typing import Any
 
 from broker.administration import STEP, check_incarnation, checked, partition_keys
 from broker.arguments import (
@@ -17,24 +15,23 @@ from broker.arguments import (
     id_maker,
     ledgers_between,
     name_of_body,
-    rows,
 )
 from broker.keys import PartitionKeys, check_name
 from broker.results import Lines
 from broker.store import Call
 from broker.subscriptions import Subscriptions
+from client import lines as as_sent
 from client.errors import InvalidArgument, TopicNotFound
 from client.wire import MAX_BATCH, PartitionOffsets
 
 MAX_LINES = 10_000  # of a log or a journal in one answer
-TEXTS = 500_000  # characters in one answer, about
+_BYTES = 500_000  # in one answer, about
 _FIRST = 100  # lines to read before it is known how large they are
 
 _POSITION = re.compile(r"-|\d{1,14}-\d{1,14}")  # in a log, of owed()
 
 _fields = itemgetter(1)
 _message = itemgetter(1, 3, 5)  # the values of key, uid, about
-_record = itemgetter(1, 3, 5, 7, 9)  # and of at, what, sub, by, entries
 
 
 class Reading(Subscriptions):
@@ -66,28 +63,30 @@ class Reading(Subscriptions):
                 f"positions {start!r:.30} to {end!r:.30} of the {'journal' if journal else 'log'} of "
                 f"partition {partition} of {topic!r}: use whole numbers from 1 to {latest}, in this order"
             )
-        stream, values = (keys.journal, _record) if journal else (keys.log, _message)
-        lines, id_of = Lines([], [], ledgers, start), id_maker(ledgers or "0:1")
-        read, size, count = 0, 0, _FIRST
-        while lines.next < end and read < limit and size < TEXTS:
+        stream, id_of = keys.journal if journal else keys.log, id_maker(ledgers or "0:1")
+        lines = Lines([], ledgers, start)
+        read, size, count, dense = 0, 0, _FIRST, True
+        while lines.next < end and read < limit and size < _BYTES:
             count = min(count, limit - read)
-            command = ("XRANGE", stream, id_of(lines.next), id_of(end - 1), "COUNT", str(count))
-            # Numbers only grow: if it is the same behind the lines, they are of that topic.
-            found, still = await self.store.read_all([command, ("HGET", keys.meta, "incarnation")])
-            check_incarnation(topic, there, int(still or 0))
-            flat = list(chain.from_iterable(map(values, map(_fields, found))))
-            read, size = read + len(found), size + sum(map(len, flat))
-            if size > TEXTS:  # perhaps too large for a frame
-                width = len(flat) // len(found)
-                fitting = _fitting(flat, width, TEXTS - (size - sum(map(len, flat))))
-                lines.flat += flat[: fitting * width]
-                add_ranges(lines.ranges, found[:fitting])
-                lines.next = lines.ranges[-1] + 1
-                break
-            lines.flat += flat
-            add_ranges(lines.ranges, found)
-            lines.next = lines.ranges[-1] + 1 if len(found) == count else end
-            count = min(MAX_BATCH, (TEXTS - size) * read // max(size, 1) + 1)  # as many as should fit
+            # Without holes it is known where as many lines end, and nobody has to look into the answer.
+            stop = min(lines.next + count, end) if dense else end
+            answer = await self.store.unread(
+                "XRANGE", stream, id_of(lines.next), id_of(stop - 1), "COUNT", str(count)
+            )
+            found = as_sent.count(answer)
+            if size + len(answer) > _BYTES:  # perhaps too large for a frame
+                if lines.answers:
+                    break
+                if found > 1:
+                    count = max(1, min(found // 2, _BYTES * found // len(answer)))
+                    continue
+            lines.answers.append(answer)
+            lines.next = stop if dense or found < count else as_sent.entry_of(as_sent.parse(answer)[-1]) + 1
+            read, size, dense = read + found, size + len(answer), dense and found == count
+            count = min(MAX_BATCH, (_BYTES - size) * read // size + 1)  # as many as should fit
+        # Numbers only grow: if it is the same behind the lines, they are of that topic.
+        [still] = await self.store.read_all([("HGET", keys.meta, "incarnation")])
+        check_incarnation(topic, there, int(still or 0))
         lines.ledgers = ledgers_between(ledgers, start, max(lines.next - 1, start))
         return lines
 
@@ -172,34 +171,3 @@ class Reading(Subscriptions):
 def _offsets(keys: PartitionKeys, subscription: str, ledger: int = 0) -> Call:
     sub = keys.subscription(subscription).sub
     return "partition/offsets", [keys.meta, keys.log, keys.subs, sub, keys.journal], [subscription, ledger]
-
-
-def _fitting(flat: list[str], width: int, room: int) -> int:
-    """How many lines of so many texts there is room for; one at least."""
-    ends = accumulate(sum(map(len, line)) for line in rows(flat, width))
-    return max(1, sum(end <= room for end in ends))
-
-
-def entry_of(line: list[Any]) -> int:
-    """The entry that a line of a stream has in its id."""
-    id: str = line[0]
-    return int(id[id.index("-") + 1 :])
-
-
-def add_ranges(ranges: list[int], found: list[Any]) -> None:
-    """Add the entries that were found to flat ranges; without holes nothing is done for each of them."""
-    if not found:
-        return
-    first, last = entry_of(found[0]), entry_of(found[-1])
-    if last - first == len(found) - 1:
-        _add_range(ranges, first, last)
-        return
-    for entry in map(entry_of, found):
-        _add_range(ranges, entry, entry)
-
-
-def _add_range(ranges: list[int], first: int, last: int) -> None:
-    if ranges and ranges[-1] == first - 1:
-        ranges[-1] = last
-    else:
-        ranges += (first, last)

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from client.lines import read
+
 
 class Outgoing(NamedTuple):
     """A message to publish: `key` is "" for none, `about` is what client.wire.about() makes."""
@@ -304,12 +306,21 @@ class Owners(msgspec.Struct, frozen=True):
 
 
 class Lines(msgspec.Struct):
-    """A part of a log or a journal, flat: ranges of entries, and the values of each of them."""
+    """A part of a log or a journal, as Redis has answered, unread."""
 
-    ranges: list[int]
-    flat: list[str]
+    answers: list[bytes]  # of XRANGE
     ledgers: str
     next: int  # the position to go on from
+
+    @property
+    def ranges(self) -> list[int]:
+        """The entries that are there: first, last, …"""
+        return read(self.answers)[0]
+
+    @property
+    def flat(self) -> list[str]:
+        """The values of each of them, one after another."""
+        return read(self.answers)[1]
 
 
 class Claimed(msgspec.Struct, frozen=True):

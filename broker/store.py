@@ -32,6 +32,7 @@ from broker.durability import check_reached, fsync_confirmation, replicas, repli
 from broker.link import LOST, Link, named_errors
 from broker.links import Address, Attempts, Links
 from broker.scripts import Scripts
+from client import lines
 from client.errors import BrokerError, DurabilityNotReached, InvalidArgument, Unavailable
 
 Argument = str | bytes | int
@@ -242,6 +243,25 @@ class Store:
         """Run plain commands, each on the key that it names first, and answer them as the server does."""
         with named_errors():
             return await _together(*(self._execute(command[1], *command) for command in commands))
+
+    async def unread(self, *command: str) -> bytes:
+        """Run a plain command on the key that it names first; its answer as it came, for others to read."""
+        with named_errors():
+            if self._linked:
+                with contextlib.suppress(MovedError, AskError, TryAgainError):
+                    return await self._unread(*command)
+            return lines.pack(await self._execute(command[1], *command))
+
+    async def _unread(self, *command: str) -> bytes:
+        server = await self._server_of(command[1])
+        link: Link | None = None
+        try:
+            async with self._links.lend(server) as link:
+                link.patience = self._patience
+                return await link.unread(*command)
+        except LOST as error:
+            self._lose(server, link, error)
+            raise
 
     async def fields(self, key: str) -> dict[str, str]:
         """All fields of a hash."""

@@ -13,7 +13,7 @@ from client import wire
 from client.bodies import Bodies
 from client.cluster import Cluster
 from client.times import Seconds, milliseconds
-from client.types import Claim, Page, PartitionOffsets
+from client.types import Claim, Page, PartitionOffsets, RawPage
 from client.wire import properties_of, unpack
 
 _LINES = tuple[list[int], list[str]]
@@ -61,6 +61,15 @@ class Reading:
         said = properties_of(answer, wire.ReadReply)
         ranges, flat = unpack(answer.body, _LINES)
         return Page(ranges, flat, said.ledgers, said.next)
+
+    async def read_raw(
+        self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, incarnation: int = 0
+    ) -> RawPage:
+        """The same, unread, of which the worker has hardly any work."""
+        question = wire.Read(topic, partition, start, end, limit, incarnation=incarnation, raw=True)
+        answer = await self._cluster.request_near(topic, partition, question)
+        said = properties_of(answer, wire.ReadReply)
+        return RawPage(unpack(answer.body, list[bytes]), said.ledgers, said.next)
 
     async def claim(
         self,

@@ -114,6 +114,14 @@ class Page(msgspec.Struct, frozen=True):
     next: int
 
 
+class RawPage(msgspec.Struct, frozen=True):
+    """The same as Redis has answered it, for client.lines or whoever reads it faster."""
+
+    answers: list[bytes]
+    ledgers: str
+    next: int
+
+
 class Claim(msgspec.Struct, frozen=True):
     """Whether a subscription is the reader's; else whose, and for how many seconds at least."""
 

@@ -540,7 +540,8 @@ class Read(Properties, frozen=True):
     """READ: the entries from position `start` up to, not including, `end`; answered by OK with ReadReply.
 
     The body of the answer is an array of two flat arrays: ranges of the entries that are there (first, last,
-    …), and key, uid, about of each of them. Of the journal: at, what, sub, by, entries of each record.
+    …), and key, uid, about of each of them. Of the journal: at, what, sub, by, entries of each record. With
+    `raw` it is an array of what Redis has answered to XRANGE, which the client reads itself.
     """
 
     TYPE = Type.READ
@@ -552,6 +553,7 @@ class Read(Properties, frozen=True):
     limit: int = 5_000
     journal: bool = False
     incarnation: int = 0  # of the topic that is meant, as in PartitionOffsets; 0: any
+    raw: bool = False
 
 
 class ReadReply(Properties, frozen=True):

@@ -14,9 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from client.errors import ProtocolError
-from client.types import Page
+from client.types import RawPage
+from pipeline.arrow_lines import Lines
 
-_ABOUT = 5  # parts, of which these are of use here:
+_KEY, _UID, _ABOUT = 1, 2, 3  # fields of a line
+_PARTS = 5  # of an about, of which these are of use here:
 _PUBLISHED, _PRODUCED, _BODY, _ATTRIBUTES = 0, 1, 3, 4
 _MANY = 32  # ranges, from which on a list of all entries is cheaper than an array for each
 _MAP = pa.map_(pa.string(), pa.string())
@@ -26,14 +28,12 @@ _decode = msgspec.json.Decoder(dict[str, str]).decode
 class Messages:
     """The messages of a page, or of a part of it; of what they say only that is read which is asked for."""
 
-    def __init__(self, topic: str, partition: int, page: Page) -> None:
+    def __init__(self, topic: str, partition: int, page: RawPage) -> None:
         self.topic = topic
         self.partition = partition
-        self.entries = entries_of(page.ranges)
-        if len(page.flat) != 3 * len(self.entries):
-            raise ProtocolError(f"a page of {topic!r} whose lists do not belong together")
-        self._ledgers = page.ledgers
-        self._keys, self._uids, self._abouts = page.flat[0::3], page.flat[1::3], page.flat[2::3]
+        self._lines, self._ledgers = Lines(page.answers, 3), page.ledgers
+        self.entries = self._lines.entries()
+        self._slice: slice | None = None  # of the lines, where it is a part
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -47,22 +47,18 @@ class Messages:
         start = before = 0
         while start < len(self):
             stop = max(start + 1, bisect_right(sums, before + limit, start, key=_plain))
-            yield self if (start, stop) == (0, len(self)) else self._slice(start, stop)
+            yield self if (start, stop) == (0, len(self)) else self._part_of(start, stop)
             start, before = stop, _plain(sums[stop - 1])
 
     def names(self) -> list[str]:
         """The names of the bodies in the payload store, leaving out messages that have none."""
         if not self._has_bodies():
             return []
-        if pc.any(pc.match_substring(self._bodies, ":")).as_py():
-            named = pc.list_slice(
-                pc.split_pattern(self._bodies, ":", max_splits=1), 1, 2, return_fixed_size_list=True
-            )
-            names = pc.coalesce(named.flatten(), pa.array(self._uids, pa.string()))
-            return list(names.filter(self._present()).to_pylist())
-        if pc.all(self._present()).as_py():
-            return self._uids
-        return list(pa.array(self._uids, pa.string()).filter(self._present()).to_pylist())
+        named = pc.list_slice(self._wheres, 1, 2, return_fixed_size_list=True)
+        names = named.flatten()
+        if names.null_count:
+            names = pc.coalesce(names, self._texts(_UID)).filter(self._present())
+        return list(names.to_pylist())
 
     def values(self, bodies: Sequence[bytes | None]) -> pa.BinaryArray:
         """The column of bodies as names() has them: null for one that is gone, empty where there is none."""
@@ -92,19 +88,24 @@ class Messages:
         return pa.RecordBatch.from_arrays([ways[name]() for name in schema.names], schema=schema)
 
     def _texts_of_keys(self) -> pa.StringArray:
-        keys = pa.array(self._keys, pa.string())
+        keys = self._texts(_KEY)
         return pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
 
     @cached_property
     def _parts(self) -> pa.StringArray:
-        return parts_of(pa.array(self._abouts, pa.string()))
+        return parts_of(self._texts(_ABOUT))
 
     def _part(self, at: int) -> pa.StringArray:
-        return self._parts.take(pa.arange(at, len(self._parts), _ABOUT))
+        return self._parts.take(pa.arange(at, len(self._parts), _PARTS))
 
     @cached_property
     def _bodies(self) -> pa.StringArray:
         return self._part(_BODY)
+
+    @cached_property
+    def _wheres(self) -> pa.ListArray:
+        """Of each body its size and, unless that is the uid, its name."""
+        return pc.split_pattern(self._bodies, ":", max_splits=1)
 
     def _has_bodies(self) -> bool:
         return bool(pc.any(self._present()).as_py())
@@ -113,16 +114,19 @@ class Messages:
         return pc.not_equal(self._bodies, "")
 
     def _sizes(self) -> pa.Int64Array:
-        digits = pc.list_element(pc.split_pattern(self._bodies, ":", max_splits=1), 0)
+        digits = pc.list_element(self._wheres, 0)
         return pc.cast(pc.if_else(pc.equal(digits, ""), "0", digits), pa.int64())
 
-    def _slice(self, start: int, stop: int) -> "Messages":
+    def _part_of(self, start: int, stop: int) -> "Messages":
         part = Messages.__new__(Messages)
-        part.topic, part.partition, part._ledgers = self.topic, self.partition, self._ledgers
+        part.topic, part.partition = self.topic, self.partition
+        part._lines, part._ledgers, part._slice = self._lines, self._ledgers, slice(start, stop)
         part.entries = self.entries[start:stop]
-        part._keys, part._uids = self._keys[start:stop], self._uids[start:stop]
-        part._abouts = self._abouts[start:stop]
         return part
+
+    def _texts(self, field: int) -> pa.StringArray:
+        column = self._lines.column(field)
+        return column if self._slice is None else column[self._slice]
 
 
 def entries_of(ranges: Sequence[int]) -> pa.Int64Array:
@@ -152,8 +156,8 @@ def ids_of(partition: int, entries: pa.Int64Array, ledgers: str) -> pa.StringArr
 
 def parts_of(abouts: pa.StringArray) -> pa.StringArray:
     """The five parts of each `about`, one after another."""
-    parts = pc.split_pattern(abouts, " ", max_splits=_ABOUT - 1)
-    if len(wrong := abouts.filter(pc.not_equal(pc.list_value_length(parts), _ABOUT))):
+    parts = pc.split_pattern(abouts, " ", max_splits=_PARTS - 1)
+    if len(wrong := abouts.filter(pc.not_equal(pc.list_value_length(parts), _PARTS))):
         raise ProtocolError(f"a message is described by {wrong[0].as_py()!r:.80}")
     return parts.flatten()
 

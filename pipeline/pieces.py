@@ -1,22 +1,26 @@
 """What one Spark task reads: ranges of partitions, page by page, on an executor."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from client.types import Page
+from client.types import Page, RawPage
 from pipeline.arrow import Messages
 from pipeline.arrow_journal import journal_batch
+from pipeline.arrow_lines import ranges_of
 from pipeline.loss import few, gaps, report, some
-from pipeline.offsets import Range
 from pipeline.options import ReadOptions
 from pipeline.piece import Piece, Share
 from pipeline.remote import Remote
+
+P = TypeVar("P", Page, RawPage)
 
 _PAGE = 5_000  # messages
 _BODIES = 16 * 1024 * 1024  # bytes of bodies in one batch, of which three are in memory
@@ -28,21 +32,22 @@ def read_share(options: ReadOptions, columns: StructType, share: InputPartition)
         return
     schema = to_arrow_schema(columns, timezone="UTC")
     with Remote(options.connection) as remote:
-        pages = _pages(remote, options, share.pieces)
         if options.journal:
-            for range_, page in pages:
-                yield journal_batch(schema, range_.topic, range_.partition, page)
+            yield from _records(remote, options, schema, share.pieces)
         else:
-            yield from _batches(remote, options, schema, pages)
+            yield from _batches(remote, options, schema, share.pieces)
 
 
-def _pages(remote: Remote, options: ReadOptions, pieces: list[Piece]) -> Iterator[tuple[Range, Page]]:
-    """The pages of pieces one after the other, each with its range; the next one is always under way."""
+def _pages(
+    remote: Remote, options: ReadOptions, pieces: list[Piece], read: Callable[..., Awaitable[P]]
+) -> Iterator[tuple[Piece, int, P]]:
+    """The pages of pieces one after the other, with where each starts; the next one is always under way."""
 
-    def ask(piece: Piece, start: int) -> "Future[Page]":
-        at, end = piece.range.partition, piece.range.end
-        what = {"limit": _PAGE, "journal": options.journal, "incarnation": piece.incarnation}
-        return remote.start(remote.client.read, piece.range.topic, at, start, end, **what)
+    def ask(piece: Piece, start: int) -> "Future[P]":
+        what = piece.range
+        return remote.start(
+            read, what.topic, what.partition, start, what.end, limit=_PAGE, incarnation=piece.incarnation
+        )
 
     left = deque((piece, piece.range.start) for piece in pieces if piece.range.size)
     coming = ask(*left[0]) if left else None
@@ -53,18 +58,15 @@ def _pages(remote: Remote, options: ReadOptions, pieces: list[Piece]) -> Iterato
             left.appendleft((piece, page.next))
         coming = ask(*left[0]) if left else None
         if piece.ledger:
-            _check_ledgers(options, piece, page)
-        if page.next > piece.dense:
-            _check(options, piece, page, max(start, piece.dense))
-        if page.ranges:
-            yield piece.range, page
+            _check_ledgers(options, piece, page.ledgers, page.next)
+        yield piece, start, page
 
 
-def _check_ledgers(options: ReadOptions, piece: Piece, page: Page) -> None:
+def _check_ledgers(options: ReadOptions, piece: Piece, ledgers: str, end: int) -> None:
     """What was given since it was planned is not what was planned: the server has lost that."""
-    ledgers = (item.partition(":") for item in page.ledgers.split())
-    anew = [int(first) for ledger, _, first in ledgers if int(ledger) > piece.ledger]
-    if anew and anew[0] < page.next:
+    items = (item.partition(":") for item in ledgers.split())
+    anew = [int(first) for ledger, _, first in items if int(ledger) > piece.ledger]
+    if anew and anew[0] < end:
         report(
             options.fail_on_data_loss,
             f"the server has lost what it had written last: the messages of topic {piece.range.topic!r}, "
@@ -73,8 +75,9 @@ def _check_ledgers(options: ReadOptions, piece: Piece, page: Page) -> None:
         )
 
 
-def _check(options: ReadOptions, piece: Piece, page: Page, start: int) -> None:
-    missing = gaps(page.ranges, start, page.next)
+def _check(options: ReadOptions, piece: Piece, ranges: list[int], start: int, end: int) -> None:
+    """Report what is missing of entries that have to be there."""
+    missing = gaps(ranges, max(start, piece.dense), end) if end > piece.dense else []
     if missing:
         count = sum(last - first + 1 for first, last in missing)
         what = "records of the journal" if options.journal else "messages"
@@ -85,18 +88,31 @@ def _check(options: ReadOptions, piece: Piece, page: Page, start: int) -> None:
         )
 
 
+def _records(
+    remote: Remote, options: ReadOptions, schema: pa.Schema, pieces: list[Piece]
+) -> Iterator[pa.RecordBatch]:
+    """Records of the journal."""
+    for piece, start, page in _pages(remote, options, pieces, partial(remote.client.read, journal=True)):
+        _check(options, piece, page.ranges, start, page.next)
+        if page.ranges:
+            yield journal_batch(schema, piece.range.topic, piece.range.partition, page)
+
+
 def _batches(
-    remote: Remote, options: ReadOptions, schema: pa.Schema, pages: Iterator[tuple[Range, Page]]
+    remote: Remote, options: ReadOptions, schema: pa.Schema, pieces: list[Piece]
 ) -> Iterator[pa.RecordBatch]:
     """Messages with their bodies, which are fetched while the page before is converted."""
     waiting: deque[tuple[Messages, Future[list[bytes | None]]]] = deque()
-    for range_, page in pages:
-        messages = Messages(range_.topic, range_.partition, page)
+    for piece, start, page in _pages(remote, options, pieces, remote.client.read_raw):
+        messages = Messages(piece.range.topic, piece.range.partition, page)
+        _check(options, piece, ranges_of(messages.entries), start, page.next)
+        if not len(messages):
+            continue
         if "value" not in schema.names:
             yield messages.batch(schema, None)
             continue
         for part in messages.cut(_BODIES):
-            waiting.append((part, remote.start(remote.client.bodies, range_.topic, part.names())))
+            waiting.append((part, remote.start(remote.client.bodies, part.topic, part.names())))
             if len(waiting) > 1:
                 yield _with_bodies(options, schema, *waiting.popleft())
     while waiting:

@@ -168,6 +168,14 @@ async def test_names_of_different_times_are_found_together(kind: Kind, topic: st
     assert await kind.remains(topic) == []
 
 
+async def test_bodies_come_in_the_order_asked_for_however_their_times_mix(kind: Kind, topic: str) -> None:
+    names = [f"{at % 3}{at:026d}" for at in range(1, 61)]
+    await kind.store.put(topic, [(name, name.encode()) for name in names[:50]])
+    for some in (names, sorted(names), names[:5], [names[0], names[1], names[0]]):
+        expected = [name.encode() if name in names[:50] else None for name in some]
+        assert await kind.store.get(topic, some) == expected
+
+
 async def test_many_at_once_do_not_disturb_each_other(kind: Kind, topic: str) -> None:
     async def round_trip(number: int) -> None:
         bodies = bodies_of(*(b"%d %d" % (number, index) for index in range(10)))

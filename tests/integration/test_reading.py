@@ -18,6 +18,7 @@ from client import (
     Page,
     SubscriptionNotFound,
     TopicNotFound,
+    lines,
 )
 from client.types import Mode
 from tests.running import RunningBroker
@@ -79,6 +80,9 @@ async def test_what_is_committed_leaves_the_log_and_the_payload_store(
     page = await client.read(topic, 0, 1, 11)
     assert page == Page([1, 10], page.flat, page.ledgers, 11)
     assert re.fullmatch(r"\d+:1", page.ledgers)
+    raw = await client.read_raw(topic, 0, 1, 11)
+    assert lines.read(raw.answers) == (page.ranges, page.flat)
+    assert (raw.ledgers, raw.next) == (page.ledgers, page.next)
     names = page.flat[1::3]
     assert await client.bodies(topic, names) == [b"%d" % number for number in range(10)]
 

@@ -14,10 +14,12 @@ import pytest
 from redis.crc import key_slot
 
 from broker.durability import fsync_confirmation
+from broker.link import Link
 from broker.scripts import Scripts
 from broker.server import Server, ServerError, ask
 from broker.store import Store
 from broker.topology import Cluster, replica_pair, single_server, three_node_cluster
+from client import lines
 from client.errors import DurabilityNotReached, InvalidArgument, Unavailable
 
 SCRIPTS = Scripts(
@@ -288,6 +290,91 @@ async def test_a_transaction_follows_a_slot_that_has_moved(cluster: Cluster) -> 
             ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ask(new.port, "CLUSTER", "MYID"))
         assert await store.atomically([("SET", key, "2"), ("GET", key)]) == ["OK", "2"]
         assert ask(new.port, "GET", key) == "2"
+
+
+# Answers that are handed on unread
+
+
+async def test_an_answer_comes_as_the_server_sends_it_however_large(
+    server_url: str, cluster_url: str
+) -> None:
+    for url in (server_url, cluster_url.replace("redis://", "redis+cluster://")):
+        async with store_on(url) as store:
+            keys = [f"unread-{number}" for number in range(20)]
+            for number, key in enumerate(keys):
+                await store.read_all([("DEL", key)])
+                fields = ["a", "$16\r\n" * number * 1_000, "b", "é"]
+                await store.read_all([("XADD", key, f"1-{entry}", *fields) for entry in range(1, 30)])
+            sent = await asyncio.gather(*(store.unread("XRANGE", key, "-", "+") for key in keys))
+            read = await store.read_all([("XRANGE", key, "-", "+") for key in keys])
+            assert [lines.parse(answer) for answer in sent] == read
+            assert sent == [lines.pack(answer) for answer in read]
+            assert [lines.count(answer) for answer in sent] == [29] * 20
+            with pytest.raises(Exception, match="wrong number of arguments"):
+                await store.unread("XRANGE", keys[0])
+            assert await store.unread("XRANGE", keys[0], "-", "-") == b"*0\r\n"
+            await store.read_all([("DEL", key) for key in keys])
+
+
+async def test_an_unread_answer_follows_a_slot_that_has_moved(cluster: Cluster) -> None:
+    old, new, _ = cluster.nodes
+    key = key_in(0, 5460)
+    slot = str(key_slot(key.encode()))
+    async with cluster_store(cluster.url) as store:
+        assert await store.unread("XRANGE", key, "-", "+") == b"*0\r\n"
+        for node in (new, old):
+            ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ask(new.port, "CLUSTER", "MYID"))
+        ask(new.port, "XADD", key, "1-1", "a", "b")
+        for _ in range(2):
+            assert lines.parse(await store.unread("XRANGE", key, "-", "+")) == [["1-1", ["a", "b"]]]
+
+
+async def test_whoever_gives_up_on_an_unread_answer_spoils_no_other(server_binary: Path) -> None:
+    with single_server(binary=server_binary) as server:
+        async with store_on(server.url) as store:
+            await store.read_all([("XADD", "k", "1-1", "a", "b")])
+            await store.unread("XRANGE", "k", "-", "+")
+            with stopped(server):
+                waiting = asyncio.create_task(store.unread("XRANGE", "k", "-", "+"))
+                await until(lambda: bool(store._links._lent))
+                waiting.cancel()
+                await asyncio.wait([waiting])
+            answers = await asyncio.gather(*(store.unread("XRANGE", "k", "-", "+") for _ in range(5)))
+            assert {lines.count(answer) for answer in answers} == {1}
+
+
+@pytest.mark.parametrize("error", ["LOADING Redis is loading", "NOAUTH required", "MASTERDOWN is down"])
+async def test_a_server_that_refuses_says_so_instead_of_an_unread_answer(error: str) -> None:
+    async with server_that_says(error) as (url, _), store_on(url) as store:
+        with anyio.fail_after(8), pytest.raises(Unavailable):  # and not when patience ends
+            await store.unread("GET", "k")
+
+
+@pytest.mark.parametrize("size", [1, 7, 22, 23, 24, 1_000])
+async def test_an_answer_ends_at_its_mark_in_whatever_pieces_it_comes(size: int) -> None:
+    class Sent(list[bytes]):
+        transport: Any
+
+        def write(self, data: bytes) -> None:
+            self.append(data)
+
+        def abort(self) -> None:
+            self.clear()
+
+    sent = Sent()
+    sent.transport = sent
+    link = Link(sent, 60.0)  # type: ignore[arg-type]
+    for answer in (b"*0\r\n", b"*1\r\n$3\r\na\r\n\r\n" + b"$16\r\n" * 50):
+        calling = asyncio.create_task(link.unread("XRANGE", "k"))
+        await until(lambda: bool(sent))
+        mark = b"$16" + b"".join(sent).rpartition(b"$16")[2]
+        whole = answer + mark
+        for at in range(0, len(whole), size):
+            assert not calling.done()
+            link.data_received(whole[at : at + size])
+        assert await calling == answer
+        sent.clear()
+    link.close()
 
 
 # Fsync

@@ -357,6 +357,28 @@ async def test_a_range_is_read_page_by_page_with_its_holes(engine: Engine, topic
     assert (await engine.read(topic, 0, 11, 11)).next == 11
 
 
+@pytest.mark.parametrize("limit", [1, 7, 100, 5_000])
+async def test_pages_are_the_whole_whether_or_not_there_are_holes(
+    engine: Engine, topic: str, limit: int
+) -> None:
+    story = await begin(engine, topic)
+    await story.subscribe("other", "shared")
+    await publish(story, 260)
+    [delivery] = await story.fetch(permits=260, name="other")
+    await engine.seek(topic, "spark", "latest")
+    gone = {entry for entry in range(1, 261) if (120 < entry < 200 and entry % 3) or entry in (1, 230, 260)}
+    await story.ack(*(part(delivery.receipt, entry) for entry in sorted(gone)), name="other")
+    for first, end in ((1, 261), (100, 240), (121, 123), (199, 261)) if limit > 1 else ((120, 150),):
+        found, start = [], first
+        while start < end:
+            page = await engine.read(topic, 0, start, end, limit=limit)
+            assert len(page.flat) <= 3 * limit
+            assert start < page.next <= end
+            found += page.flat[1::3]
+            start = page.next
+        assert found == [f"uid-{entry - 1}" for entry in range(first, end) if entry not in gone]
+
+
 async def test_what_is_heavy_comes_in_more_pages(engine: Engine, topic: str) -> None:
     story = await begin(engine, topic)
     heavy = "x" * 60_000

@@ -8,21 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from client import wire
+from client import lines, wire
 from client.errors import ProtocolError
-from client.types import Page
+from client.types import Page, RawPage
 from pipeline.arrow import Messages, entries_of, ids_of
 from pipeline.arrow_journal import journal_batch
+from pipeline.arrow_lines import Lines, ranges_of
 from pipeline.columns import JOURNAL, MESSAGES
 
 SCHEMA = to_arrow_schema(MESSAGES, timezone="UTC")
 JOURNAL_SCHEMA = to_arrow_schema(JOURNAL, timezone="UTC")
 
 
-def page_of(messages: Sequence[tuple[str, str, str]], *, first: int = 1, ledgers: str = "1:1") -> Page:
-    """A page of key, uid, about of each message."""
-    ranges = [first, first + len(messages) - 1] if messages else []
-    return Page(ranges, [text for message in messages for text in message], ledgers, first + len(messages))
+def page_of(messages: Sequence[tuple[str, str, str]], *, first: int = 1, ledgers: str = "1:1") -> RawPage:
+    """A page of key, uid, about of each message, in two answers."""
+    found = [
+        [f"1-{first + at}", ["key", key, "uid", uid, "about", about]]
+        for at, (key, uid, about) in enumerate(messages)
+    ]
+    answers = [lines.pack(found[:3]), lines.pack(found[3:])]
+    return RawPage(answers, ledgers, first + len(messages))
 
 
 def about(
@@ -100,7 +105,7 @@ def test_a_page_is_cut_by_the_bytes_of_its_bodies() -> None:
 
 
 def test_an_empty_page_is_an_empty_batch() -> None:
-    messages = Messages("orders", 0, Page([], [], "1:1", 9))
+    messages = Messages("orders", 0, page_of([], first=9))
     assert [len(part) for part in messages.cut(10)] == [0]
     assert messages.batch(SCHEMA, messages.values([])).num_rows == 0
 
@@ -108,6 +113,36 @@ def test_an_empty_page_is_an_empty_batch() -> None:
 def test_a_text_that_describes_no_message_is_an_error_that_shows_it() -> None:
     with pytest.raises(ProtocolError, match="'1 2 nonsense'"):
         Messages("orders", 0, page_of([("", "u1", about()), ("", "u2", "1 2 nonsense")])).names()
+
+
+def test_lines_are_read_the_same_with_and_without_an_end_of_a_line_in_them() -> None:
+    plain = [[f"7-{at}", ["key", f"k{at}", "uid", f"u{at}", "about", "a b c d e"]] for at in (3, 4, 9)]
+    odd = [["9-10", ["key", "a\r\n$1\r\nb", "uid", "\r\n*1\r\n", "about", ""]]]
+    answers = [lines.pack(plain), lines.pack([]), lines.pack(odd)]
+    found = Lines(answers, 3)
+    entries, columns = found.entries(), [found.column(at) for at in (1, 2, 3)]
+    assert entries.to_pylist() == [3, 4, 9, 10]
+    assert [column.to_pylist()[3] for column in columns] == ["a\r\n$1\r\nb", "\r\n*1\r\n", ""]
+    ranges, flat = lines.read(answers)
+    assert ranges == ranges_of(entries) == [3, 4, 9, 10]
+    assert flat == [
+        text for row in zip(*(column.to_pylist() for column in columns), strict=True) for text in row
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"-ERR no\r\n", b"*x\r\n", b"*1\r\n$1\r\n", lines.pack([["1-1", ["key", "k"]]])]
+)
+def test_what_is_no_answer_of_lines_is_an_error(answer: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Lines([answer], 3)
+
+
+@given(st.lists(st.integers(1, 60), unique=True, max_size=30).map(sorted))
+def test_ranges_are_the_stretches_without_a_hole(entries: list[int]) -> None:
+    ranges = ranges_of(pa.array(entries, pa.int64()))
+    assert entries_of(ranges).to_pylist() == entries
+    assert all(last + 1 < first for last, first in zip(ranges[1::2], ranges[2::2], strict=False))
 
 
 free = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
