@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
-_FETCHES = 16  # under way for one client, each of which may bring it a megabyte
+_FETCHES = 16  # under way for one client, each of which may bring each consumer a megabyte
 _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
 _REQUESTS = 200  # requests that one connection may have under way
 _TURNS = 2  # of those that may read and answer a lot: while Redis reads for one, the other is answered
@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
         return self.writable and not self._full
 
     def begin_fetch(self) -> None:
-        """A fetch is under way for one of its consumers."""
+        """A fetch is under way for consumers of it."""
         self._fetches += 1
         self._full |= self._fetches >= _FETCHES
 
@@ -87,7 +87,12 @@ class Connection(asyncio.Protocol):
         """Fetches have ended: those that wait for their turn may go on."""
         if self._full and self._fetches <= _FETCHES // 2:
             self._full = False
-            for consumer in list(self.streams.values()):
+            consumers = list(self.streams.values())
+            for consumer in consumers:  # all of them have room before the first is asked,
+                consumer.crowd.has_grown(consumer)
+            for stream in list(self.streams)[:1]:  # and another one is first each time
+                self.streams[stream] = self.streams.pop(stream)
+            for consumer in consumers:
                 consumer.give(0)
 
     @property

@@ -94,7 +94,6 @@ class Consumer:
 
     def reserve(self) -> int:
         """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
-        self.connection.begin_fetch()
         credit = self.credit
         share = credit if len(self.dispatchers) == 1 else max(min(credit, _SHARE), credit // 2)
         self.credit -= share
@@ -109,7 +108,6 @@ class Consumer:
 
     def unreserve(self, permits: int, left: int) -> None:
         """A fetch has ended, with some of its permits left; give() then says so."""
-        self.connection.end_fetch()
         self.reserved -= permits
         self.credit = min(self.permits, self.credit + left)
 

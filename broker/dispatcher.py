@@ -349,6 +349,8 @@ class Dispatcher:
             else:
                 consumer.want()
         named.sort(key=_BY_ROOM)
+        for connection in {one.connection for one in named}:
+            connection.begin_fetch()
         rooms = [Room(one.name, one.reserve(), one.lease_ms, one.spare, SHARE) for one in named]
         for consumer in (
             named[1:] + named[:1]
@@ -435,9 +437,13 @@ class Dispatcher:
         """Let the other partitions have the permits that are left: all of them, before the first is told."""
         for room in rooms:
             takers[room.consumer].unreserve(room.permits, left[room.consumer])
+        connections = {consumer.connection for consumer in takers.values()}
+        for connection in connections:
+            connection.end_fetch()
         for consumer in takers.values():
             consumer.give(0)
-            consumer.connection.relieve()
+        for connection in connections:
+            connection.relieve()
 
     def _ask_next(self, fetched: Fetched, spare: dict[str, int]) -> None:
         """Note for whom there may be more than this fetch has given."""

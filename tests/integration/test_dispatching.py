@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 from redis.asyncio import Redis
@@ -15,6 +16,7 @@ from broker.results import Lease, Outgoing
 from broker.topology import single_server
 from broker.worker import Worker
 from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionNotFound, wire
+from client.types import Mode
 from tests.running import RunningBroker
 
 SOON = 60.0  # seconds; what is forgotten comes at the end of a session, after 600
@@ -161,6 +163,38 @@ async def test_three_hundred_consumers_come_at_once(broker: RunningBroker, topic
         await asyncio.gather(*(consumer.__aenter__() for consumer in consumers))
         assert len((await client.describe_subscription(topic, "s")).consumers) == 300
         await asyncio.gather(*(consumer.close() for consumer in consumers))
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_many_consumers_of_one_client_get_their_share(
+    client: AsyncClient, topic: str, mode: Mode
+) -> None:
+    """Also of many partitions, whose fetches together are more than one client may have under way."""
+    consumers, partitions, messages = 20, 32, 60
+    got = [0] * consumers
+    all_there = asyncio.Event()
+
+    async def take(number: int, consumer: Consumer) -> None:
+        async for _ in consumer:  # nothing is settled: who has more has less room
+            got[number] += 1
+            if sum(got) % messages == 0:
+                all_there.set()
+
+    await client.create_topic(topic, partitions=partitions)
+    async with AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(client.subscribe(topic, "s", mode=mode)) for _ in range(consumers)
+        ]
+        takers = [asyncio.create_task(take(number, consumer)) for number, consumer in enumerate(opened)]
+        for batch in range(20):
+            all_there.clear()
+            names = [f"{batch}-{number}" for number in range(messages)]
+            await client.publish_many(topic, [OutgoingMessage(key=name) for name in names])
+            async with asyncio.timeout(SOON):
+                await all_there.wait()
+        for taker in takers:
+            taker.cancel()
+    assert max(got) < 4 * sum(got) / consumers, got
 
 
 async def test_a_client_that_does_not_read_does_not_hold_up_a_stop(topic: str) -> None:
