@@ -1,6 +1,7 @@
 """Where a reader is: the position (the next entry to read) in each partition of each topic."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -62,21 +63,21 @@ class Times(msgspec.Struct, frozen=True):
 
     def of(self, topic: str, partition: int) -> int | None:
         """The time for a partition, None where none was given."""
-        return self.everywhere or self.each.get(topic, {}).get(partition)
+        return self.each.get(topic, {}).get(partition) if self.everywhere is None else self.everywhere
 
 
 def parse_time(option: str, value: int | str) -> int:
-    """A time as users write it, in ms; one in January 1970 was meant in seconds."""
+    """A time as users write it, in ms; one in January 1970 was meant in seconds, unless it is the first."""
     text = str(value).strip()
     try:
-        ms = int(text) if text.isdecimal() else int(typed(text).timestamp() * 1000)
+        ms = int(text) if text.isdecimal() else -((moment(0) - typed(text)) // timedelta(milliseconds=1))
         when = moment(ms)
     except (ValueError, OverflowError, OSError):
         raise InvalidArgument(
             f"option {option!r} is {text!r}: use milliseconds since 1970, or a time such as "
             "2026-11-16T13:00:00Z"
         ) from None
-    if ms < _FEBRUARY_1970:
+    if ms and ms < _FEBRUARY_1970:
         hint = f" (perhaps {text}000?)" if text.isdecimal() else ""
         raise InvalidArgument(
             f"option {option!r} is {text!r}, which is {when:%Y-%m-%d}: use milliseconds since 1970, and not "

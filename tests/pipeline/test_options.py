@@ -71,6 +71,17 @@ def test_a_time_is_milliseconds_or_iso_and_utc_if_it_does_not_say(text: str) -> 
     assert since.of("orders", 0) == since.of("orders", 7) == expected * 1000
 
 
+def test_a_time_is_that_millisecond_or_the_next() -> None:
+    for text, ms in (("0.305", 305), ("0.305001", 306), ("0", 0)):
+        since = parse(startingTimestamp=f"2026-11-16T02:50:{56 + float(text):09.6f}Z").since
+        assert since is not None
+        assert since.everywhere == 1_794_797_456_000 + ms
+    everything = parse(startingTimestamp="0", endingTimestamp="0")
+    assert everything.since is not None
+    assert everything.until is not None
+    assert everything.since.of("orders", 0) == everything.until.of("orders", 0) == 0
+
+
 def test_times_are_given_by_partition_too() -> None:
     text = '{"orders":{"0":1794803456000,"2":"2026-11-16T02:50:56Z"}}'
     options = parse(startingOffsetsByTimestamp=text, endingOffsetsByTimestamp=text)
@@ -80,7 +91,7 @@ def test_times_are_given_by_partition_too() -> None:
     assert options.until.each == options.since.each
 
 
-@pytest.mark.parametrize("text", ["1794803456", "0", "1970-01-31T23:59:59Z"])
+@pytest.mark.parametrize("text", ["1794803456", "1", "1970-01-31T23:59:59Z"])
 @pytest.mark.parametrize("which", ["starting", "ending"])
 def test_a_time_in_seconds_is_not_taken_for_one_in_january_1970(text: str, which: str) -> None:
     with pytest.raises(InvalidArgument, match=f"'{which}Timestamp' is '{text}'.*use milliseconds since 1970"):
