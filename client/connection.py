@@ -391,8 +391,12 @@ async def connect(
     connection = await open_any(lambda: Connection(address, events), host, addresses, port, context)
     try:
         await connection.greet(token)
-    except BaseException:
+    except BaseException as error:
         connection._end(ConnectionClosed("the worker did not greet"))
+        if isinstance(error, ConnectionClosed) and not tls:
+            raise ConnectionClosed(
+                f"{error} before anybody greeted; a port for TLS takes keylanes://"
+            ) from error
         raise
     connection.begin_heartbeats()
     return connection

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -19,6 +20,8 @@ _PAUSE = 0.3  # seconds between these
 _STEADY = 1.0  # seconds that a connection lasts, for the next one to be made without a longer wait
 _UNUSED = 30.0  # seconds after which a connection that nobody uses is closed
 _SWEEP = 10.0  # seconds between looks for such
+# What OpenSSL says, by its version, of an answer that is no TLS.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 _log = logging.getLogger("keylane.client")
 
 
@@ -328,4 +331,6 @@ def _worse(one: BrokerError | None, other: BrokerError) -> BrokerError:
 def _why(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {ATTEMPT:g} s"
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        return f"it does not speak TLS, so use keylane://; {error}"
     return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,31 @@ async def test_no_broker_says_where_it_looked_and_how_to_start_one(unused_port: 
     assert str(caught.value) == (
         f"no broker at keylane://127.0.0.1:{unused_port} (connection refused); start one with `keylane serve`"
     )
+
+
+async def test_tls_where_there_is_none_and_the_other_way_round_is_named() -> None:
+    """By what to write instead."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"\x00\x00\x00\x05hello")  # no TLS
+        with suppress(ConnectionError):
+            await reader.read()  # until the other side goes: it has seen the answer
+        writer.close()
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()  # as who wants TLS does
+
+    for serve, scheme, advice in (
+        (answer, "keylanes", "it does not speak TLS, so use keylane://"),
+        (hang_up, "keylane", "a port for TLS takes keylanes://"),
+    ):
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(ConnectionFailed, match=advice):
+                async with AsyncClient(f"{scheme}://127.0.0.1:{port}"):
+                    pass
 
 
 async def test_a_host_that_nobody_knows_is_an_error_and_no_bug(caplog: pytest.LogCaptureFixture) -> None:
