@@ -36,9 +36,9 @@ class CursorMachine(BrokerMachine):
         if SPARK not in self.both.partition.subscriptions:
             self.both.modes[SPARK] = "cursor"
             self.both.create_subscription(SPARK, "earliest")
-            self.reader, self.sought = "", 0
-            [here] = self.both.world.run(self.both.operator.offsets(self.both.topic, SPARK))
-            self.old, self.made, self.ledgers = self.made or 1, here.sought, {}
+            self.reader, self.sought, self.ledgers, self.old = "", 0, {}, self.made or 1
+        [here] = self.both.world.run(self.both.operator.offsets(self.both.topic, SPARK))
+        self.made, self.ledgers[here.ledger] = here.subscription_incarnation, here.latest
         return self.both.partition.subscriptions[SPARK]
 
     @rule(reader=readers, session_ms=st.sampled_from(SESSIONS_MS), meant=meant)
@@ -85,8 +85,6 @@ class CursorMachine(BrokerMachine):
         if claimed:
             reader = self.reader or reader
             self.claim(reader, SESSIONS_MS[0], "any")
-        [here] = self.both.world.run(self.both.operator.offsets(self.both.topic, SPARK))
-        self.ledgers = {**self.ledgers, here.ledger: last + 1}
         first = min(model.owed, default=last + 1)
         position = max(1, round(first + (last + 1 - first) * share) + more)
         sought = max(0, self.sought - late)  # as it was before the last seek
@@ -100,7 +98,7 @@ class CursorMachine(BrokerMachine):
             subscription_incarnation={"any": 0, "this": self.made, "old": self.old}[meant],
             # The oldest in which it can have been read.
             ledger=min(
-                (ledger for ledger, end in self.ledgers.items() if end >= position), default=here.ledger
+                (ledger for ledger, end in self.ledgers.items() if end >= position), default=max(self.ledgers)
             )
             if meant == "this"
             else 0,
