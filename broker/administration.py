@@ -39,6 +39,7 @@ from client.errors import (
 )
 
 STEP = 500  # entries or lanes that one call of a longer piece of work looks at
+_ALIKE = 100  # names of about the same length that are compared, some 30 us each
 
 partition_keys = lru_cache(maxsize=65_536)(PartitionKeys.of)
 
@@ -115,8 +116,9 @@ def made_anew(topic: str, subscription: str) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """What to add to "there is no such name"."""
-    found = difflib.get_close_matches(name, names, 1)
+    """What to add to "there is no such name"; nothing where too many are alike to compare them all."""
+    alike = [other for other in names if other != name and abs(len(other) - len(name)) <= 2]
+    found = difflib.get_close_matches(name, alike, 1) if len(alike) <= _ALIKE else []
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
@@ -197,7 +199,7 @@ class Administration:
         check_int("journal", journal, 0, MAX_JOURNAL)
         answer = await self.store.run("topic/set", [topic_key(topic)], "journal", journal)
         if answer[0] == "NO_TOPIC":
-            raise TopicNotFound(f"no topic {topic!r}{near(topic, await self.topics())}")
+            raise await self._no_topic(topic)
         made = topic_settings(to_dict(answer[1]))
         await self.in_partitions(
             topic, made.partitions, lambda _, keys: ("partition/set", [keys.meta, keys.journal], [journal])
@@ -257,12 +259,16 @@ class Administration:
         states = await self.store.states([topic_key(name) for name in names])
         return [name for name, state in zip(names, states, strict=True) if state == "ready"]
 
+    async def _no_topic(self, topic: str) -> TopicNotFound:
+        [names] = await self.store.read_all([("HVALS", TOPICS)])
+        return TopicNotFound(f"no topic {topic!r}{near(topic, names)}")
+
     async def describe_topic(self, topic: str) -> TopicSettings:
         """A topic's settings."""
         check_name("topic", topic)
         stored = await self.store.fields(topic_key(topic))
         if stored.get("state") != "ready":
-            raise TopicNotFound(f"no topic {topic!r}{near(topic, await self.topics())}")
+            raise await self._no_topic(topic)
         return topic_settings(stored)
 
     # Subscriptions, once they are made; broker/subscriptions.py makes and deletes them
