@@ -246,7 +246,7 @@ def test_attempts_and_latencies_and_a_whole_archive(examine: Examiner) -> None:
     _, acked, delivered = found.latency
     assert (delivered.what, delivered.messages, delivered.p50, delivered.max) == ("delivered", 5, 250, 250)
     assert (acked.what, acked.messages, acked.p50, acked.p99, acked.max) == ("acked", 5, 1_000, 6_000, 6_000)
-    assert {line.at_ms for line in found.latency_over_time} == {NOON_MS}
+    assert (found.span_ms, {line.at_ms for line in found.latency_over_time}) == (1_000, {NOON_MS + 3_000})
     assert found.archive is not None
     assert (found.archive.committed, found.archive.missing, found.archive.never_published) == (4, 0, 0)
 
