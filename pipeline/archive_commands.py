@@ -51,12 +51,13 @@ def archive(
             "name the topics to archive, or merge the files of an archive with --compact, without topics"
         )
     target = file_size * MEGABYTE
+    waiting = None
     if topics:
         from pipeline.locks import check_writer
 
         check_writer(to, subscription, topics)  # before Java starts
-        job.check_topics(*topics)
-    spark = job.spark("keylane archive")
+        waiting = job.check_topics(*topics)
+    spark = job.spark("keylane archive", waiting if interval is None else None)
     from pipeline.compaction import Limits
 
     if compact:
@@ -125,7 +126,10 @@ def replay(
     moments = [moment("--since", since), moment("--until", until)]
     if not dry_run:
         job.check_topics(topic)
-    spark = job.spark("keylane replay")
+    job.needs("pyarrow")
+    from pipeline.plain_engine import rows_at
+
+    spark = job.spark("keylane replay", rows_at(path))
     from pipeline.replay import Options, run
 
     options = Options(

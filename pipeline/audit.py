@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SMALL = 1_000_000  # messages in the log, records and archived rows that are judged without Spark
 WITH_SPARK = -1  # none at all
+FAR = 2**62  # rows, where nobody here can count them
 LISTED = 1_000  # messages, of each kind of finding
 LINES = 2_000  # lines of latencies over time
 ARCHIVE_SUBSCRIPTION = "archive"
@@ -60,10 +61,10 @@ class Engine(Protocol):
     ) -> Audit: ...
 
 
-def run(options: Options, spark: Callable[[], "SparkSession"]) -> tuple[Audit, Files]:
+def run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
     """Audit a topic: a fresh snapshot, written to `out`, or in `journal` what an earlier audit has left.
 
-    Spark is asked for only where it is needed. With the files of `out`, for the report.
+    Spark is asked for only where it is needed, for so many rows. With the files of `out`, for the report.
     """
     _check_folders(options)
     try:
@@ -72,7 +73,7 @@ def run(options: Options, spark: Callable[[], "SparkSession"]) -> tuple[Audit, F
         return _run(msgspec.structs.replace(options, small=WITH_SPARK), spark)
 
 
-def _run(options: Options, spark: Callable[[], "SparkSession"]) -> tuple[Audit, Files]:
+def _run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
     if options.journal is not None:
         return _run_again(options, options.journal, spark)
     with options.connection.sync() as client:
@@ -93,7 +94,7 @@ def _run(options: Options, spark: Callable[[], "SparkSession"]) -> tuple[Audit, 
     return found, engine.files
 
 
-def _run_again(options: Options, path: str, spark: Callable[[], "SparkSession"]) -> tuple[Audit, Files]:
+def _run_again(options: Options, path: str, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
     """Judge an older snapshot; the broker is not asked."""
     here = local_at(path)
     if here is not None:
@@ -102,8 +103,8 @@ def _run_again(options: Options, path: str, spark: Callable[[], "SparkSession"])
     else:
         from pipeline.files import files_at
 
-        engine = _engine(options, options.small + 1, spark)
-        seen, folder = load(path, files_at(path, spark()))
+        engine = _engine(options, FAR, spark)
+        seen, folder = load(path, files_at(path, spark(FAR)))
     engine.files.make_folder(options.out)
     archive = _archive(options, engine)
     return engine.examine(seen, folder, archive, options.since, options.listed, LINES), engine.files
@@ -117,7 +118,7 @@ def _check_folders(options: Options) -> None:
         archive_folder(options.archive, options.topic, files)
 
 
-def _engine(options: Options, rows: int, spark: Callable[[], "SparkSession"]) -> Engine:
+def _engine(options: Options, rows: int, spark: Callable[[int], "SparkSession"]) -> Engine:
     """By size; and what is not in a folder here is for Spark."""
     places = [options.out, *filter(None, [options.journal, options.archive])]
     small = rows <= options.small and all(local_at(place) is not None for place in places)
@@ -127,7 +128,7 @@ def _engine(options: Options, rows: int, spark: Callable[[], "SparkSession"]) ->
         return PlainEngine(options.out)
     from pipeline.spark_audit import SparkEngine
 
-    return SparkEngine(spark(), options.out)
+    return SparkEngine(spark(rows), options.out)
 
 
 def _archive(options: Options, engine: Engine) -> Any:

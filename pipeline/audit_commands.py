@@ -1,5 +1,6 @@
 """`keylane pipeline audit` and `keylane pipeline skew`."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -78,7 +79,7 @@ def audit(
         sample=0 if no_bodies else sample,
         small=WITH_SPARK if job.master else SMALL,
     )
-    found, files = run(options, lambda: job.spark("keylane audit"))
+    found, files = run(options, partial(job.spark, "keylane audit"))
     write_audit(found, out, files)
     job.say(found, _told(found, out))
     if status := STATUS[found.verdict]:
@@ -100,8 +101,8 @@ def skew(
     top: Annotated[int, typer.Option(help="Hot keys to name.", min=1, max=1_000)] = 20,
 ) -> None:
     """Find hot keys and partitions; writes a plan for `keylane rebalance --plan`."""
-    job.check_topics(topic)
-    spark = job.spark("keylane skew")
+    waiting = job.check_topics(topic)
+    spark = job.spark("keylane skew", waiting if archive is None and journal is None else None)
     from pipeline.files import files_at
     from pipeline.skew import run
     from pipeline.skew_report import write_skew

@@ -23,6 +23,7 @@ __all__ = ["Job", "Trouble", "Usage", "command", "moment"]
 
 INSTALL = "the pipeline needs Spark: pip install 'keylane[spark]'"
 LOG = Path(__file__).with_name("log4j2.properties")
+SMALL = 1_000_000  # rows
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 QUIET = {
     "spark.log.level": "ERROR",
@@ -107,22 +108,25 @@ class Job:
         if any(find_spec(package) is None for package in packages):
             raise Trouble(INSTALL)
 
-    def check_topics(self, *topics: str) -> None:
-        """See that the broker answers and has these topics: that takes no Java, which takes seconds."""
-        if topics:
-            with self.connection.sync() as client:
-                for topic in topics:
-                    client.describe_topic(topic)
+    def check_topics(self, *topics: str) -> int:
+        """See that the broker answers and has these topics: that takes no Java, which takes seconds.
 
-    def spark(self, app: str) -> "SparkSession":
-        """The session, quiet unless --conf spark.log.level=… says otherwise."""
+        How many messages there are in their logs, at most.
+        """
+        with self.connection.sync() as client:
+            found = [at for topic in topics for at in client.offsets(topic)]
+        return sum(at.latest - at.earliest for at in found)
+
+    def spark(self, app: str, rows: int | None = None) -> "SparkSession":
+        """The session for so many rows, if that is known; quiet unless spark.log.level says otherwise."""
         self.needs("pyspark", "pyarrow")
         from pipeline.session import JavaMissing, session
 
         # Java takes its options when it starts, which is before Spark reads a configuration.
         os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={LOG.as_uri()}")
+        conf = for_rows(rows, self.master) | self._conf
         try:
-            spark = session(app, self.master, **self._conf)
+            spark = session(app, self.master, **conf)
         except JavaMissing as error:
             raise Trouble(str(error)) from error
         spark.sparkContext.setLogLevel(self._conf["spark.log.level"])
@@ -168,6 +172,20 @@ class Job:
         else:
             self.progress(f"error: {message}")
         return status
+
+
+def for_rows(rows: int | None, master: str | None) -> dict[str, str]:
+    """Settings for a job of so many rows: what is over in seconds needs neither 200 tasks nor the best code.
+
+    >>> for_rows(200, "spark://host:7077")
+    {'spark.sql.shuffle.partitions': '2'}
+    """
+    if rows is None or rows > SMALL:
+        return {}
+    settings = {"spark.sql.shuffle.partitions": str(max(2, rows // 50_000))}
+    if (master or "local").startswith("local"):
+        settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return settings
 
 
 def told_by_spark(text: str) -> tuple[str, str, bool]:

@@ -1,8 +1,10 @@
 """A snapshot of a topic and an audit of it without Spark and Java, where all of it fits into memory."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -11,7 +13,7 @@ import pyarrow.parquet as pq
 from client.types import Page, PartitionOffsets
 from pipeline.arrow import entries_of, ids_of
 from pipeline.arrow_journal import journal_batch
-from pipeline.files import LocalFiles
+from pipeline.files import LocalFiles, local_at
 from pipeline.findings import Audit
 from pipeline.looks import JOURNAL, LOG, Looks, Snapshot, archive_folder
 from pipeline.options import Connection
@@ -21,6 +23,7 @@ from pipeline.remote import Remote
 MOST_ROWS = 8_000_000  # in memory; a record may have a thousand
 
 _PAGE = 5_000
+_LOOKS = 5
 _PART = "part-0.parquet"
 _TEXT, _NUMBER = pa.string(), pa.int64()
 LOG_COLUMNS = pa.schema(
@@ -103,12 +106,25 @@ def rows_in(folder: str, *names: str) -> int:
     """How many rows the parquet files of some folders have, by what their ends say."""
     files = LocalFiles()
     places = [Path(files.plain(f"{folder}/{name}" if name else folder)) for name in names]
-    return sum(ds.dataset(place, format="parquet").count_rows() for place in places if place.is_dir())
+    return sum(_of(place, lambda found: found.count_rows()) for place in places if place.is_dir())
+
+
+def rows_at(path: str) -> int | None:
+    """How many rows an archive has, if that can be said without Java."""
+    return None if local_at(path) is None else rows_in(path, "")
 
 
 def _read(folder: Path, schema: pa.Schema) -> pa.Table:
     """The columns of a schema; what Spark keeps beside them (_SUCCESS, .crc) does not count."""
-    return ds.dataset(folder, format="parquet").to_table(schema.names).cast(schema)
+    return _of(folder, lambda found: found.to_table(schema.names).cast(schema))
+
+
+def _of(folder: Path, look: Callable[[ds.Dataset], Any]) -> Any:
+    """Look at the files of a folder, again if they are merged just then: old ones go for a new one."""
+    for _ in range(_LOOKS - 1):
+        with suppress(FileNotFoundError):
+            return look(ds.dataset(folder, format="parquet"))
+    return look(ds.dataset(folder, format="parquet"))
 
 
 def _pages(

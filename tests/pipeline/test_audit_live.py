@@ -63,17 +63,17 @@ async def settle(
         group.cancel_scope.cancel()
 
 
-def no_spark() -> SparkSession:
+def no_spark(_: int) -> SparkSession:
     """Where there must be no need of it."""
     raise AssertionError("Spark was asked for")
 
 
-def audited(broker: RunningBroker, topic: str, out: Path, spark: SparkSession | None = None) -> Audit:
+def audited(broker: RunningBroker, topic: str, out: Path | str, spark: SparkSession | None = None) -> Audit:
     """An audit, without Spark unless there is one."""
     options = Options(
         topic=topic, out=str(out), connection=Connection(broker.url), small=WITH_SPARK if spark else SMALL
     )
-    return run(options, (lambda: spark) if spark else no_spark)[0]
+    return run(options, (lambda _: spark) if spark else no_spark)[0]
 
 
 def make_topic(url: str, topic: str) -> None:
@@ -85,7 +85,7 @@ def make_topic(url: str, topic: str) -> None:
 
 
 def test_a_message_that_was_taken_out_of_the_log_is_named(
-    spark: SparkSession, tmp_path: Path, topic: str
+    spark: SparkSession, elsewhere: str, tmp_path: Path, topic: str
 ) -> None:
     """Everything else was acked; and the command ends with 1."""
     with RunningBroker() as broker:
@@ -108,7 +108,7 @@ def test_a_message_that_was_taken_out_of_the_log_is_named(
 
         anyio.run(steal)
         anyio.run(settle, broker.url, topic)
-        found = audited(broker, topic, tmp_path / "out", spark)
+        found = audited(broker, topic, f"{elsewhere}/out", spark)  # which is tmp_path to us
         assert found.verdict == "incomplete"
         assert {(lost.message_id, lost.subscription) for lost in found.lost} == {
             (stolen, "billing"),

@@ -121,6 +121,14 @@ def test_a_folder_in_use_is_said_without_java(
     assert "error: there is no Java here" in done.stderr, "who names a master wants Spark"
 
 
+def test_a_small_job_on_this_machine_gets_a_java_that_starts_quickly() -> None:
+    assert commandline.for_rows(None, "local[2]") == commandline.for_rows(10**7, None) == {}
+    quick = commandline.for_rows(400_000, None)
+    assert quick["spark.sql.shuffle.partitions"] == "8"
+    assert "TieredStopAtLevel=1" in quick["spark.driver.extraJavaOptions"]
+    assert commandline.for_rows(200, "yarn") == {"spark.sql.shuffle.partitions": "2"}
+
+
 def test_without_spark_the_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commandline, "find_spec", lambda name: None)
     done = run("archive", "--compact", "--to", "x", "--json")

@@ -69,7 +69,7 @@ def test_traffic_is_archived_proven_complete_and_replayed_in_order(
             archive=folder,
             small=audit.WITH_SPARK,
         )
-        verdict, _ = audit.run(options, lambda: spark)
+        verdict, _ = audit.run(options, lambda _: spark)
         assert (verdict.verdict, verdict.lost_total, verdict.messages) == ("complete", 0, MESSAGES), (
             verdict.why
         )
