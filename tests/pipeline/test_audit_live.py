@@ -84,6 +84,7 @@ def make_topic(url: str, topic: str) -> None:
             client.create_subscription(topic, name, mode=mode, backoff=0.01)
 
 
+@pytest.mark.timeout(900)
 def test_a_message_that_was_taken_out_of_the_log_is_named(
     spark: SparkSession, elsewhere: str, tmp_path: Path, topic: str
 ) -> None:
