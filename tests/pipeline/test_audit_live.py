@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from redis import Redis
@@ -16,10 +17,12 @@ from broker.cli import app
 from broker.store import Store
 from client import AsyncClient, Client, OutgoingMessage
 from client.types import Mode
+from pipeline import plain_engine
 from pipeline.audit import SMALL, WITH_SPARK, Options, run
 from pipeline.findings import Audit
 from pipeline.options import Connection
 from tests.pipeline.inbox import problems_of
+from tests.pipeline.journals import rows_of
 from tests.running import RunningBroker
 
 PARTITIONS = 3
@@ -218,10 +221,45 @@ def test_a_body_that_is_gone_is_found_without_spark_and_java(
     assert found.bodies is not None
     assert (found.bodies.there, found.bodies.checked, found.bodies.missing) == (20, 20, 1)
 
+    done = CliRunner(env=NO_JAVA).invoke(app, [*words, "--sample", "3", "--json"])
+    found = msgspec.json.decode(done.stdout, type=Audit)
+    assert found.bodies is not None
+    assert found.bodies.checked < found.bodies.there == 20
+    assert found.why[-1] == f"bodies of {found.bodies.checked} of 20 messages in the log checked"
+    assert CliRunner().invoke(app, [*words, "--sample", "3", "--no-bodies"]).exit_code == 2
     done = CliRunner(env=NO_JAVA).invoke(app, [*words, "--no-bodies"])
     assert done.exit_code == 0, done.output
     assert f"{topic}: complete" in done.stdout
     assert "bodies not checked" in done.stdout
+
+
+def test_what_turns_out_to_be_large_is_for_spark(
+    broker: RunningBroker, client: Client, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its size, that of its archive, or the ranges of its records, which nobody knows before."""
+    client.create_topic(topic, partitions=1, journal=True)
+    client.create_subscription(topic, "billing")
+    client.publish_many(topic, [OutgoingMessage(b"x") for _ in range(30)])
+    assert audited(broker, topic, tmp_path / "small").messages == 30
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_engine, "MOST_ROWS", 20)
+        with pytest.raises(AssertionError, match="Spark was asked for"):
+            audited(broker, topic, tmp_path / "large")
+    archive = tmp_path / "archive" / f"topic={topic}"
+    archive.mkdir(parents=True)
+    pq.write_table(rows_of(f"0:1-{entry}" for entry in range(1, 31)), archive / "part.parquet")
+    options = Options(
+        topic=topic,
+        out=str(tmp_path / "out"),
+        connection=Connection(broker.url),
+        archive=str(tmp_path / "archive"),
+        small=50,
+    )
+    with pytest.raises(AssertionError, match="Spark was asked for"):
+        run(options, no_spark)
+    found, _ = run(msgspec.structs.replace(options, small=80), no_spark)
+    assert found.archive is not None
+    assert (found.archive.rows, found.archive.committed) == (30, None)
 
 
 def test_a_record_that_is_gone_is_no_proof(broker: RunningBroker, tmp_path: Path, topic: str) -> None:
