@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 _PROMPT = 0.1  # seconds within which an answer of Redis tells the time
 _AGAIN = 0.2  # seconds until something that is done from time to time is tried again
+_AT_ONCE, _BETWEEN = 100, 0.01  # sessions are renewed of so many partitions at once, every so many seconds
 _PATIENCE = 1.0  # seconds for the sessions of a partition, at least
 _TEXTS = Annotated[list[str], Meta(max_length=wire.MAX_BATCH * 3)]  # bounded before memory is set aside
 
@@ -234,7 +235,11 @@ class Worker:
             for dispatcher in partition.dispatchers.values()
             if dispatcher.consumers
         ]
-        renewed = await asyncio.gather(*(self._renew(dispatcher) for dispatcher in dispatchers))
+        # Some at a time: so many calls at once would keep everybody else waiting, and the leases' renewal.
+        pause = min(_BETWEEN, self.settings.session / 9 * _AT_ONCE / max(1, len(dispatchers)))
+        renewed = await asyncio.gather(
+            *(self._renew(one, number // _AT_ONCE * pause) for number, one in enumerate(dispatchers))
+        )
         if not all(renewed):
             raise Unavailable(f"{renewed.count(False)} of {len(renewed)} subscriptions could not be renewed")
 
@@ -250,8 +255,10 @@ class Worker:
         if not self.stopping:
             await self._renew(dispatcher)
 
-    async def _renew(self, dispatcher: Dispatcher) -> bool:
+    async def _renew(self, dispatcher: Dispatcher, wait: float = 0.0) -> bool:
         """Renew the sessions of one partition and subscription; its trouble is not that of others."""
+        if wait:
+            await asyncio.sleep(wait)
         try:
             # One node of a Redis Cluster that is silent must not cost the sessions on the others.
             async with asyncio.timeout(max(self.session_ms / 3_000, _PATIENCE)):
