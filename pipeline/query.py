@@ -48,7 +48,7 @@ class Query:
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
         self._ledgers: dict[str, dict[int, int]] = {}  # what was asked about
-        self._committed: Positions = {}
+        self._committed: tuple[Positions, Identities] = {}, {}
         self._committing: Future[None] | None = None
         self._warned: set[str] = set()
 
@@ -214,10 +214,11 @@ class Query:
             and topic in self._said
             and (of[topic].topic, of[topic].subscription) == (held[topic].topic, held[topic].subscription)
         }
-        if positions != self._committed:
+        these = positions, {topic: of[topic] for topic in positions}
+        if these != self._committed:
             self._finish()
-            self._committing = self._remote.start(self._commit, self._remote.client, positions, of)
-            self._committed = positions
+            self._committing = self._remote.start(self._commit, self._remote.client, *these)
+            self._committed = these
         if wait:
             self._finish()
 
@@ -234,7 +235,7 @@ class Query:
         except BrokerError as error:
             if not error.retriable:
                 raise
-            self._committed = {}
+            self._committed = {}, {}
             _log.warning("subscription %r is drained later: %s", self._subscription, error)
 
     def _leave_out(self, start: Positions) -> None:

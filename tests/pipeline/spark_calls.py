@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from pipeline.columns import MESSAGES
 from pipeline.options import ReadOptions
@@ -21,10 +21,10 @@ class Run:
         self.checkpoint = checkpoint
         self._resumed = checkpoint is not None
 
-    def batch(self) -> bool:
+    def batch(self, limit: ReadLimit | None = None) -> bool:
         """Plan a batch, read it, and have it done; False if there is nothing new."""
         start = self.checkpoint or _kept(self.reader.initialOffset())
-        end = _kept(self.reader.latestOffset(start, ReadAllAvailable()))
+        end = _kept(self.reader.latestOffset(start, limit or ReadAllAvailable()))
         self.checkpoint = self.checkpoint or start
         if self._resumed:  # of the batch before
             self.reader.commit(start)

@@ -281,6 +281,30 @@ def test_without_fail_on_data_loss_what_has_the_offsets_now_is_read(power: Power
         assert run(options, done.checkpoint).values == []
 
 
+@pytest.mark.parametrize("waiting", [20, 60])
+def test_as_many_messages_as_were_lost_are_read_without_fail_on_data_loss(
+    power: PowerCut, topic: str, waiting: int
+) -> None:
+    options = {"server": power.broker.url, "subscribe": topic, "subscription": "spark"}
+    with Client(power.broker.url) as client:
+        make(client, topic, 80, what="kept")
+        power.save()
+        publish(client, topic, 20, "lost")
+        checkpoint = run(options).checkpoint
+        power.strike()
+        values = publish(client, topic, waiting, "new")
+        query = Run({**options, "failOnDataLoss": "false", "maxOffsetsPerTrigger": "20"}, checkpoint)
+        try:
+            limit = query.reader.getDefaultReadLimit()
+            while query.batch(limit):
+                pass
+        finally:
+            query.reader.stop()
+        assert query.values == values
+        assert owed(client, topic) == 0
+        assert run(options, query.checkpoint).values == []  # it is a checkpoint of what is there now
+
+
 def test_a_power_cut_under_a_running_query_is_noticed_before_anything_more_is_drained(
     power: PowerCut, topic: str
 ) -> None:
