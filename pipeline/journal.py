@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from pipeline.looks import Snapshot
-from pipeline.rules import LIFE, Coverage, Extent, Life, Mark, Published
+from pipeline.rules import LIFE, Coverage, Extent, Life, Mark, Published, Witness
 from pipeline.snapshot import local
 
 _BITS = 63  # of a word
@@ -142,6 +142,12 @@ def lives_frame(spark: SparkSession, lives: Sequence[Life]) -> DataFrame:
         "number int, partition int, subscription string, begins long, ends long, owed long, moved long, "
         "lowest long, historic long, mode string, position long",
     )
+
+
+def witnesses_frame(spark: SparkSession, witnesses: Sequence[Witness]) -> DataFrame | None:
+    """Witnesses as a small table; None if there are none."""
+    schema = "witness int, number int, partition int, subscription string, first long, last long, before long"
+    return local(spark, witnesses, schema) if witnesses else None
 
 
 def publishes_of(

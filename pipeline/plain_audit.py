@@ -42,9 +42,11 @@ from pipeline.rules import (
     Life,
     Mark,
     Published,
+    Witness,
     coverage_of,
     lives_of,
     trust_of,
+    witnesses_of,
 )
 from pipeline.tally import MOST_ATTEMPTS, Count, Happening, bars_of, tally_activity, tally_subscriptions
 
@@ -174,7 +176,11 @@ class Examination:
         self.coverage = coverage_of(seen, found, self.extent, self.trust)
         about = set(zip(self.partition.tolist(), self.name.tolist(), strict=True))
         named = {(number, self.names[name]) for number, name in about if self.names[name]}
-        self.lives = lives_of(self._marks(), named, seen)
+        marks = list(self._marks())
+        self.lives = lives_of(marks, named, seen)
+        self.witnesses: dict[int, list[Witness]] = defaultdict(list)
+        for witness in witnesses_of(self.lives, marks):
+            self.witnesses[witness.number].append(witness)
 
     def slice(self, partition: int) -> slice:
         """The rows of a partition."""
@@ -259,7 +265,9 @@ class Examination:
             if life.partition not in journals:
                 journals = {life.partition: self.journal_of(life.partition)}
             journal, code = journals[life.partition], codes.get(life.subscription, -1)
-            yield life, judged(stretches_of(ranges_of(journal, life, code, self.since_ms)), life, journal)
+            others = [(codes.get(one.subscription, -1), one) for one in self.witnesses[life.number]]
+            ranges = ranges_of(journal, life, code, self.since_ms, others)
+            yield life, judged(stretches_of(ranges), life, journal)
 
     def audit(self, since: datetime | None, listed: int, lines: int) -> Audit:
         """Judge all lives, and count."""

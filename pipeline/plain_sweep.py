@@ -11,6 +11,7 @@ from pipeline.rules import (
     ARCHIVED,
     CUT,
     DELIVERED,
+    DONE,
     FOREVER,
     HELD,
     IN_LOG,
@@ -19,6 +20,7 @@ from pipeline.rules import (
     PUBLISHED,
     SETTLED_OTHERWISE,
     Life,
+    Witness,
     reason_of,
     state_of,
 )
@@ -85,8 +87,10 @@ class Journal(SimpleNamespace):
     looked: int
 
 
-def ranges_of(journal: Journal, life: Life, name: int, since_ms: int) -> Ranges:
-    """All that is known of a life."""
+def ranges_of(
+    journal: Journal, life: Life, name: int, since_ms: int, witnesses: Sequence[tuple[int, Witness]] = ()
+) -> Ranges:
+    """All that is known of a life; `witnesses` with the numbers of their names."""
     j, found = journal, Ranges()
     recent = j.at >= since_ms
     published = recent & (j.kind == PUBLISHED) & (j.first >= j.proven)
@@ -105,10 +109,22 @@ def ranges_of(journal: Journal, life: Life, name: int, since_ms: int) -> Ranges:
         signs &= (j.offset > life.moved) & (j.offset < life.ends)
         signs &= (j.first < life.historic) & (j.last >= life.owed)
         found.add(HELD, j.first[signs], j.last[signs])
+    for code, witness in witnesses:
+        done = (j.name == code) & np.isin(j.kind, DONE) & (j.offset < witness.before)
+        found.add(HELD, *_between(j.first[done], j.last[done], witness.first, witness.last))
     cuts = np.array([at for at in (life.owed, life.historic, life.position, j.latest) if at > 0], np.int64)
     found.add(CUT, cuts, cuts)
     found.add(ARCHIVED, *j.archived)
     return found
+
+
+def _between(first: Ints, last: Ints, begin: int, end: int) -> tuple[Ints, Ints]:
+    """What these ranges leave of begin..end."""
+    order = np.argsort(first)
+    starts = np.maximum(np.r_[begin, np.maximum.accumulate(last[order]) + 1], begin)
+    ends = np.minimum(np.r_[first[order] - 1, end], end)
+    some = starts <= ends
+    return starts[some], ends[some]
 
 
 def stretches_of(ranges: Ranges) -> SimpleNamespace:

@@ -50,6 +50,8 @@ KINDS = {
 }
 # Signs that an entry was in the log: of others, since it was settled. A commit is none: it passes holes, too.
 HANDLED = ("acked", "dead_lettered", "expired")
+# After one of these the subscription does not keep an entry in the log any more.
+DONE = (ACKED, SETTLED_OTHERWISE, MISSING)
 
 _STARTS = ("subscribed", "sought")
 LIFE = (*_STARTS, "unsubscribed")
@@ -114,6 +116,20 @@ class Life(msgspec.Struct, frozen=True):
     historic: int
     mode: str
     position: int
+
+
+class Witness(NamedTuple):
+    """A subscription that owed entries first..last since their publish when a life began or moved: those of
+    them that it had not settled `before` this record were in the log then, so the life owes them.
+    """
+
+    witness: int
+    number: int  # of the life
+    partition: int
+    subscription: str
+    first: int
+    last: int
+    before: int
 
 
 class Trust(NamedTuple):
@@ -184,6 +200,43 @@ def lives_of(marks: Iterable[Mark], seen: Iterable[tuple[int, str]], snapshot: S
     ]
 
 
+def witnesses_of(lives: Sequence[Life], marks: Iterable[Mark]) -> list[Witness]:
+    """Who else knows what was in the log when the lives that are there now began or moved."""
+    starts: dict[tuple[int, str], list[Mark]] = defaultdict(list)
+    for mark in marks:
+        if mark.transition in _STARTS:
+            starts[mark.partition, mark.subscription].append(mark)
+    newest = {(life.partition, life.subscription): life for life in lives}
+    sure: dict[int, list[Life]] = defaultdict(list)
+    for life in lives:  # one without an end that is not there now has an end that nobody knows
+        if life.ends < FOREVER or (life.mode and newest[life.partition, life.subscription] is life):
+            sure[life.partition].append(life)
+    found: list[Witness] = []
+    for life in lives:
+        if life.ends < FOREVER or life.historic <= life.owed:
+            continue
+        for other in sure[life.partition]:
+            if other.subscription != life.subscription and other.begins < life.moved < other.ends:
+                before = [
+                    mark
+                    for mark in starts[other.partition, other.subscription]
+                    if other.begins <= mark.offset < life.moved
+                ]
+                first = max(life.owed, _historic(before))
+                if first < life.historic:
+                    place = (life.partition, other.subscription)
+                    found.append(
+                        Witness(len(found) + 1, life.number, *place, first, life.historic - 1, life.moved)
+                    )
+    return found
+
+
+def _historic(starts: Iterable[Mark]) -> int:
+    """From which entry on all are owed since their publish."""
+    passed = ((mark.first, mark.before + 1 if mark.transition == "subscribed" else 0) for mark in starts)
+    return max((max(pair) for pair in passed), default=0)
+
+
 def _life(number: int, partition: int, subscription: str, marks: list[Mark], now: tuple[str, int]) -> Life:
     begins = min((mark.offset for mark in marks if mark.transition == "subscribed"), default=0)
     ends = max((mark.offset for mark in marks if mark.transition == "unsubscribed"), default=FOREVER)
@@ -198,13 +251,7 @@ def _life(number: int, partition: int, subscription: str, marks: list[Mark], now
         owed=starts[-1].first if starts else 0,
         moved=starts[-1].offset if starts else 0,
         lowest=min((mark.first for mark in starts), default=0) if begins else 0,
-        historic=max(
-            [
-                *(mark.first for mark in starts),
-                *(mark.before + 1 for mark in starts if mark.transition == "subscribed"),
-            ],
-            default=0,
-        ),
+        historic=_historic(starts),
         mode=mode,
         position=position,
     )

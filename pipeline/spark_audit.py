@@ -19,12 +19,13 @@ from pipeline.journal import (
     numbers_in,
     published_in,
     timeline_of,
+    witnesses_frame,
 )
 from pipeline.judgement import judge, list_lost, with_keys
 from pipeline.latency import latencies_of
 from pipeline.looks import JOURNAL, LOG, Looks, Snapshot
 from pipeline.options import Connection
-from pipeline.rules import Extent, coverage_of, lives_of, trust_of
+from pipeline.rules import Extent, coverage_of, lives_of, trust_of, witnesses_of
 from pipeline.sweep import first_deliveries, ranges_of, stretches_of
 from pipeline.tally import MOST_ATTEMPTS, Count, Happening, bars_of, tally_activity, tally_subscriptions
 
@@ -87,14 +88,16 @@ def examine(
     extent, about = extent_of(journal)
     coverage = coverage_of(seen, published_in(timeline), extent, trust)
     covered = frame_of(spark, coverage, seen)
-    all_lives = lives_of(marks_in(timeline), about, seen)
+    marks = marks_in(timeline)
+    all_lives = lives_of(marks, about, seen)
     lives = lives_frame(spark, all_lives)
+    others = witnesses_frame(spark, witnesses_of(all_lives, marks))
     held = None
     if archive is not None:
         mine = lives.where(F.col("subscription") == archive.subscription).select("partition").distinct()
         held = snapshot.islands(archive.rows).join(F.broadcast(mine), "partition")
     gone = snapshot.bodiless(spark, seen)
-    ranges = ranges_of(journal, lives, covered, snapshot.islands(log), gone, held, since_ms)
+    ranges = ranges_of(journal, lives, covered, snapshot.islands(log), gone, held, since_ms, others)
     stretches = stretches_of(ranges).persist(StorageLevel.DISK_ONLY)
     try:
         judged = judge(stretches, lives, covered)

@@ -17,6 +17,7 @@ from pipeline.rules import (
     ARCHIVED,
     CUT,
     DELIVERED,
+    DONE,
     FOREVER,
     HANDLED,
     HELD,
@@ -42,6 +43,7 @@ def ranges_of(
     bodiless: DataFrame,
     archived: DataFrame | None,
     since_ms: int = 0,
+    witnesses: DataFrame | None = None,
 ) -> DataFrame:
     """All that is known of each life as ranges: number, kind, first, last, at.
 
@@ -84,6 +86,8 @@ def ranges_of(
     ]
     if archived is not None:
         parts.append(_of_kind(archived.join(known, "partition"), ARCHIVED))
+    if witnesses is not None:
+        parts.append(_witnessed(journal, witnesses))
     return reduce(DataFrame.unionByName, parts)
 
 
@@ -114,6 +118,23 @@ def _held(journal: DataFrame, lives: DataFrame) -> DataFrame:
         & (F.col("last") >= F.col("owed"))
     )
     return _of_kind(held, HELD)
+
+
+def _witnessed(journal: DataFrame, witnesses: DataFrame) -> DataFrame:
+    """What others had owed since its publish, and had not settled, when a life began or moved."""
+    whose = F.broadcast(witnesses.withColumnsRenamed({"first": "begin", "last": "end", "number": "life"}))
+    transitions = [transition for transition, kind in KINDS.items() if kind in DONE]
+    done = (
+        journal.where(F.col("transition").isin(transitions))
+        .join(whose, ["partition", "subscription"])
+        .where(F.col("offset") < F.col("before"))
+        .where((F.col("first") <= F.col("end")) & (F.col("last") >= F.col("begin")))
+    )
+    # A sweep of its own, with a witness for a life, and all that it may have owed for publishes.
+    owed = _of_kind(witnesses.withColumn("number", F.col("witness")), PUBLISHED)
+    found = stretches_of(owed.unionByName(_of_kind(done.withColumn("number", F.col("witness")), ACKED)))
+    left = found.where(F.col("settled") == 0).select(F.col("number").alias("witness"), "first", "last")
+    return _of_kind(left.join(F.broadcast(witnesses.select("witness", "number")), "witness"), HELD)
 
 
 def _cuts(lives: DataFrame, coverage: DataFrame) -> DataFrame:

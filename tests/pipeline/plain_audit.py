@@ -117,5 +117,17 @@ def _state(look: Look, life: Life, records: list[Record], entry: int) -> tuple[s
         held = any(
             (r.what in HANDLED and r.sub != life.sub) or (r.what == "delivered" and mine(r)) for r in signs
         )
+        held = held or any(_kept(other, records, entry, moved) for other in lives_of(look) if other != life)
         return "lost" if held else "not_owed", deliveries
     return "lost", deliveries
+
+
+def _kept(other: Life, records: list[Record], entry: int, at: int) -> bool:
+    """Whether another life owed an entry since its publish, and had not settled it before a record."""
+    if not other.begins < at or (other.ends is not None and other.ends < at):
+        return False
+    marks = [(mark, before) for mark, before in other.marks if mark.offset < at]
+    passed = [mark.ranges[0][0] for mark, _ in marks]
+    passed += [before + 1 for mark, before in marks if mark.what == "subscribed"]
+    done = [r for r in records if r.sub == other.sub and r.offset < at and r.what in (*SETTLED, "lost")]
+    return entry >= max(passed, default=0) and not any(entry in _entries(r) for r in done)
