@@ -153,8 +153,6 @@ def replay(
         job.say(result, f"{result.rows:,} rows of {result.source!r} would go to {result.topic!r}")
         return
     extra = f", {result.duplicates:,} were there already" if result.duplicates else ""
-    if result.no_subscribers:
-        extra += f", {result.no_subscribers:,} were not stored: {topic!r} has no subscription"
     job.say(
         result,
         f"replayed {result.stored:,} rows of {result.source!r} to {topic!r} in {result.seconds:g} s{extra}",

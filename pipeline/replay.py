@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,23 @@ from pipeline.archive import COLUMNS
 from pipeline.columns import MESSAGES
 from pipeline.files import files_at
 from pipeline.pace import DUE
-from pipeline.rounds import ORDER, Cut, Stretch, between, cuts_of, last_of, stretches_of, with_ledger
+from pipeline.rounds import (
+    ORDER,
+    Cut,
+    Found,
+    Stretch,
+    between,
+    found_in,
+    last_of,
+    rounds_of,
+    stretches_of,
+    with_ledger,
+)
 
 REPLAYED_FROM = "keylane-replayed-from"
 SAFE = 0.9  # of a dedupe window: clocks differ, and what is sent arrives a little later
 _TASK = "_task"
+_LONGEST = 240  # bytes of a note's name: file systems allow 255, and a draft of it has 15 more
 
 Progress = Callable[[str], None]
 
@@ -40,10 +53,10 @@ class Replayed(msgspec.Struct):
     source: str
     topic: str
     run_id: str
-    rows: int  # that the archive has for it
+    rows: int  # that the archive has for it; one that is there twice counts once
     stored: int = 0
     duplicates: int = 0
-    no_subscribers: int = 0
+    no_subscribers: int = 0  # none: a round that has some is not done
     rounds: int = 0
     seconds: float = 0.0
     resumed: bool = False  # a part was done before
@@ -77,7 +90,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def note(self) -> str:
         """The file that says how far it is."""
-        return f"{self.root}.keylane/replays/{self.topic}@{self.run_id}.json"
+        name = f"{self.topic}@{self.run_id}.json"
+        if len(name.encode()) > _LONGEST:
+            name = f"{self.topic[:100]}@{sha256(name.encode()).hexdigest()}.json"
+        return f"{self.root}.keylane/replays/{name}"
 
 
 class Note(msgspec.Struct):
@@ -89,11 +105,12 @@ class Note(msgspec.Struct):
     cuts: list[Cut]  # the last row of each round
     done: int = 0  # rounds
     begun: float | None = None  # unix time at which the next one was begun, if it was
+    sizes: list[int] = []  # the rows of each round; none in the note of an older version
 
     @property
     def rows(self) -> int:
         """How many there are to replay."""
-        return sum(item.rows for item in self.stretches)
+        return sum(self.sizes) if self.sizes else sum(item.rows for item in self.stretches)
 
     @property
     def rounds(self) -> int:
@@ -131,13 +148,14 @@ class Replay:
         self._files.make_folder(options.note.rpartition("/")[0])
         for number in range(note.done, note.rounds):
             self._check_target(note)
-            tally = self._round(note, number, about.dedupe_window)
+            rows = self._chosen(note, number)
+            found = found_in(rows)
+            self._check_found(note, number, found)
+            tally = self._publish(note, rows, found, about.dedupe_window)
             self._check_target(note)  # a round that went elsewhere is not done
-            if tally.no_subscribers:
-                self._topic()  # nor is one that went nowhere
+            self._check_tally(note, number, found, tally)
             result.stored += tally.stored
             result.duplicates += tally.duplicates
-            result.no_subscribers += tally.no_subscribers
             result.rounds += 1
             result.seconds = round(time.monotonic() - began, 3)
             note.done, note.begun = number + 1, None
@@ -215,8 +233,9 @@ class Replay:
         if options.rate is not None and window:
             # None may last so long that its beginning is forgotten when a task runs again.
             most = max(1, min(most, int(options.rate * window / 4)))
-        cuts = cuts_of(frame, sum(item.rows for item in stretches), most) if stretches else []
-        return Note(choice, self._incarnation(), stretches, cuts)
+        rounds = rounds_of(frame, sum(item.rows for item in stretches), most) if stretches else []
+        cuts, sizes = [cut for cut, _ in rounds], [rows for _, rows in rounds]
+        return Note(choice, self._incarnation(), stretches, cuts, sizes=sizes)
 
     def _check_memory(self, note: Note, window: float) -> None:
         """The broker may have forgotten what the round that was not finished has published."""
@@ -244,6 +263,37 @@ class Replay:
                 "publish it all into the new one"
             )
 
+    def _check_found(self, note: Note, number: int, found: Found) -> None:
+        """A round of which rows are away is not begun: its keys would lose their order, or the rows."""
+        planned = note.sizes[number] if note.sizes else 0
+        if found.messages < planned:
+            raise InvalidArgument(
+                f"{self._named(note, number)} has {planned:,} rows, of which the archive has "
+                f"{found.messages:,} at the moment: files are away, as for a moment of a compaction, or were "
+                "deleted; nothing of the round was published now. Start it again when they are back: it goes "
+                "on with that round"
+            )
+
+    def _check_tally(self, note: Note, number: int, found: Found, tally: Tally) -> None:
+        """A round is done when each of its rows is in the topic."""
+        what = f"of {found.rows:,} rows of {self._named(note, number)}"
+        if tally.no_subscribers:
+            self._topic()
+            raise SubscriptionNotFound(
+                f"{tally.no_subscribers:,} {what} were not stored: topic {self._options.topic!r} had no "
+                "subscription for a while. Start it again: it goes on with that round; or give another "
+                "--run-id to publish it all, also what was stored before the subscription there is was made"
+            )
+        arrived = tally.stored + tally.duplicates
+        if arrived != found.rows:
+            raise InvalidArgument(
+                f"{arrived:,} {what} were published: files of the archive went away meanwhile. Start it "
+                "again: it goes on with that round"
+            )
+
+    def _named(self, note: Note, number: int) -> str:
+        return f"round {number + 1} of {note.rounds} of run {self._options.run_id!r}"
+
     def _incarnation(self) -> int:
         with Client(self._options.server, token=self._options.token) as client:
             return client.offsets(self._options.topic)[0].incarnation
@@ -263,22 +313,24 @@ class Replay:
             )
         return about
 
-    def _round(self, note: Note, number: int, window: float) -> Tally:
+    def _chosen(self, note: Note, number: int) -> DataFrame:
+        """The rows of a round as they are now: files may have been merged since the last one."""
+        after = note.cuts[number - 1] if number else None
+        return self._rows().where(between(after, note.cuts[number], last_of(note.stretches)))
+
+    def _publish(self, note: Note, rows: DataFrame, found: Found, window: float) -> Tally:
         """Publish the rows of a round: a task has whole keys, in the order of time."""
         again = note.begun is not None
         if note.begun is None:
             note.begun = time.time()
             self._write(note)
-        after = note.cuts[number - 1] if number else None
-        chosen = between(after, note.cuts[number], last_of(note.stretches))
-        rows = self._rows().where(chosen)  # files may have been merged since the last round
         tasks = self._spark.sparkContext.defaultParallelism
         rows = rows.withColumn(_TASK, F.pmod(F.hash(F.coalesce("key", "message_id")), F.lit(tasks)))
         order = [*ORDER]
         extra: list[Column] = []
         if self._options.rate is not None:
             # Every task takes as long as the whole round is to take.
-            seconds = rows.count() / self._options.rate
+            seconds = found.rows / self._options.rate
             place = F.row_number().over(Window.partitionBy(_TASK).orderBy(*ORDER)) - 1
             total = F.count(F.lit(1)).over(Window.partitionBy(_TASK))
             rows = rows.withColumn(DUE, place / total * seconds)

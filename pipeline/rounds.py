@@ -44,6 +44,13 @@ class Cut(NamedTuple):
     offset: int
 
 
+class Found(NamedTuple):
+    """What the archive has of a round at this moment."""
+
+    rows: int
+    messages: int  # without those that are archived twice
+
+
 def with_ledger(frame: DataFrame) -> DataFrame:
     """Rows of an archive with the ledger, which is in the message's id."""
     number = F.regexp_extract("message_id", r"^\d+:(\d+)-\d+$", 1)
@@ -87,13 +94,13 @@ def last_of(stretches: Sequence[Stretch]) -> dict[int, tuple[int, int]]:
     return {item.partition: (item.ledger, item.last) for item in stretches}
 
 
-def cuts_of(frame: DataFrame, rows: int, most: int) -> list[Cut]:
-    """Where rounds end, each of `most` rows or a little less."""
+def rounds_of(frame: DataFrame, rows: int, most: int) -> list[tuple[Cut, int]]:
+    """Where rounds end, each of `most` messages or a little less, and how many: one archived twice is one."""
     step = 1 if rows <= _FEW else max(1, most // _SHARES)
     tasks = max(1, min(frame.sparkSession.sparkContext.defaultParallelism, rows // _FEW + 1))
     place = F.monotonically_increasing_id()  # of the task, and from its 34th bit on of the row in it
     sorted_rows = (
-        frame.select(*ORDER).repartitionByRange(tasks, *ORDER).sortWithinPartitions(*ORDER)
+        frame.select(*ORDER).distinct().repartitionByRange(tasks, *ORDER).sortWithinPartitions(*ORDER)
     ).withColumn("place", place)
     task, row = F.shiftright("place", 33), F.col("place").bitwiseAND((1 << 33) - 1)
     micros = F.unix_micros("timestamp")
@@ -105,23 +112,28 @@ def cuts_of(frame: DataFrame, rows: int, most: int) -> list[Cut]:
     return gather(found, most)
 
 
-def gather(steps: Sequence[tuple[Cut, int]], most: int) -> list[Cut]:
+def found_in(rows: DataFrame) -> Found:
+    """Count the rows of a round."""
+    [counts] = rows.agg(F.count(F.lit(1)), F.count_distinct(*ORDER)).collect()
+    return Found(*counts)
+
+
+def gather(steps: Sequence[tuple[Cut, int]], most: int) -> list[tuple[Cut, int]]:
     """Put steps together to rounds of at most so many rows, as even as can be.
 
-    >>> gather([(Cut(at, 1, 0, at), 2) for at in range(5)], 4)
-    [Cut(micros=1, ledger=1, partition=0, offset=1), Cut(micros=3, ledger=1, partition=0, offset=3), \
-Cut(micros=4, ledger=1, partition=0, offset=4)]
+    >>> [(cut.offset, rows) for cut, rows in gather([(Cut(at, 1, 0, at), 2) for at in range(5)], 4)]
+    [(1, 4), (3, 4), (4, 2)]
     """
     total = sum(rows for _, rows in steps)
     size = -(-total // max(1, -(-total // most)))  # of so few rounds, the same for all
-    cuts: list[Cut] = []
+    rounds: list[tuple[Cut, int]] = []
     filled = 0
     for place, (cut, rows) in enumerate(steps):
         filled += rows
         if place + 1 == len(steps) or filled + steps[place + 1][1] > size:
-            cuts.append(cut)
+            rounds.append((cut, filled))
             filled = 0
-    return cuts
+    return rounds
 
 
 def between(after: Cut | None, upto: Cut, last: dict[int, tuple[int, int]]) -> Column:

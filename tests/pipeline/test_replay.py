@@ -384,18 +384,54 @@ def test_a_round_that_nobody_was_there_for_is_not_counted_as_done(
     assert (result.resumed, result.rounds, result.stored) == (True, 2, ROWS * 2 // 3)
 
 
+def test_a_round_of_which_files_are_away_is_not_published_and_not_done(
+    client: Client, topic: str, path: Path, replay: Callable[..., Replayed]
+) -> None:
+    """A file goes away after the first of three rounds, and comes back for the next run."""
+    name = path / "topic=orders" / f"date={ALL[450]['timestamp'].date()}" / "part-0.parquet"
+    away = path.parent / "away.parquet"
+
+    def take(line: str) -> None:
+        name.rename(away)
+
+    with pytest.raises(InvalidArgument, match=r"round 2 of 3 of run 'replay' has 300 rows, of which .* has"):
+        replay(take)
+    assert client.describe_topic(topic).published == ROWS / 3
+    away.rename(name)
+    result = replay()
+    assert (result.resumed, result.rounds, result.stored) == (True, 2, ROWS * 2 // 3)
+    assert origins(arrivals(client, topic)) == Counter(one["message_id"] for one in ALL)
+
+
+def test_rows_that_are_archived_twice_count_once(
+    client: Client, topic: str, path: Path, replay: Callable[..., Replayed]
+) -> None:
+    """All that are there twice in the first round are there once in the others, as after a compaction."""
+    again = path / "topic=orders" / f"date={NOON.date()}" / "again.parquet"
+    tomorrow = path / "topic=orders" / f"date={ALL[-1]['timestamp'].date()}" / "again.parquet"
+    for name in (again, tomorrow):
+        some = [one for one in ALL if f"date={one['timestamp'].date()}" == name.parent.name]
+        pq.write_table(pa.Table.from_pylist(some, SCHEMA), name)
+    result = replay(lambda _: tomorrow.unlink(missing_ok=True))
+    assert (result.rows, result.stored, result.rounds) == (ROWS, ROWS, 3)
+    assert result.duplicates > 0
+    assert origins(arrivals(client, topic)) == Counter(one["message_id"] for one in ALL)
+
+
 def test_rounds_have_as_many_rows_as_allowed_and_end_with_the_last() -> None:
     rng = random.Random(7)
     for most in range(3, 40):
         steps = [(Cut(at, 1, 0, at), rng.randint(1, 3)) for at in range(rng.randint(1, 60))]
-        cuts = gather(steps, most)
+        rounds = gather(steps, most)
+        cuts = [cut for cut, _ in rounds]
         assert cuts == sorted(set(cuts))
         assert cuts[-1] == steps[-1][0]
         sizes = [0] * len(cuts)
         for cut, rows in steps:
             sizes[bisect_left(cuts, cut)] += rows
+        assert sizes == [rows for _, rows in rounds]
         assert max(sizes) <= most
-        assert gather([(cut, 1) for cut, _ in steps], most)[0].micros + 1 >= min(most, len(steps)) / 2
+        assert gather([(cut, 1) for cut, _ in steps], most)[0][0].micros + 1 >= min(most, len(steps)) / 2
 
 
 def test_what_has_no_order_is_refused() -> None:
