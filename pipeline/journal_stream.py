@@ -30,10 +30,12 @@ from pipeline.options import ReadOptions
 from pipeline.piece import Piece, share_out
 from pipeline.plainly import plainly, plainly_each
 from pipeline.remote import Remote
+from pipeline.reused import given_again
 from pipeline.topics import Topics
 
 _ASK = 0.2  # seconds between two questions for what is new; Spark asks a hundred times a second
 _INCARNATIONS = "#incarnations"  # among names of topics, in which there is no such character
+_LEDGERS = "#ledgers"  # by partition: all before the position was written in that one, or before
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -62,19 +64,21 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where the journals end now: the query ends there."""
-        self._target = self._opened().latest()
+        self._target = self._opened().ends()
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts."""
         follower = self._opened()
-        return dump(follower.begin(), follower.incarnations())
+        begin = follower.begin()
+        return dump(begin, follower.incarnations(), follower.ledgers(begin, {}, {}))
 
     @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch."""
         follower = self._opened()
-        begin = follower.resume(*load(start))
+        before, incarnations, ledgers = load(start)
+        begin = follower.resume(before, incarnations, ledgers)
         self._latest = follower.latest()
         wanted = self._latest if self._target is None else self._target
         end = {
@@ -89,18 +93,19 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable):
             end = self._admission.end(begin, end, _sizeless, wait=self._target is None)
         self._lag = sum(range_.size for range_ in offsets.ranges(end, self._latest))
-        return dump(end, follower.incarnations())
+        kept = offsets.common(before, begin)
+        return dump(end, follower.incarnations(), follower.ledgers(end, kept, ledgers))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the journals end, and the lag: what will be left to read when the batch is done."""
-        return {**dump(self._latest, {}), "#lag": self._lag} if self._latest else None
+        return {**dump(self._latest, {}, {}), "#lag": self._lag} if self._latest else None
 
     @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Shares of what there is to read: every record from the start on has to be there."""
         follower = self._opened()
         begin, finish = follower.resume(*load(start)), follower.resume(*load(end))
-        planned, _ = load(end)
+        planned, *_ = load(end)
         finish = {
             topic: {partition: at for partition, at in of.items() if partition in planned.get(topic, {})}
             for topic, of in finish.items()
@@ -147,14 +152,19 @@ class Follower:
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
         self._warned: set[str] = set()
+        self._looked: dict[tuple[str, int], tuple[int, int, int]] = {}  # where nothing was given again
 
     def close(self) -> None:
         """Let go of the broker."""
         self._remote.__exit__(None, None, None)
 
-    def latest(self) -> Positions:
+    def ends(self) -> Positions:
         """Where the journals end, as of a moment ago."""
         self._ask()
+        return self.latest()
+
+    def latest(self) -> Positions:
+        """Where the journals ended when that was last asked."""
         return {
             topic: {one.partition: one.journal_latest for one in said} for topic, said in self._said.items()
         }
@@ -162,6 +172,22 @@ class Follower:
     def incarnations(self) -> dict[str, int]:
         """Which topics of these names it is that were found."""
         return {topic: said[0].incarnation for topic, said in self._said.items()}
+
+    def ledgers(self, positions: Positions, kept: Positions, of: Positions) -> Positions:
+        """In which ledgers these positions were written; one that is kept has the one it had."""
+        return {
+            topic: {
+                one.partition: (
+                    kept.get(topic, {}).get(one.partition) == positions[topic][one.partition]
+                    and of.get(topic, {}).get(one.partition)
+                )
+                or one.ledger
+                for one in said
+                if one.partition in positions[topic]
+            }
+            for topic, said in self._said.items()
+            if topic in positions
+        }
 
     def begin(self) -> Positions:
         """Where the options say."""
@@ -180,7 +206,7 @@ class Follower:
             for topic, said in self._said.items()
         }
 
-    def resume(self, before: Positions, incarnations: Mapping[str, int]) -> Positions:
+    def resume(self, before: Positions, incarnations: Mapping[str, int], ledgers: Positions) -> Positions:
         """The same positions, with those of what is new, and without what is gone, which is a loss."""
         self._ask()
         for topic in before.keys() - self._said.keys():
@@ -188,14 +214,25 @@ class Follower:
                 self._report(f"topic {topic!r} was deleted, and what was not read of its journal is gone")
         return {
             topic: {
-                one.partition: self._go_on(topic, one, before.get(topic, {}), incarnations.get(topic))
+                one.partition: self._go_on(
+                    topic,
+                    one,
+                    before.get(topic, {}),
+                    incarnations.get(topic),
+                    ledgers.get(topic, {}).get(one.partition, 0),
+                )
                 for one in said
             }
             for topic, said in self._said.items()
         }
 
     def _go_on(
-        self, topic: str, said: PartitionOffsets, before: Mapping[int, int], incarnation: int | None
+        self,
+        topic: str,
+        said: PartitionOffsets,
+        before: Mapping[int, int],
+        incarnation: int | None,
+        ledger: int,
     ) -> int:
         at = before.get(said.partition)
         if at is None:
@@ -215,7 +252,23 @@ class Follower:
                 f"{said.journal_earliest - at} records {where} are gone, {at}-{said.journal_earliest - 1}: "
                 "it keeps so many, and the query was slower than what happens"
             )
+        elif again := self._given_again(topic, said, at, ledger):
+            self._report(
+                f"record {at - 1} {where} was read, and the server has lost what it had written last: others "
+                f"have the numbers from {again} on again"
+            )
+            return again
         return min(max(at, said.journal_earliest), said.journal_latest)
+
+    def _given_again(self, topic: str, said: PartitionOffsets, at: int, ledger: int) -> int:
+        """The first record before `at` that is another one by now, 0 for none; looked for in a new ledger."""
+        place, looked = (topic, said.partition), (at, ledger, said.ledger)
+        if not 0 < ledger < said.ledger or self._looked.get(place) == looked:
+            return 0
+        again = given_again(self._remote, topic, said, at, ledger)
+        if not again:
+            self._looked[place] = looked
+        return again
 
     def _ask(self, *, now: bool = False) -> None:
         if now or time.monotonic() >= self._asked + _ASK:
@@ -249,21 +302,24 @@ class Follower:
             report(self._options.fail_on_data_loss, text)
 
 
-def dump(positions: Positions, incarnations: Mapping[str, int]) -> dict[str, Any]:
+def dump(positions: Positions, incarnations: Mapping[str, int], ledgers: Positions) -> dict[str, Any]:
     """As Spark keeps it in the checkpoint: JSON has no numbers for keys."""
-    shown: dict[str, Any] = {
-        topic: {str(p): at for p, at in sorted(of.items())} for topic, of in sorted(positions.items())
-    }
-    return {**shown, _INCARNATIONS: dict(sorted(incarnations.items()))} if incarnations else shown
+    shown = offsets.dump_positions(positions)
+    if incarnations:
+        shown[_INCARNATIONS] = dict(sorted(incarnations.items()))
+    if ledgers:
+        shown[_LEDGERS] = offsets.dump_positions(ledgers)
+    return shown
 
 
-def load(offset: Mapping[str, Any]) -> tuple[Positions, dict[str, int]]:
-    """What dump was given."""
-    named = {topic: of for topic, of in offset.items() if topic != _INCARNATIONS}
+def load(offset: Mapping[str, Any]) -> tuple[Positions, dict[str, int], Positions]:
+    """What dump was given; no ledgers in what an older Keylane has written."""
+    named = {topic: of for topic, of in offset.items() if topic not in (_INCARNATIONS, _LEDGERS)}
     try:
         return (
             msgspec.convert(named, type=Positions, strict=False),
             msgspec.convert(offset.get(_INCARNATIONS, {}), type=dict[str, int]),
+            msgspec.convert(offset.get(_LEDGERS, {}), type=Positions, strict=False),
         )
     except msgspec.ValidationError as error:
         raise InvalidArgument(

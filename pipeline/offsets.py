@@ -183,6 +183,14 @@ def ranges(start: Positions, end: Positions) -> list[Range]:
     ]
 
 
+def common(before: Positions, begin: Positions) -> Positions:
+    """The positions that are in both: where a query had to go back, what it reads is not what was there."""
+    return {
+        topic: {partition: at for partition, at in of.items() if begin.get(topic, {}).get(partition) == at}
+        for topic, of in before.items()
+    }
+
+
 def split(whole: Sequence[Range], least: int) -> list[Range]:
     """Cut ranges so that there are about `least`, the larger a range the more pieces."""
     total = sum(range_.size for range_ in whole)

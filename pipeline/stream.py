@@ -80,7 +80,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable):
             end = self._admission.end(begin, end, query.read, wait=self._target is None)
         # With nothing to do there is time to wait, and with availableNow there is no later.
-        kept = _common(before, begin)
+        kept = offsets.common(before, begin)
         query.commit(begin, query.identities(begin, kept, of), wait=end == begin)
         self._lag = sum(range_.size for range_ in offsets.ranges(end, self._latest))
         return offsets.dump(end, query.identities(end, kept, of))
@@ -187,12 +187,4 @@ def _later(start: Positions, latest: Positions, target: Positions | None) -> Pos
             for partition, at in of.items()
         }
         for topic, of in start.items()
-    }
-
-
-def _common(before: Positions, begin: Positions) -> Positions:
-    """The positions that are in both: where a query had to go back, what it reads is not what was there."""
-    return {
-        topic: {partition: at for partition, at in of.items() if begin.get(topic, {}).get(partition) == at}
-        for topic, of in before.items()
     }

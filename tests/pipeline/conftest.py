@@ -10,8 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from broker.server import Server
 from client import Client
 from pipeline.session import JavaMissing, require_java, session
+from tests.pipeline.power import PowerCut
 from tests.running import RunningBroker
 
 OPTIONS = {
@@ -155,3 +157,11 @@ def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
     conf.set(mount, f"file://{tmp_path}")
     yield f"viewfs://{name}/data"
     conf.unset(mount)
+
+
+@pytest.fixture
+def power(tmp_path: Path) -> Iterator[PowerCut]:
+    """A broker of the test's own."""
+    server = Server(data_dir=tmp_path / "server", appendfsync="always")
+    with server, RunningBroker(server) as broker:
+        yield PowerCut(tmp_path, server, broker)

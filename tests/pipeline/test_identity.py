@@ -1,7 +1,6 @@
 """A checkpoint is of one topic, one subscription and one history of them, and of no other of that name."""
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +11,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from broker.server import Server
 from client import Client, OutgoingMessage
 from client.errors import ConsumerReplaced, InvalidArgument, SubscriptionMoved
 from pipeline.archive import Options
 from pipeline.archive import run as run_archive
 from pipeline.loss import DataLoss
+from tests.pipeline.power import PowerCut
 from tests.pipeline.spark_calls import Checkpoint, Run, run
 from tests.running import RunningBroker
 
@@ -204,34 +203,6 @@ def test_a_checkpoint_that_does_not_say_what_it_is_of_is_refused(
 
 
 # Offsets that were given twice
-
-
-class PowerCut:
-    """A broker whose server can go back to what it had on its disk some time ago."""
-
-    def __init__(self, folder: Path, server: Server, broker: RunningBroker) -> None:
-        self._server, self.broker = server, broker
-        self._saved = folder / "saved"
-        self._files = server.data_dir / "appendonlydir"
-
-    def save(self) -> None:
-        """Remember what is on the disk."""
-        shutil.copytree(self._files, self._saved)
-
-    def strike(self) -> None:
-        """End the server at once; all that was written since save() is lost."""
-        self._server.kill()
-        shutil.rmtree(self._files)
-        shutil.copytree(self._saved, self._files)
-        self._server.start()
-
-
-@pytest.fixture
-def power(tmp_path: Path) -> Iterator[PowerCut]:
-    """A broker of the test's own."""
-    server = Server(data_dir=tmp_path / "server", appendfsync="always")
-    with server, RunningBroker(server) as broker:
-        yield PowerCut(tmp_path, server, broker)
 
 
 @contextmanager

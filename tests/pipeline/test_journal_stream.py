@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pipeline.journal_stream import JournalStreamReader
 from pipeline.loss import DataLoss
 from pipeline.options import ReadOptions
 from tests.pipeline.conftest import Table
+from tests.pipeline.power import PowerCut
 from tests.running import RunningBroker
 
 Open = Callable[..., JournalStreamReader]
@@ -155,6 +157,91 @@ def test_a_topic_made_anew_under_a_stream_is_a_loss(client: Client, topic: str, 
     assert published(careless, end, latest(careless, end)) == 9
 
 
+@pytest.fixture
+def records(power: PowerCut, reader: Open, topic: str) -> Iterator[tuple[Client, Open]]:
+    """Makes readers of a journal whose server can lose what it has written last."""
+    with Client(power.broker.url) as client:
+        make(client, topic)
+        fill(client, topic, 10)
+        yield client, partial(reader, server=power.broker.url)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_numbers_that_were_given_again_after_a_power_cut_are_a_loss(
+    power: PowerCut, topic: str, records: tuple[Client, Open], moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.reused._LOOK", 7)
+    client, reader = records
+    power.save()
+    kept = latest(made := reader(), made.initialOffset())
+    fill(client, topic, 20)
+    end = json.loads(json.dumps(latest(made, kept)))
+    power.strike()
+    fill(client, topic, 30)
+    if moves:
+        power.broker.kill_worker()
+        power.broker.start_worker()
+        fill(client, topic, 20)
+    again = kept[topic]["0"]
+    for one in (reader(), reader()):
+        with pytest.raises(DataLoss, match=f"others have the numbers from {again} on again"):
+            latest(one, end)
+        with pytest.raises(DataLoss, match=f"others have the numbers from {again} on again"):
+            one.partitions(kept, end)
+    careless = reader(failOnDataLoss="false")
+    now = latest(careless, end)
+    assert published(careless, end, now) == (50 if moves else 30)
+    assert latest(reader(), now) == now, "it is a checkpoint of what is there now"
+
+
+def test_as_many_records_as_were_lost_are_read_without_fail_on_data_loss(
+    power: PowerCut, topic: str, records: tuple[Client, Open]
+) -> None:
+    client, reader = records
+    power.save()
+    end = latest(made := reader(), made.initialOffset())
+    fill(client, topic, 20)
+    lost = latest(made, end)
+    power.strike()
+    fill(client, topic, 30)
+    many = lost[topic]["0"] - end[topic]["0"]
+    careless = reader(failOnDataLoss="false", maxOffsetsPerTrigger=str(many))
+    now = careless.latestOffset(lost, careless.getDefaultReadLimit())
+    assert now[topic] == lost[topic]
+    assert now != lost, "Spark sees that there is something new"
+    assert published(careless, lost, now) > 0
+
+
+def test_records_that_are_not_of_messages_and_were_lost_are_noticed_too(
+    power: PowerCut, topic: str, records: tuple[Client, Open]
+) -> None:
+    client, reader = records
+    power.save()
+    client.seek(topic, "keeps", "latest")
+    client.seek(topic, "keeps", "earliest")
+    client.seek(topic, "keeps", "latest")
+    end = latest(made := reader(), made.initialOffset())
+    power.strike()
+    fill(client, topic, 10)
+    with pytest.raises(DataLoss, match="on again"):
+        latest(reader(), end)
+
+
+def test_a_new_owner_of_a_partition_and_a_checkpoint_without_ledgers_are_no_loss(
+    power: PowerCut, topic: str, records: tuple[Client, Open]
+) -> None:
+    client, reader = records
+    end = latest(made := reader(), made.initialOffset())
+    older = {name: of for name, of in end.items() if name != "#ledgers"}
+    for _ in range(2):
+        power.broker.kill_worker()
+        power.broker.start_worker()
+        fill(client, topic, 5)
+    for start in (end, older):
+        made = reader()
+        assert published(made, start, latest(made, start)) == 10
+
+
 def test_a_topic_that_has_never_had_a_journal_is_refused(client: Client, topic: str, reader: Open) -> None:
     client.create_topic(topic, partitions=1)
     with pytest.raises(InvalidArgument, match=f"topic '{topic}' has no journal: switch it on"):
@@ -172,11 +259,11 @@ def test_topics_that_match_later_are_read_too_and_one_that_is_gone_is_a_loss(
     client.publish_many(f"{topic}-2", [OutgoingMessage("x")] * 3)
     end = latest(made, start)
     assert published(made, start, end) == 3
-    assert end.keys() == {f"{topic}-1", f"{topic}-2", "#incarnations"}
+    assert end.keys() == {f"{topic}-1", f"{topic}-2", "#incarnations", "#ledgers"}
     client.delete_topic(f"{topic}-2")
     with pytest.raises(DataLoss, match=f"topic '{topic}-2' was deleted"):
         latest(made, end)
-    assert latest(careless, end).keys() == {f"{topic}-1", "#incarnations"}
+    assert latest(careless, end).keys() == {f"{topic}-1", "#incarnations", "#ledgers"}
     assert published(careless, start, end) == 0
 
 
