@@ -1,5 +1,6 @@
 """A snapshot of a topic and an audit of it without Spark and Java, where all of it fits into memory."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -13,6 +14,8 @@ import pyarrow.parquet as pq
 from client.types import Page, PartitionOffsets
 from pipeline.arrow import entries_of, ids_of
 from pipeline.arrow_journal import journal_batch
+from pipeline.commandline import Trouble
+from pipeline.compaction import GRACE, MERGED
 from pipeline.files import LocalFiles, local_at
 from pipeline.findings import Audit
 from pipeline.looks import JOURNAL, LOG, Looks, Snapshot, archive_folder
@@ -24,6 +27,7 @@ MOST_ROWS = 8_000_000  # in memory; a record may have a thousand
 
 _PAGE = 5_000
 _LOOKS = 5
+_PATIENCE = 10 * GRACE  # seconds, of who finds files that are merged just then
 _PART = "part-0.parquet"
 _TEXT, _NUMBER = pa.string(), pa.int64()
 LOG_COLUMNS = pa.schema(
@@ -46,6 +50,12 @@ JOURNAL_COLUMNS = pa.schema(
 
 class TooLarge(Exception):
     """There is more than memory should hold: this is one for Spark."""
+
+
+class Merging(Trouble):
+    """Files of an archive were merged all the time, or nobody is there to finish it."""
+
+    status = 3  # 1 would be the finding of an audit
 
 
 class PlainEngine:
@@ -121,10 +131,38 @@ def _read(folder: Path, schema: pa.Schema) -> pa.Table:
 
 def _of(folder: Path, look: Callable[[ds.Dataset], Any]) -> Any:
     """Look at the files of a folder, again if they are merged just then: old ones go for a new one."""
-    for _ in range(_LOOKS - 1):
-        with suppress(FileNotFoundError):
+    end, looks = time.monotonic() + _PATIENCE, 0
+    while True:
+        try:
             return look(ds.dataset(folder, format="parquet"))
-    return look(ds.dataset(folder, format="parquet"))
+        except (FileNotFoundError, pa.ArrowInvalid):
+            looks = 0 if _merging(folder) else looks + 1
+            if looks == _LOOKS:
+                raise
+            if time.monotonic() >= end and not looks:
+                raise _stuck(folder) from None
+        _wait()
+
+
+def _wait() -> None:
+    time.sleep(GRACE / 10)
+
+
+def _merging(folder: Path) -> bool:
+    """Whether there are files that a compaction has put in the place of old ones."""
+    for file in folder.rglob("*.parquet"):
+        with suppress(FileNotFoundError):  # it went while we looked
+            if file.stat().st_size == len(MERGED) and file.read_bytes() == MERGED.encode():
+                return True
+    return False
+
+
+def _stuck(folder: Path) -> Merging:
+    root = folder.parent if folder.name.startswith("topic=") else folder
+    return Merging(
+        f"files of {folder} are being merged, or the process that did so was killed: try again later; to "
+        f"have it finished, run: keylane pipeline archive --compact --to {root}"
+    )
 
 
 def _pages(

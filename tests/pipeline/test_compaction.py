@@ -13,8 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import plain_engine
+from pipeline.commandline import Job
 from pipeline.compaction import MERGED, Compacted, Compactor, Limits
 from pipeline.files import LocalFiles
+from pipeline.plain_engine import PlainEngine, rows_at
 from pipeline.swap import link_into, swap
 from tests.pipeline.archives import KILL, YESTERDAY, files_in, ids_in, ids_of, merge_plainly, write_rows
 
@@ -224,3 +227,46 @@ def test_a_merge_that_lost_rows_changes_nothing(path: Path) -> None:
     with pytest.raises(Exception, match="of 200 rows"):
         Compactor(LocalFiles(), str(path), Limits(), broken).compact([YESTERDAY], print)
     assert files_in(path) == before
+
+
+# Those who count and read without Spark
+
+
+@pytest.fixture
+def killed(path: Path) -> Path:
+    """An archive whose compaction was killed while it waited for readers."""
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        compact(path, wait=die)
+    assert len(files_in(path)) == 13
+    return path
+
+
+def test_a_plain_reader_waits_until_files_are_merged(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_engine, "_wait", compactor(killed).recover)
+    assert rows_at(str(killed)) == 200
+    assert PlainEngine("out").archive(str(killed), "orders", "archive").rows.num_rows == 200
+
+
+def test_a_plain_reader_says_what_to_do_about_files_that_stay(
+    killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plain_engine, "_PATIENCE", 0.0)
+    engine = PlainEngine("out")
+    job = Job()
+    for look in (lambda: rows_at(str(killed)), lambda: engine.archive(str(killed), "orders", "archive")):
+        assert job.run(look) == 3, "1 is an audit that found something"  # type: ignore[arg-type]
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.endswith(f"run: keylane pipeline archive --compact --to {killed}")
+
+
+def test_a_file_that_is_no_parquet_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[None] = []
+    monkeypatch.setattr(plain_engine, "_wait", lambda: waits.append(None))
+    (path / YESTERDAY / "part-x.parquet").write_text("something else")
+    with pytest.raises(pa.ArrowInvalid):
+        rows_at(str(path))
+    assert len(waits) < 10
