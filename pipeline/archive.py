@@ -20,7 +20,7 @@ from pipeline.batches import Batches, Note, folders_of
 from pipeline.compaction import TIMESTAMPS, Compactor, Limits, merging
 from pipeline.files import check_written, files_at
 from pipeline.locks import archiving, check_topics, enter_topics, state_of
-from pipeline.parting import done_of, leave
+from pipeline.parting import done_of, leave, plan_of
 
 COLUMNS = ("key", "value", "partition", "offset", "message_id", "timestamp", "event_time", "attributes")
 
@@ -95,6 +95,7 @@ class Archive:
         self._options = options
         self._progress = progress
         self._files = files_at(options.root, spark)
+        self._checkpoint = f"{options.state}/checkpoint"
         self._batches = Batches(self._files, options.root, options.state)
         self._compactor = Compactor(self._files, options.root, options.limits, merging(spark))
         self._touched: set[str] = set()  # folders that have grown since the last compaction
@@ -107,9 +108,7 @@ class Archive:
         self.recover()
         self._leave()
         frame = self._spark.readStream.format("keylane").options(**self._source()).load()
-        writer = frame.writeStream.foreachBatch(self.write).option(
-            "checkpointLocation", f"{options.state}/checkpoint"
-        )
+        writer = frame.writeStream.foreachBatch(self.write).option("checkpointLocation", self._checkpoint)
         if options.interval is None:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{round(options.interval * 1000)} milliseconds").start()
@@ -121,18 +120,17 @@ class Archive:
 
     def _leave(self) -> None:
         """Tell the broker how far the archive got with topics that it no longer has."""
-        checkpoint = f"{self._options.state}/checkpoint"
-        if not self._files.exists(f"{checkpoint}/metadata"):
+        if not self._files.exists(f"{self._checkpoint}/metadata"):
             return
-        query = self._query_id()
-        done = done_of(self._files, checkpoint, lambda batch: self._batches.find(query, batch) is not None)
+        self._query = self._query_id()
+        done = done_of(self._files, self._checkpoint, lambda batch: self._find(batch) is not None)
         for topic in leave(self._source(), done) if done else ():
             self._progress(f"topic {topic} is archived no more, and its subscription keeps what is published")
 
     def write(self, frame: DataFrame, batch: int) -> None:
         """Add a batch to the archive, unless it is there already."""
         self._query = self._query or self._query_id()
-        note = self._batches.find(self._query, batch) or self._add(frame, batch)
+        note = self._find(batch) or self._add(frame, batch)
         if note is None:
             return
         self.result.rows += note.rows
@@ -143,6 +141,13 @@ class Archive:
         self._touched.update(target.rpartition("/")[0] for _, target in note.moves)
         if self._options.compact_every and (batch + 1) % self._options.compact_every == 0:
             self._compact()
+
+    def _find(self, batch: int) -> Note | None:
+        """A batch that is in the archive already, of the rows that are planned now."""
+        return self._batches.find(self._query, batch, self._plan(batch))
+
+    def _plan(self, batch: int) -> str:
+        return plan_of(self._files, self._checkpoint, batch)
 
     def _add(self, frame: DataFrame, batch: int) -> Note | None:
         """Write the files of a batch where nobody looks, and add them; None if it has no rows."""
@@ -166,7 +171,7 @@ class Archive:
             folder.partition("/")[0].removeprefix("topic=") for folder in folders_of(self._files, staged)
         }
         enter_topics(self._files, self._options.root, self._options.subscription, sorted(topics))
-        return self._batches.add(self._query, batch, staged, rows)
+        return self._batches.add(self._query, batch, staged, rows, self._plan(batch))
 
     def _compact(self) -> None:
         try:
@@ -180,7 +185,7 @@ class Archive:
 
     def _query_id(self) -> str:
         """Spark's name for the query, which it keeps for as long as the checkpoint is there."""
-        text = self._files.read(f"{self._options.state}/checkpoint/metadata") or "{}"
+        text = self._files.read(f"{self._checkpoint}/metadata") or "{}"
         return str(json.loads(text.strip().splitlines()[-1])["id"])
 
     def _source(self) -> dict[str, str]:

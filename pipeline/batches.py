@@ -4,6 +4,10 @@ A batch is written beside the archive, noted down with the names that its files 
 crash before the note leaves files that nobody sees, and the batch is written anew; after it, the next start
 finishes moving. A note is only ever made once, and the last one stays: so of two processes that have the same
 batch (one of them was taken for dead) one adds it, and the other finds it done.
+
+A note outlasts a power cut, and what Spark's checkpoint says of the batch may not: Spark then gives its
+number to other rows. So a note has the plan of its batch, and a batch with another plan is not taken for
+done.
 """
 
 from uuid import uuid4
@@ -20,6 +24,7 @@ class Note(msgspec.Struct, frozen=True):
 
     rows: int
     moves: list[tuple[str, str]]
+    plan: str = ""  # where it begins and ends; older versions did not note that down
 
 
 class Batches:
@@ -46,12 +51,12 @@ class Batches:
         """
         return f"{self._staging}/{_stem(query, batch)}-{uuid4().hex[:12]}"
 
-    def find(self, query: str, batch: int) -> Note | None:
+    def find(self, query: str, batch: int, plan: str = "") -> Note | None:
         """A batch that was noted down before, with its files where they belong."""
         name = f"{query}-{batch:08}.json"
-        return self._finish(name) if name in self._names() else None
+        return self._check(name, batch, plan) if name in self._names() else None
 
-    def add(self, query: str, batch: int, staged: str, rows: int) -> Note:
+    def add(self, query: str, batch: int, staged: str, rows: int, plan: str = "") -> Note:
         """Add the files of a staging folder to the archive; the note of who was first, if it was another."""
         name = f"{query}-{batch:08}.json"
         attempt = staged.rpartition("/")[2]
@@ -68,12 +73,24 @@ class Batches:
                 "another process goes on with this archive, or its checkpoint was replaced by an older one"
             )
         self._files.make_folder(self._notes)
-        text = msgspec.json.encode(Note(rows, moves)).decode()
+        text = msgspec.json.encode(Note(rows, moves, plan)).decode()
         self._files.create(f"{self._notes}/{name}", text)
-        note = self._finish(name)
+        note = self._check(name, batch, plan)
         for other in self._names():
             if other != name:  # its files are where they belong, and its batch does not come again
                 self._files.delete(f"{self._notes}/{other}")
+        return note
+
+    def _check(self, name: str, batch: int, plan: str) -> Note:
+        """Finish a batch, and see that it is the one that is meant: of the same rows."""
+        note = self._finish(name)
+        if note.plan and note.plan != plan:
+            raise ConsumerReplaced(
+                f"batch {batch} of {self._root} is planned with other rows than those that were archived by "
+                f"this number, as {self._notes}/{name} says: the checkpoint was replaced by an older one, or "
+                "has lost its end in a power cut. To go on, delete this file: all that is planned is then "
+                "archived, and rows that were archived before are there twice"
+            )
         return note
 
     def _finish(self, name: str) -> Note:

@@ -30,8 +30,14 @@ def done_of(files: Files, checkpoint: str, added: Callable[[int], bool]) -> dict
     last = max(begun)
     if last not in _numbers(files, f"{checkpoint}/commits") and not added(last):
         last -= 1
-    text = files.read(f"{checkpoint}/offsets/{last}")
-    return {} if text is None else dict(json.loads(text.splitlines()[2]))  # behind version and settings
+    offset = _offsets_of(files, checkpoint, last)
+    return dict(json.loads(offset[0])) if offset else {}
+
+
+def plan_of(files: Files, checkpoint: str, batch: int) -> str:
+    """Where a batch begins and ends, as the checkpoint has it: another plan is of other rows."""
+    end = _offsets_of(files, checkpoint, batch)
+    return "\n".join([*_offsets_of(files, checkpoint, batch - 1), *end]) if end else ""
 
 
 def leave(given: Mapping[str, str], offset: Mapping[str, Any]) -> list[str]:
@@ -52,6 +58,12 @@ def leave(given: Mapping[str, str], offset: Mapping[str, Any]) -> list[str]:
         finally:
             query.close()
     return left
+
+
+def _offsets_of(files: Files, checkpoint: str, batch: int) -> list[str]:
+    """The end of a batch; nothing if the checkpoint does not have it."""
+    text = files.read(f"{checkpoint}/offsets/{batch}") or ""
+    return text.splitlines()[2:]  # behind version and settings
 
 
 def _numbers(files: Files, folder: str) -> set[int]:

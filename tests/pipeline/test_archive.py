@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from client import Client, InvalidArgument, OutgoingMessage, SubscriptionBusy
+from client import Client, ConsumerReplaced, InvalidArgument, OutgoingMessage, SubscriptionBusy
 from pipeline.archive import COLUMNS, Archive, Archived, Options, run
 from pipeline.columns import MESSAGES
 from pipeline.compaction import Limits, compact
@@ -230,6 +231,43 @@ def test_a_state_from_a_backup_does_not_take_the_place_of_rows(
     result = archive(fail_on_data_loss=False)  # batch 1 again, with other rows
     assert result.rows == 10
     assert ids_in(path) == expected
+
+
+def test_a_batch_that_the_checkpoint_has_lost_is_not_taken_for_done(
+    client: Client,
+    topic: str,
+    path: Path,
+    archive: Callable[..., Archived],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.create_topic(topic, partitions=1)
+    client.create_subscription(topic, "archive", mode="cursor", start="earliest")
+    publish(client, topic, 10)
+    archive()
+    publish(client, topic, 10)
+    write = Archive.write
+
+    def write_and_die(self: Archive, frame: DataFrame, batch: int) -> None:
+        write(self, frame, batch)
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(Archive, "write", write_and_die)
+    with pytest.raises(StreamingQueryException, match="power cut"):
+        archive()  # batch 1
+    monkeypatch.setattr(Archive, "write", write)
+    state = path.parent / "archive.keylane"
+    for file in state.rglob("checkpoint/offsets/*1*"):
+        file.unlink()
+    expected = publish(client, topic, 10)
+    with pytest.raises(StreamingQueryException, match=r"batch 1 of .* is planned with other rows"):
+        archive()
+    with pytest.raises(ConsumerReplaced, match=r"batch 1 of .* is planned with other rows"):
+        archive()
+    assert client.describe_subscription(topic, "archive").backlog == 20, "nothing of it is drained"
+    [note] = state.rglob("notes/*.json")
+    note.unlink()  # as the error says
+    assert archive().rows == 20
+    assert expected <= ids_in(path)
 
 
 def test_an_archive_can_be_on_any_file_system_of_hadoop(

@@ -1,5 +1,6 @@
 """Batches of an archive, without Spark: each row once, whatever is killed when and whoever else is there."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -160,6 +161,29 @@ def test_who_was_taken_for_dead_cannot_add_what_others_did_long_ago(path: Path) 
     with pytest.raises(ConsumerReplaced, match=r"batch 0 of .* another process goes on with this archive"):
         zombie.add(QUERY, 0, staged, 3)
     assert ids_in(path) == ROWS
+
+
+def test_a_batch_that_was_planned_anew_is_not_taken_for_done(path: Path) -> None:
+    """The checkpoint has lost what batch 0 was, and its note is there."""
+    archive = batches(path)
+    archive.add(QUERY, 0, stage(archive, 0, {TODAY: [1, 2]}), 2, "up to 3")
+    found = archive.find(QUERY, 0, "up to 3")
+    assert found is not None
+    assert found.rows == 2
+    refused = rf"batch 0 of {path} is planned with other rows than .*{QUERY}-00000000.json .*delete this file"
+    with pytest.raises(ConsumerReplaced, match=refused):
+        archive.find(QUERY, 0, "up to 4")
+    with pytest.raises(ConsumerReplaced, match=refused):  # it was not there when we looked for it
+        archive.add(QUERY, 0, stage(archive, 0, {TODAY: [1, 2, 3]}), 3, "up to 4")
+    assert ids_in(path) == ids_of([1, 2])
+
+
+def test_a_note_of_a_version_that_did_not_know_plans_counts(path: Path) -> None:
+    archive = batches(path)
+    archive.add(QUERY, 0, stage(archive, 0, {TODAY: [1, 2]}), 2)
+    [note] = path.parent.rglob("notes/*.json")
+    note.write_text(json.dumps({k: v for k, v in json.loads(note.read_text()).items() if k != "plan"}))
+    assert archive.find(QUERY, 0, "up to 3") is not None
 
 
 def test_batches_that_are_counted_again_have_files_of_their_own(path: Path) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from client import Client, OutgoingMessage
 from pipeline.files import LocalFiles
-from pipeline.parting import done_of, leave
+from pipeline.parting import done_of, leave, plan_of
 from tests.pipeline.spark_calls import Checkpoint, Run
 from tests.running import RunningBroker
 
@@ -121,3 +121,19 @@ def test_a_topic_that_is_gone_or_was_moved_is_left_as_it_is(
     client.create_topic(f"{topic}-c")
     archive.run([f"{topic}-c"])
     assert client.describe_subscription(a, "archive").backlog == 3, "the seek counts"
+
+
+def test_a_plan_is_where_a_batch_begins_and_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "offsets"
+    folder.mkdir()
+
+    def plan(batch: int) -> str:
+        return plan_of(LocalFiles(), str(tmp_path), batch)
+
+    for batch, end in enumerate((3, 5)):
+        (folder / str(batch)).write_text(f'v1\n{{"batchTimestampMs":{batch}}}\n{{"orders":{{"0":{end}}}}}')
+    assert plan(0) == '{"orders":{"0":3}}'
+    assert plan(1) == '{"orders":{"0":3}}\n{"orders":{"0":5}}'
+    (folder / "1").write_text('v1\n{"batchTimestampMs":9}\n{"orders":{"0":5}}')
+    assert plan(1) == '{"orders":{"0":3}}\n{"orders":{"0":5}}', "the same rows at another time"
+    assert plan(7) == ""
