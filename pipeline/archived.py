@@ -1,6 +1,6 @@
 """The archive held against the journal: what it lacks, what it has twice, and what was never published."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -11,7 +11,7 @@ from pipeline.findings import ArchiveAudit
 from pipeline.journal import publishes_of
 from pipeline.judgement import some_entries
 from pipeline.looks import archive_folder
-from pipeline.rules import FINE, FOREIGN, FOREVER, NEWER, UNPROVEN
+from pipeline.rules import FINE, FOREIGN, FOREVER, LEDGER, NEWER, UNPROVEN
 from pipeline.snapshot import local
 
 
@@ -23,12 +23,19 @@ class Archive:
     subscription: str
     rows: DataFrame  # partition, offset, message_id, key
     newest: dict[int, int] | None = None  # where the log of each partition ended after the rows had been read
+    earlier: int = 0  # rows of earlier topics of the name, which are not in `rows` any more
 
     @classmethod
     def read(cls, spark: SparkSession, path: str, topic: str, subscription: str, files: Files) -> "Archive":
         """The archive of a topic in a folder."""
         rows = spark.read.parquet(archive_folder(path, topic, files))
         return cls(path, subscription, rows.select("partition", "offset", "message_id", "key"))
+
+    def since(self, ledger: int) -> "Archive":
+        """Without the rows of older ledgers."""
+        number = F.regexp_extract("message_id", LEDGER, 1)
+        older = F.coalesce(F.when(number != "", number).cast("long") < ledger, F.lit(False))
+        return replace(self, rows=self.rows.where(~older), earlier=self.rows.where(older).count())
 
     def check(self, judged: DataFrame, journal: DataFrame, coverage: DataFrame, cap: int) -> ArchiveAudit:
         """Hold it against the journal; lists have `cap` lines at most."""
@@ -108,6 +115,7 @@ def summarise(
         missing_ids=_missing(gone, journal, cap),
         duplicate_ids=_ids(rows.where("again"), cap),
         never_published_ids=_ids(rows.where(F.col("found") == FOREIGN), cap),
+        earlier=archive.earlier,
     )
 
 

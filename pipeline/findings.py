@@ -66,7 +66,10 @@ class LostMessage(msgspec.Struct, frozen=True):
 
 
 class ArchiveAudit(msgspec.Struct, frozen=True):
-    """What was found in an archive; listings are cut, counts are not."""
+    """What was found in an archive; listings are cut, counts are not.
+
+    Rows of earlier topics of this name are `earlier`, and in no other count.
+    """
 
     path: str
     subscription: str
@@ -83,6 +86,7 @@ class ArchiveAudit(msgspec.Struct, frozen=True):
     missing_ids: list[str] = []
     duplicate_ids: list[str] = []
     never_published_ids: list[str] = []
+    earlier: int = 0
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -191,6 +195,8 @@ def verdict_of(
         notes.append("bodies not checked")
     elif bodies.checked < bodies.there:
         notes.append(f"bodies of {bodies.checked:,} of {_messages(bodies.there)} in the log checked")
+    if archive is not None and archive.earlier:
+        notes.append(f"the archive also has {_messages(archive.earlier)} of earlier topics of this name")
     if wrong:
         return "incomplete", wrong + doubts + notes
     if doubts:

@@ -59,6 +59,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     partitions: list[PartitionState]
     subscriptions: list[SubscriptionState]
     bodies: BodiesState | None = None  # None: they were not looked for
+    incarnation: int = 0  # of the topic, 0: not known
 
 
 class Looks:
@@ -115,6 +116,7 @@ class Looks:
             ],
             subscriptions=self._subscriptions,
             bodies=bodies,
+            incarnation=self.incarnation,
         )
 
 

@@ -5,7 +5,7 @@ That it says what the job on Spark says is for tests/pipeline/test_plain_audit.p
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import ceil
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ from pipeline.rules import (
     FOREVER,
     HANDLED,
     KINDS,
+    LEDGER,
     LIFE,
     LOST,
     NEWER,
@@ -45,6 +46,7 @@ from pipeline.rules import (
     Witness,
     coverage_of,
     lives_of,
+    oldest_ledger,
     trust_of,
     witnesses_of,
 )
@@ -61,6 +63,14 @@ class PlainArchive:
     subscription: str
     rows: pa.Table  # partition, offset, message_id, key
     newest: dict[int, int] | None = None  # where the log of each partition ended after the rows had been read
+    earlier: int = 0  # rows of earlier topics of the name, which are not in `rows` any more
+
+    def since(self, ledger: int) -> "PlainArchive":
+        """Without the rows of older ledgers."""
+        named = pc.extract_regex(self.rows.column("message_id"), LEDGER.replace("(", "(?P<ledger>"))
+        older = pc.less(pc.cast(pc.struct_field(named, "ledger"), pa.int64()), ledger)
+        rows = self.rows.filter(pc.invert(pc.fill_null(older, False)))
+        return replace(self, rows=rows, earlier=len(self.rows) - len(rows))
 
 
 def examine(
@@ -74,6 +84,10 @@ def examine(
     lines: int,
 ) -> Audit:
     """Judge a snapshot."""
+    if archive is not None and seen.incarnation:
+        published = journal.filter(pc.equal(journal.column("transition"), "published"))
+        ledgers = pc.unique(published.column("by")).to_pylist()
+        archive = archive.since(oldest_ledger(seen.incarnation, ledgers))
     return Examination(seen, journal, log, archive, milliseconds(since)).audit(since, listed, lines)
 
 
@@ -418,6 +432,7 @@ class Examination:
             missing_ids=ids,
             duplicate_ids=list(twice)[:cap],
             never_published_ids=list(foreign)[:cap],
+            earlier=archive.earlier,
         )
 
 

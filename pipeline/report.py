@@ -147,6 +147,7 @@ def _archive(page: Page, found: Audit) -> None:
             ("there more than once", f"{archive.duplicates:,}"),
             ("older than the journal", f"{archive.unproven:,}"),
             ("newer than the journal", f"{archive.newer:,}"),
+            ("rows of earlier topics of this name", f"{archive.earlier:,}"),
         ],
     )
     for what, ids in (

@@ -37,6 +37,8 @@ UNPROVEN = "unproven"  # from before the journal
 NEWER = "newer"  # from after it
 FOREIGN = "never_published"
 
+LEDGER = r"^\d+:(\d{1,18})-\d+$"  # in the id of a message
+
 # What a range can be to a life.
 PUBLISHED, DELIVERED, ACKED, SETTLED_OTHERWISE, MISSING, IN_LOG, NO_BODY, HELD, ARCHIVED, CUT = range(10)
 KINDS = {
@@ -159,6 +161,15 @@ def trust_of(state: PartitionState, there: Sequence[tuple[int, int]]) -> Trust:
 
 def _numbers(first: int, last: int) -> str:
     return f"record {first}" if first == last else f"records {first} to {last}"
+
+
+def oldest_ledger(incarnation: int, ledgers: Iterable[str]) -> int:
+    """The ledger before which all are of earlier topics of the name; 0 where nobody knows.
+
+    Both numbers are times, and a topic gets its own before its ledgers; should the clock have been set back
+    in between, those in the journal are its own all the same.
+    """
+    return min([incarnation, *(int(ledger) for ledger in ledgers if ledger.isdecimal())])
 
 
 def coverage_of(

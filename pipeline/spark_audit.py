@@ -25,7 +25,7 @@ from pipeline.judgement import judge, list_lost, with_keys
 from pipeline.latency import latencies_of
 from pipeline.looks import JOURNAL, LOG, Looks, Snapshot
 from pipeline.options import Connection
-from pipeline.rules import Extent, coverage_of, lives_of, trust_of, witnesses_of
+from pipeline.rules import Extent, coverage_of, lives_of, oldest_ledger, trust_of, witnesses_of
 from pipeline.sweep import first_deliveries, ranges_of, stretches_of
 from pipeline.tally import MOST_ATTEMPTS, Count, Happening, bars_of, tally_activity, tally_subscriptions
 
@@ -81,6 +81,9 @@ def examine(
 ) -> Audit:
     """Judge a snapshot."""
     since_ms = milliseconds(since)
+    if archive is not None and seen.incarnation:
+        ledgers = journal.where(F.col("transition") == "published").select("by").distinct().collect()
+        archive = archive.since(oldest_ledger(seen.incarnation, (row.by for row in ledgers)))
     numbers = numbers_in(journal)
     trust = [trust_of(state, numbers.get(state.partition, [])) for state in seen.partitions]
     journal = snapshot.journal_of(journal, trust)

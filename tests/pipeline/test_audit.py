@@ -303,6 +303,36 @@ def test_an_archive_is_held_against_the_journal(examine: Examiner) -> None:
     assert (checked.missing, checked.never_published, checked.newer, checked.unproven) == (2, 3, 1, 0)
 
 
+@pytest.mark.parametrize("by", ["plain", pytest.param("spark", marks=pytest.mark.slow)])
+def test_an_archive_may_have_an_earlier_topic_of_the_name(by: str, request: pytest.FixtureRequest) -> None:
+    """Its rows are told by their ledgers: they stand for nothing that is missing, and are no failure."""
+    examine = Examiner(request.getfixturevalue("spark") if by == "spark" else None)
+    lines: list[Line] = [
+        ("subscribed", "archive", "1"),
+        ("published", "", "205:1-3"),
+        ("committed", "archive", "1-3"),
+    ]
+    journal = journal_of({0: lines})
+    seen = read_to_the_end(snapshot_of([4], archive=[4]), journal)
+    seen = msgspec.structs.replace(seen, incarnation=200)
+    earlier = ["0:90-1", "0:90-2", "0:90-3", "0:105-7", "1:105-1"]
+    odd = ["0:206-1", f"0:{10**20}-1"]
+    mine = ["0:205-1", "0:205-2", "0:205-3"]
+    found = examine(seen, journal, log_of({}), archive=[*earlier, *mine], newest={0: 4})
+    assert (found.verdict, found.why[1:]) == (
+        "complete",
+        ["the archive also has 5 messages of earlier topics of this name"],
+    )
+    assert found.archive is not None
+    assert (found.archive.rows, found.archive.duplicates, found.archive.earlier) == (3, 0, 5)
+    found = examine(seen, journal, log_of({}), archive=[*earlier, *mine[1:], *odd], newest={0: 4})
+    assert found.archive is not None
+    assert (found.verdict, found.archive.never_published) == ("incomplete", 2)
+    found = examine(seen, journal, log_of({}), archive=[*earlier, *mine[1:]], newest={0: 4})
+    assert found.archive is not None
+    assert (found.verdict, found.archive.missing_ids) == ("incomplete", ["0:205-1"])
+
+
 def test_an_archive_without_the_topic_names_those_it_has(tmp_path: Path) -> None:
     """Rather than an empty result."""
     (tmp_path / "topic=orders").mkdir()

@@ -135,7 +135,8 @@ def variant(
             for entry in range(first, (last or first) + 1)
             if luck.random() < 0.8
         ]
-        kept += [*luck.sample(kept, 20), "0:9-1", "3:1-900", "70:1-1", "2:1-0"]
+        kept += [*luck.sample(kept, 20), "0:9-1", "3:1-900", "70:1-1", "2:1-0", "5:0-3", "80:0-3"]
+        seen = msgspec.structs.replace(seen, incarnation=1)
         newest = {p: look.latest for p, look in enumerate(looks)} if number > 2 else None
         archive = PlainArchive("archive", "a", rows_of(kept), newest)
     return seen, journal, log, archive, since
