@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from time import monotonic
 from types import TracebackType
@@ -275,8 +275,8 @@ class Consumer:
 
     # What comes
 
-    def _opening(self, partitions: Collection[int]) -> None:
-        self.held.foresee(partitions)
+    def _opening(self, partitions: Collection[int]) -> AbstractContextManager[None]:
+        return self.held.foreseeing(partitions)
 
     def _opened(self, partitions: Collection[int], reply: wire.SubscribeReply) -> None:
         self._at_most_once = reply.delivery == "at_most_once"

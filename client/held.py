@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import repeat
 from time import monotonic
 
@@ -26,8 +27,12 @@ class _Listing:
         self.seen: set[tuple[Block, int]] = set()  # those of ours that were
         self.places: dict[tuple[int, int], list[tuple[Block, int]]] = {}  # by partition and entry
         for block in before:
-            for index, entry in enumerate(block.entries):
-                self.places.setdefault((block.partition, entry), []).append((block, index))
+            self.note(block)
+
+    def note(self, block: Block) -> None:
+        """We have this: it may be listed."""
+        for index, entry in enumerate(block.entries):
+            self.places.setdefault((block.partition, entry), []).append((block, index))
 
 
 class Held:
@@ -48,7 +53,7 @@ class Held:
         self._in_order: dict[int, dict[int, Block]] = {}  # partition -> entry -> its newest block, in lanes
         self._overlaid: dict[Block, None] = {}  # those of which something has come again
         self._listings: dict[int, _Listing] = {}  # by partition
-        self._foreseen: dict[int, list[Block]] = {}  # what we had there when we asked to be let in
+        self._foreseen: dict[int, list[Block]] = {}  # what we had there, or got, since we asked to be let in
         self._lanes: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
         self._many: dict[int, int] = {}  # partition -> lanes, to look whether they are too many
         self._extended: dict[
@@ -146,11 +151,26 @@ class Held:
                 places.update(dict.fromkeys(block.entries, block))
         if self._rewinding:
             self._void_rewound(block)
+        # The worker has looked already at what it is about to list: this may be in it.
+        if (foreseen := self._foreseen.get(block.partition)) is not None:
+            foreseen.append(block)
+        listing = self._listings.get(block.partition)
+        if listing is not None and listing.left is not None:
+            listing.note(block)
 
-    def foresee(self, partitions: Collection[int]) -> None:
+    @contextmanager
+    def foreseeing(self, partitions: Collection[int]) -> Iterator[None]:
         """A worker is asked for a new session: what is settled from now on it may have listed before."""
-        blocks = [block for block in self.blocks if block.partition in partitions]
+        before = [block for partition in partitions for block in self._foreseen.get(partition, ())]
+        blocks = list(dict.fromkeys((*before, *self.blocks)))
+        blocks = [block for block in blocks if block.partition in partitions]
         self._foreseen.update(dict.fromkeys(partitions, blocks))
+        try:
+            yield
+        finally:
+            for partition in partitions:
+                if self._foreseen.get(partition) is blocks:
+                    del self._foreseen[partition]
 
     def reopen(self, partitions: Collection[int], listed: int | None) -> None:
         """They have a new session: so many of the messages held will be listed, and the rest is void."""

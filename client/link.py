@@ -126,7 +126,8 @@ class Link:
             missing = frozenset(self.wanted - self.open)
             if error is None and missing and self._links.may_open(self):
                 try:
-                    await self._subscribe(missing)
+                    with self._links.on_opening(missing):
+                        await self._subscribe(missing)
                     attempt = 0
                 except BrokerError as problem:
                     error = problem
@@ -157,7 +158,6 @@ class Link:
             self._links.permits.take_along(self, partitions)
         self._opening, limit = partitions, self._limit
         self._quiet.clear()
-        self._links.on_opening(partitions)
         asked = connection.request(self._links.subscribe(partitions, limit))
         try:
             reply = wire.properties_of(await asyncio.shield(asked), wire.SubscribeReply)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from time import monotonic
 
 import msgspec
@@ -21,7 +22,8 @@ from client.wire import Frame
 class Links:
     """The workers' side of a consumer.
 
-    `on_open` hears which partitions are open, and what the worker said; `on_void` whose leases have ended;
+    `on_opening` is entered while a worker is asked for partitions; `on_open` hears which are open, and what
+    it said; `on_void` whose leases have ended;
     `on_end` the error that ends the consumer for good.
     """
 
@@ -30,7 +32,7 @@ class Links:
         cluster: Cluster,
         streams: Iterator[int],
         request: wire.Subscribe,
-        on_opening: Callable[[Collection[int]], None],
+        on_opening: Callable[[Collection[int]], AbstractContextManager[None]],
         on_open: Callable[[Collection[int], wire.SubscribeReply], None],
         on_data: Callable[[Frame, wire.Data], None],
         on_ended: Callable[[Frame, wire.Ended], None],

@@ -529,6 +529,47 @@ async def test_data_of_a_partition_that_has_moved_is_not_taken_from_its_old_owne
             await consumer.receive(timeout=0.05)
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["before it is let in", "after it"])
+async def test_data_that_was_on_its_way_when_a_partition_came_back_is_handed_out_once(before: bool) -> None:
+    """A worker that stood still has sent it before it was asked again, and lists it now."""
+    cluster = ScriptedCluster(2, "orders", [0, 0])
+    async with cluster as (old, new), consuming(cluster) as consumer:
+        cluster.move(0, 1)
+        await let_in(new)
+        await until_told(new)
+        cluster.owners = [0, 0]
+        new.link.send(wire.Redirect("orders", 0, old.address, stream=1))
+        asked = await old.expect(wire.Subscribe)
+        if before:
+            old.link.data(2, partition=0, token=5)
+        asked.ok(wire.SubscribeReply("shared", "at_least_once", 30_000, 2, held=2))
+        if not before:
+            old.link.data(2, partition=0, token=5)
+        messages = await take(consumer, 2)
+        acking = asyncio.create_task(consumer.ack(messages))
+        (await old.expect(wire.Ack)).ok()
+        assert await acking == ["settled", "settled"]
+        old.link.data(2, partition=0, token=5, held=True)
+        old.link.data([(3, "")], partition=0, token=6)
+        assert ids(await take(consumer, 1)) == ["0-3"]
+
+
+async def test_what_comes_and_is_settled_while_another_worker_is_asked_is_handed_out_once() -> None:
+    cluster = ScriptedCluster(2, "orders", [0, 0])
+    async with cluster as (old, new), consuming(cluster) as consumer:
+        cluster.move(0, 1)
+        asked = await new.expect(wire.Subscribe)
+        old.link.data(2, partition=0, token=5)
+        messages = await take(consumer, 2)
+        acking = asyncio.create_task(consumer.ack(messages))
+        (await old.expect(wire.Ack)).ok()
+        assert await acking == ["settled", "settled"]
+        asked.ok(wire.SubscribeReply("shared", "at_least_once", 30_000, 2, held=2))
+        new.link.data(2, partition=0, token=5, held=True)
+        new.link.data([(3, "")], partition=0, token=6)
+        assert ids(await take(consumer, 1)) == ["0-3"]
+
+
 async def test_a_worker_without_partitions_is_left_and_may_come_back() -> None:
     cluster = ScriptedCluster(2, "orders", [0, 1])
     async with cluster as (first, second), AsyncClient(first.url) as client:
