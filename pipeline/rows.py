@@ -134,13 +134,15 @@ def by_topic(batch: Any, topic: str | None) -> Iterator[tuple[str, Any]]:
 def columns_of(batch: Any, topic: str, uids: Uids | Sequence[str], durability: str | None) -> Columns:
     """Rows for one topic as the client takes them; `uids` makes their uids, or is the columns they are of."""
     keys, values = _texts(batch, "key"), _column(batch, "value")
+    if keys is not None and pc.any(pc.equal(keys, "")).as_py():
+        raise InvalidArgument("a row's key is '': null is none, so use nullif(key, '')")
     if values is not None:
         values = values.cast(pa.binary())
     attributes, canonical = _attributes(batch)
     partitions = _column(batch, "partition")
     delays, dues = _column(batch, "delay"), _column(batch, "deliver_at")
     content = [pa.repeat(pa.scalar(topic), batch.num_rows), keys, values, canonical]
-    content += [None if column is None else column.cast(pa.string()) for column in (partitions, delays, dues)]
+    content += [None if column is None else _text_of(column) for column in (partitions, delays, dues)]
     return Columns(
         keys=None if keys is None else keys.to_pylist(),
         bodies=None if values is None else values.to_pylist(),

@@ -26,7 +26,7 @@ for index, uid in ipairs(uids) do
   else
     number = number + 1
     seen[uid] = NONE_YET
-    members[#members + 1] = dues[index] + lead
+    members[#members + 1] = math.max(1, dues[index] + lead) -- 0 would be never
     members[#members + 1] = string.format('%015.0f', number) .. ' ' .. uid
     texts[#texts + 1] = uid
     texts[#texts + 1] = batch[index * 3 - 2] .. '\0' .. batch[index * 3]

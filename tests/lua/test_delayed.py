@@ -47,6 +47,17 @@ async def test_a_delayed_message_is_delivered_when_it_is_due_and_not_before(
     assert not await story.exists(story.keys.delayed, story.keys.delayed_data)
 
 
+async def test_what_is_due_at_the_beginning_of_time_is_due_at_once(timed: ManualTime, topic: str) -> None:
+    """1970, as who has no time may write: 0 is not never."""
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe()
+    kept = await timed.engine.delay(story.lease, [message("a"), message("b")], [0, START + 500])
+    assert 0 < kept.next_due_ms < START
+    done = await timed.engine.promote(story.lease)
+    assert (done.appended, done.next_due_ms) == (1, START + 500)
+    assert await keys_of(story) == ["a"]
+
+
 async def test_they_come_in_the_order_in_which_they_are_due_and_then_of_publishing(
     timed: ManualTime, topic: str
 ) -> None:

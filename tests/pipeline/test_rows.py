@@ -6,6 +6,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from client import Client
 from client.errors import InvalidArgument
+from pipeline.rows import columns_of
 from pipeline.sink import SinkOptions, publish
 from pipeline.uids import Uids
 from tests.running import RunningBroker
@@ -44,3 +45,20 @@ def test_a_column_that_cannot_be_published_is_named_as_it_is_written() -> None:
         SinkOptions.parse({"topic": "orders"}).check(schema("Wibble"))
     with pytest.raises(InvalidArgument, match="'uidColumns' and a column `uid`, not both"):
         SinkOptions.parse({"topic": "orders", "uidColumns": "value"}).check(schema("value", "UID"))
+
+
+def test_uids_are_the_same_in_every_time_zone() -> None:
+    """Of a session, when a query goes on."""
+    made = []
+    for zone in ("UTC", "Europe/Berlin"):
+        due = pa.array([1_800_000_000_000_000], pa.int64()).cast(pa.timestamp("us", zone))
+        batch = pa.record_batch({"value": [b"x"], "deliver_at": due})
+        made.append(columns_of(batch, "orders", Uids("query", "1"), None).uids)
+    assert made[0] == made[1]
+
+
+def test_an_empty_key_is_refused() -> None:
+    """As the client does: it would be none, and null says that."""
+    batch = pa.record_batch({"key": ["k", None, ""], "value": [b"x"] * 3})
+    with pytest.raises(InvalidArgument, match="use nullif"):
+        columns_of(batch, "orders", Uids("query", "1"), None)
