@@ -98,13 +98,13 @@ def _run_again(options: Options, path: str, spark: Callable[[int], "SparkSession
     """Judge an older snapshot; the broker is not asked."""
     here = local_at(path)
     if here is not None:
-        seen, folder = load(path, here)
+        seen, folder = load(path, options.topic, here)
         engine = _engine(options, rows_in(folder, LOG, JOURNAL), spark)
     else:
         from pipeline.files import files_at
 
         engine = _engine(options, FAR, spark)
-        seen, folder = load(path, files_at(path, spark(FAR)))
+        seen, folder = load(path, options.topic, files_at(path, spark(FAR)))
     engine.files.make_folder(options.out)
     archive = _archive(options, engine)
     return engine.examine(seen, folder, archive, options.since, options.listed, LINES), engine.files

@@ -168,6 +168,7 @@ def verdict_of(
     bodies: BodiesAudit | None,
 ) -> tuple[Verdict, list[str]]:
     """The verdict, and the sentences that say why."""
+    subscriptions = list(subscriptions)
     wrong = [
         f"{subscription.name}: {_messages(count)} lost: {REASONS[reason]}"
         for subscription in subscriptions
@@ -202,6 +203,8 @@ def verdict_of(
     if doubts:
         return "unproven", doubts + notes
     fine = "every message that a subscription was owed has been delivered to it, or is in its backlog"
+    if not any(subscription.messages for subscription in subscriptions):
+        fine = "no message was judged: none is owed to a subscription, of the time that was asked for"
     return "complete", [fine, *notes]
 
 

@@ -120,11 +120,14 @@ class Looks:
         )
 
 
-def load(path: str, files: Files) -> tuple[Snapshot, str]:
-    """A snapshot that an earlier audit left, by its folder or that of its journal; and the folder."""
+def load(path: str, topic: str, files: Files) -> tuple[Snapshot, str]:
+    """A snapshot of a topic that an earlier audit left, by its folder or its journal's; and the folder."""
     for folder in (path.rstrip("/"), path.rstrip("/").rpartition("/")[0] or "."):
         if text := files.read(f"{folder}/{ABOUT}"):
-            return msgspec.json.decode(text, type=Snapshot), folder
+            seen = msgspec.json.decode(text, type=Snapshot)
+            if seen.topic != topic:
+                raise Trouble(f"{folder} is of an audit of topic {seen.topic!r}, not of {topic!r}")
+            return seen, folder
     raise Trouble(f"no {ABOUT} in {path}: name the folder that an earlier audit has written with --out")
 
 

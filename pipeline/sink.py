@@ -250,7 +250,7 @@ def _check_window(client: Client, topic: str) -> None:
     if window < SHORT_WINDOW:
         _log.warning(
             "topic %r forgets uids after %g s: what is run again later than that is published twice; "
-            "make the topic with a longer dedupe_window (3600 or more)",
+            "make the topic with --dedupe-window 3600 or more",
             topic,
             window,
         )

@@ -45,7 +45,7 @@ def run(
         messages, source = reader.options(subscribe=topic, includeValue="false").load(), "the log"
     rates = None
     if journal is not None:
-        _, where = load(journal, files_at(journal, spark))
+        _, where = load(journal, topic, files_at(journal, spark))
         rates = spark.read.parquet(f"{where}/{JOURNAL}")
     return examine(
         topic, messages.select("key", "partition", "timestamp"), cluster, source, rates=rates, top=top

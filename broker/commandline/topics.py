@@ -30,11 +30,19 @@ async def create(
     ] = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept one that is there already.")] = False,
     journal: JournalOption = None,
+    dedupe_window: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="For how long a uid counts; else ten minutes.", min=0, show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Make a topic."""
     records = _records(journal) if journal is not None else False
     async with session.client() as client:
-        made = await client.create_topic(topic, partitions=partitions, exist_ok=exist_ok, journal=records)
+        made = await client.create_topic(
+            topic, partitions=partitions, dedupe_window=dedupe_window, exist_ok=exist_ok, journal=records
+        )
     session.say(made, f"topic {topic!r} has {made.partitions} partitions")
 
 

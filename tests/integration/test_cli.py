@@ -63,12 +63,12 @@ def client(broker: RunningBroker, topic: str) -> Any:
 
 def test_a_topic_is_made_listed_described_and_deleted(keylane: Keylane, topic: str) -> None:
     """In words and tables."""
-    assert (
-        keylane("topic", "create", topic, "--partitions", "3").stdout == f"topic {topic!r} has 3 partitions\n"
-    )
+    made = keylane("topic", "create", topic, "--partitions", "3", "--dedupe-window", "3600")
+    assert made.stdout == f"topic {topic!r} has 3 partitions\n"
     assert topic in keylane("topic", "list").stdout
     described = keylane("topic", "describe", topic).stdout
     assert "partitions" in described
+    assert "3600" in described
     assert keylane("topic", "delete", topic).stdout == f"topic {topic!r} is deleted\n"
     assert topic not in keylane("topic", "list").stdout
 

@@ -195,4 +195,4 @@ def test_the_machine_finds_out_that(name: str, server_url: str) -> None:
     assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
     sources[file] = sources[file].replace(text, becomes)
     with pytest.raises((AssertionError, ValueError)):
-        explore(DelayMachine, server_url, examples=400, sources=sources, planted=True)
+        explore(DelayMachine, server_url, examples=2_000, sources=sources, planted=True)

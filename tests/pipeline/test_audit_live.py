@@ -19,6 +19,7 @@ from client import AsyncClient, Client, OutgoingMessage
 from client.types import Mode
 from pipeline import plain_engine
 from pipeline.audit import SMALL, WITH_SPARK, Options, run
+from pipeline.commandline import Trouble
 from pipeline.findings import Audit
 from pipeline.options import Connection
 from tests.pipeline.inbox import problems_of
@@ -302,4 +303,19 @@ def test_an_idle_partition_is_proven_since_the_journal_was_switched_on(
         connection=Connection(broker.url),
         since=datetime.now(UTC) + timedelta(seconds=1),
     )
-    assert run(options, no_spark)[0].verdict == "complete"
+    found = run(options, no_spark)[0]
+    assert found.verdict == "complete"
+    assert "no message was judged" in found.why[0]
+
+
+def test_a_snapshot_of_another_topic_is_refused(broker: RunningBroker, tmp_path: Path, topic: str) -> None:
+    make_topic(broker.url, topic)
+    audited(broker, topic, tmp_path / "first")
+    options = Options(
+        topic="another",
+        out=str(tmp_path / "second"),
+        connection=Connection(broker.url),
+        journal=str(tmp_path / "first"),
+    )
+    with pytest.raises(Trouble, match=f"is of an audit of topic '{topic}', not of 'another'"):
+        run(options, no_spark)
