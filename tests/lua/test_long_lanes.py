@@ -158,7 +158,8 @@ async def test_a_long_lane_goes_back_in_parts_the_newest_first(
 
     async def watched(script: str, *rest: Any) -> list[Any]:
         answer = await run(script, *rest)
-        states.append((await check_topic(engine, topic), await story.retries()))
+        if script.endswith("nack"):  # the check runs a script, too
+            states.append((await check_topic(engine, topic), await story.retries()))
         return answer
 
     monkeypatch.setattr(engine.store, "run", watched)
