@@ -45,6 +45,7 @@ from client.types import (
     PartitionOffsets,
     PeekedMessage,
     Published,
+    RawPage,
     SubscriptionInfo,
     TopicInfo,
 )
@@ -280,6 +281,14 @@ class Client:
             limit=limit,
             journal=journal,
             incarnation=incarnation,
+        )
+
+    def read_raw(
+        self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, incarnation: int = 0
+    ) -> RawPage:
+        """The same, unread, of which the worker has hardly any work."""
+        return self._call(
+            self._client.read_raw, topic, partition, start, end, limit=limit, incarnation=incarnation
         )
 
     def claim(

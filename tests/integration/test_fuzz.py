@@ -25,7 +25,9 @@ CODES = {
     if isinstance(item, type) and issubclass(item, errors.BrokerError)
 }
 PATIENCE = 60.0  # seconds in which whatever is waited for has to happen
-GROWTH = 48 * 2**20  # bytes; the tail cache alone may take a good part of it
+# Bytes: the tail cache, and for each of five that do not read two answers of 3 MB, in several forms. What is
+# not bounded takes gigabytes.
+GROWTH = 128 * 2**20
 
 pytestmark = pytest.mark.slow
 
