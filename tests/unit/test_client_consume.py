@@ -470,7 +470,7 @@ async def test_a_lane_has_one_deadline_that_restarts_at_each_settle(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
     async with Open(worker, shelf, mode="exclusive", lease=3600, auto_extend=False) as consumer:
-        worker.link.data(2, lease=10)
+        worker.link.data(2, lease=400)  # with less than a tenth left it would go back, unless taken at once
         first, second = await take(consumer, 2)
         before = second.deadline
         acking = asyncio.ensure_future(first.ack())
