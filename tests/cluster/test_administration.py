@@ -117,9 +117,10 @@ async def test_a_topic_made_again_at_once_is_another_topic_on_all_workers(
     await peer.answer(wire.DeleteTopic(topic))
     await peer.answer(wire.CreateTopic(topic, PARTITIONS))
     await peer.answer(wire.CreateSubscription(topic, "s"))
-    for stream in streams:  # its consumers were of the topic before
+    for stream in streams:  # each worker learns of the end of the old topic and of the new one on its own
         said = await stream.peer.push(wire.Error)
-        assert said.code in ("topic_not_found", "subscription_not_found", "unavailable")
+        assert said.stream == stream.number
+        assert said.code in ("topic_not_found", "topic_replaced", "subscription_not_found", "unavailable")
     for number in range(PARTITIONS):
 
         async def taken(number: int = number) -> bool:
