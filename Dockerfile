@@ -7,7 +7,6 @@ COPY broker broker
 COPY client client
 COPY lua lua
 COPY pipeline pipeline
-COPY pyspark_keylane pyspark_keylane
 # The lock names the developers' tools too: as a constraint it chooses versions, and installs nothing.
 RUN python -m venv --without-pip /opt/keylane \
     && pip --python /opt/keylane/bin/python install --no-cache-dir --constraint requirements.lock .

@@ -19,13 +19,13 @@ import psutil
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.audit import LINES, LISTED
-from pipeline.files import LocalFiles
-from pipeline.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
-from pipeline.plain_engine import PlainEngine
-from pipeline.report import write_audit
-from pipeline.session import session
-from pipeline.spark_audit import SparkEngine
+from keylane_spark.auditing.audit import LINES, LISTED
+from keylane_spark.auditing.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
+from keylane_spark.auditing.plain_engine import PlainEngine
+from keylane_spark.auditing.report import write_audit
+from keylane_spark.auditing.spark_audit import SparkEngine
+from keylane_spark.files import LocalFiles
+from keylane_spark.session import session
 
 PARTITIONS = 8
 SUBSCRIPTIONS = ("billing", "search", "warehouse")

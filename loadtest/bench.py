@@ -1,4 +1,4 @@
-"""The benchmark suite: `make bench` runs every workload, writes bench.json and docs/benchmarks.md.
+"""The benchmark suite: `make bench` runs every workload, writes docs/bench.json and docs/benchmarks.md.
 
 Each figure is a ratio of two things measured in turn in the same run on the same server, because machines
 differ and are noisy; the server is the embedded one with its default append-only persistence.
@@ -17,11 +17,11 @@ import uvloop
 from anyio.from_thread import start_blocking_portal
 from redis import Redis
 
-from broker.config import Settings
-from broker.engine import Engine
-from broker.server import Server
-from broker.supervisor import Running, supervise
-from client import Client
+from keylane import Client
+from keylane_broker.config import Settings
+from keylane_broker.engine.engine import Engine
+from keylane_broker.supervise.embedded_server import Server
+from keylane_broker.supervise.supervisor import Running, supervise
 from loadtest import (
     broker_bench,
     calls_bench,
@@ -154,7 +154,7 @@ def main(
         with Server() as server:
             figures += uvloop.run(run_engine(server.url, backlog))
     if write:
-        file = ROOT / "bench.json"
+        file = ROOT / "docs" / "bench.json"
         known = msgspec.json.decode(file.read_bytes(), type=list[Figure]) if file.exists() else []
         by_name = {figure.workload: figure for figure in (*known, *figures)}
         whole = engine and broker and growth and spark

@@ -13,12 +13,12 @@ from typing import Any
 
 import uvloop
 
-from broker import dispatcher
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.results import Outgoing, Receipt, Room, SubscriptionSettings, TopicSettings
-from broker.server import Server
-from client.wire import pack_about
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Outgoing, Receipt, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.store.keys import PartitionKeys
+from keylane_broker.supervise.embedded_server import Server
+from keylane_broker.worker import dispatcher
 from loadtest.report import Figure, print_table
 
 CONSUMERS, LANES, SUBSCRIPTIONS, LEDGERS = 1_000, 100_000, 10, 3_000

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 from anyio.from_thread import start_blocking_portal
 
-from broker.config import Settings
-from broker.server import Server
-from broker.supervisor import Running, supervise
-from broker.topology import three_node_cluster
-from client import Client
+from keylane import Client
+from keylane_broker.config import Settings
+from keylane_broker.supervise.embedded_server import Server
+from keylane_broker.supervise.supervisor import Running, supervise
 from loadtest.players import Order, Player, consume, produce
+from loadtest.topology import three_node_cluster
 
 PARTITIONS = 12  # of each topic
 PAIRS = 2  # of a producer and a consumer, each pair with a topic of its own

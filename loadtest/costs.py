@@ -10,8 +10,8 @@ from collections.abc import Awaitable
 
 import uvloop
 
-from broker.engine import Engine
-from broker.server import Server
+from keylane_broker.engine.engine import Engine
+from keylane_broker.supervise.embedded_server import Server
 from loadtest.engine_bench import BATCH, Lane, T, messages
 
 ROUNDS = 400

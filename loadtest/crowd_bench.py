@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
-from client import AsyncClient, Consumer, OutgoingMessage
-from client.types import Mode
+from keylane import AsyncClient, Consumer, OutgoingMessage
+from keylane.types import Mode
 from loadtest.report import Figure, print_table
 
 MESSAGES = 400

@@ -7,11 +7,11 @@ import argparse
 import asyncio
 import time
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.results import Outgoing, Room, SubscriptionSettings, TopicSettings
-from broker.topology import single_server
-from client.wire import pack_about
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.inspect.topic_checker import check_topic
+from loadtest.topology import single_server
 
 TOPIC, SUBSCRIPTION = "orders", "billing"
 CONSUMERS, BATCH, HOUR_MS = 100, 1_000, 3_600_000

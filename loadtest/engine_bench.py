@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from redis import Redis
 
-from broker.arguments import check_flat
-from broker.engine import Engine
-from broker.handover import flat_receipts
-from broker.receipts import receipts_of
-from broker.results import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
-from client.wire import pack_about
+from keylane.wire import pack_about
+from keylane_broker.engine.checks import check_flat
+from keylane_broker.engine.codec import flat_receipts
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.receipts import receipts_of
+from keylane_broker.engine.values import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
 from loadtest.report import Figure
 
 BATCH = 100

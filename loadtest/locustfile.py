@@ -21,7 +21,7 @@ from gevent.threadpool import ThreadPool  # type: ignore[import-untyped]
 from locust import User, constant, task
 from locust.exception import StopUser
 
-from client import BrokerError, Client
+from keylane import BrokerError, Client
 
 SWITCH = "LOCUST_SKIP_MONKEY_PATCH"
 

@@ -16,7 +16,7 @@ import anyio
 import uvloop
 from redis import Redis
 
-from client import AsyncClient, OutgoingMessage
+from keylane import AsyncClient, OutgoingMessage
 
 BATCH = 100  # of Redis Streams by hand: XADD pipelined, XREADGROUP COUNT, XACK and XDEL pipelined
 OUR_BATCH = 500  # of publish_many

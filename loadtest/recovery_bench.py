@@ -14,9 +14,9 @@ from pathlib import Path
 
 import uvloop
 
-from broker.config import Settings
-from broker.supervisor import Running, supervise
-from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionBusy
+from keylane import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionBusy
+from keylane_broker.config import Settings
+from keylane_broker.supervise.supervisor import Running, supervise
 from loadtest.report import Figure, print_table
 from loadtest.victims import LATE, victims
 

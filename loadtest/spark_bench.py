@@ -15,9 +15,9 @@ import pyarrow
 from pyspark.sql import DataFrame, Row, SparkSession
 from redis import Redis
 
-from client import Client
+from keylane import Client
+from keylane_spark.session import session
 from loadtest.report import Figure
-from pipeline.session import session
 
 PARTITIONS = 4
 ROUNDS = 5

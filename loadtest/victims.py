@@ -13,8 +13,8 @@ from pathlib import Path
 
 import uvloop
 
-from client import AsyncClient, Consumer
-from client.types import Mode
+from keylane import AsyncClient, Consumer
+from keylane.types import Mode
 
 LATE = 120.0  # seconds to wait for anything
 _CLIENTS = 20  # connections that they share

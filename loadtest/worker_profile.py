@@ -15,9 +15,9 @@ from pathlib import Path
 
 import typer
 
-from broker.config import Settings
-from broker.server import Server, free_port
-from client import Client
+from keylane import Client
+from keylane_broker.config import Settings
+from keylane_broker.supervise.embedded_server import Server, free_port
 from loadtest.players import Order, Player, consume, play, produce
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,7 @@ def profiled_worker(redis_url: str, port: int, profile: Path) -> Iterator[None]:
     """A worker process that writes a profile when it stops."""
     program = (
         "import cProfile, sys\n"
-        "from broker import worker_process\n"
+        "from keylane_broker.worker import __main__ as worker_process\n"
         "profile = cProfile.Profile()\n"
         "profile.runcall(worker_process.main)\n"
         "profile.dump_stats(sys.argv[1])\n"

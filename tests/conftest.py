@@ -9,10 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from broker import server
-from broker.server import wheel_binary
-from broker.topology import single_server, three_node_cluster
-from tests.running import RunningBroker
+from keylane_broker.supervise import embedded_server as server
+from keylane_broker.supervise.embedded_server import wheel_binary
+from loadtest.topology import single_server, three_node_cluster
+from tests.support.running import RunningBroker
 
 # Test processes that run side by side have ports of their own: none takes that of a worker or server which
 # another one has killed and is about to start again.

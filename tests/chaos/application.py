@@ -16,8 +16,8 @@ from typing import BinaryIO
 import anyio
 import msgspec
 
-from client import AsyncClient, BrokerError, Consumer, Message, StaleReceipt
-from client.types import Mode, Outcome
+from keylane import AsyncClient, BrokerError, Consumer, Message, StaleReceipt
+from keylane.types import Mode, Outcome
 
 FLUSH = 0.05  # seconds between lines
 UNANSWERED = 1_000  # publishes that a producer has under way

@@ -10,17 +10,17 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from broker.checker import check_topic
-from broker.cluster_checker import check_cluster
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.server import Server
-from broker.snapshot import take_snapshot
-from client import AsyncClient, BrokerError, InvalidArgument
-from client.types import Mode
+from keylane import AsyncClient, BrokerError, InvalidArgument
+from keylane.types import Mode
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.cluster_checker import check_cluster
+from keylane_broker.inspect.snapshot import take_snapshot
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.store.keys import PartitionKeys
+from keylane_broker.supervise.embedded_server import Server
 from tests.chaos.gaps import Disturbance
 from tests.chaos.plan import Step
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 T = TypeVar("T")
 

@@ -9,13 +9,13 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from client.types import Mode
-from client.types import Published as Answer
-from client.wire import partition_of
+from keylane.types import Mode
+from keylane.types import Published as Answer
+from keylane.wire import partition_of
 from tests.chaos import application as seen
 from tests.chaos.application import Order, Seen, decode
 from tests.chaos.recorder import Name, Recorder
-from tests.running import ROOT
+from tests.support.running import ROOT
 
 MODES: dict[str, Mode] = {
     "shared": "shared",

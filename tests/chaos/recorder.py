@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
-from client import Published
-from client.types import Mode, Outcome
+from keylane import Published
+from keylane.types import Mode, Outcome
 
 ORDERED, SHARED = "ordered", "shared"
 MODES: dict[str, Mode] = {ORDERED: "key_shared", SHARED: "shared"}

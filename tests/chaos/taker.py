@@ -3,8 +3,8 @@
 import asyncio
 import sys
 
-from client import AsyncClient
-from client.errors import PayloadMissing
+from keylane import AsyncClient
+from keylane.errors import PayloadMissing
 
 
 async def take(url: str, topic: str, subscription: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from client import AsyncClient, OutgoingMessage, ksuid
-from tests.running import ROOT, RunningBroker
+from keylane import AsyncClient, OutgoingMessage, ksuid
+from tests.support.running import ROOT, RunningBroker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 

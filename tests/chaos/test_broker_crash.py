@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import random
-import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,11 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-import lua
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.server import Server
-from client import (
+from keylane import (
     AsyncClient,
     Consumer,
     Message,
@@ -28,11 +23,14 @@ from client import (
     Unavailable,
     ksuid,
 )
-from client.connection import Connection
-from client.outbox import Outbox, Parcel
-from client.wire import Data, Frame
+from keylane.connect.connection import Connection
+from keylane.produce.outbox import Outbox, Parcel
+from keylane.wire import Data, Frame
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.supervise.embedded_server import Server
 from tests.chaos.recorder import MODES, Name, Recorder
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker, broker_with_scripts_of_its_own
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -382,8 +380,8 @@ DEFECTS = {
 async def test_the_record_finds_a_defect_in_a_script(
     defect: Defect, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(lua.__path__[0], tmp_path / "lua")
-    script = tmp_path / "lua" / defect.file
+    scripts = broker_with_scripts_of_its_own(tmp_path)
+    script = scripts / defect.file
     assert script.read_text().count(defect.text) == 1
     script.write_text(script.read_text().replace(defect.text, defect.becomes))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

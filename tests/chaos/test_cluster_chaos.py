@@ -13,15 +13,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from broker.server import Server
-from broker.topology import three_node_cluster
+from keylane_broker.supervise.embedded_server import Server
+from loadtest.topology import three_node_cluster
 from tests.chaos import application as seen
 from tests.chaos.application import Seen
 from tests.chaos.cluster import Cluster
 from tests.chaos.crowd import MODES, Crowd
 from tests.chaos.gaps import measure, report
 from tests.chaos.plan import Plan, Step
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 SECONDS = float(os.environ.get("KEYLANE_CHAOS_SECONDS", "16"))  # of chaos, besides start and end
 PATIENCE = 400.0  # seconds for all the rest, on a machine that has much else to do

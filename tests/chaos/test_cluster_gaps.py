@@ -15,10 +15,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from client import AsyncClient, Published
+from keylane import AsyncClient, Published
 from tests.chaos.cluster import Cluster
 from tests.chaos.gaps import Gap, report
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

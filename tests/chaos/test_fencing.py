@@ -5,7 +5,6 @@ The same run with fencing switched off in a copy of the scripts shows that the r
 
 import asyncio
 import os
-import shutil
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,13 +15,12 @@ import anyio
 import anyio.to_thread
 import pytest
 
-import lua
-from client import AsyncClient, Consumer, Published, StaleReceipt, ksuid, wire
-from client.types import Mode
+from keylane import AsyncClient, Consumer, Published, StaleReceipt, ksuid, wire
+from keylane.types import Mode
 from tests.chaos.cluster import Cluster
 from tests.chaos.crowd import keys_of
 from tests.chaos.recorder import Name, Recorder
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker, broker_with_scripts_of_its_own
 
 pytestmark = pytest.mark.slow
 
@@ -190,9 +188,9 @@ async def test_a_worker_that_slept_past_its_lease_writes_nothing(topic: str) -> 
 async def test_without_fencing_it_is_found_out(
     topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(lua.__path__[0], tmp_path / "lua")
+    scripts = broker_with_scripts_of_its_own(tmp_path)
     for file, comparison in COMPARISONS.items():
-        script = tmp_path / "lua" / file
+        script = scripts / file
         assert script.read_text().count(comparison) == 1
         script.write_text(script.read_text().replace(comparison, "false"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

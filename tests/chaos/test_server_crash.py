@@ -9,12 +9,20 @@ from pathlib import Path
 import anyio
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.results import Delivery, Lease, Outgoing, Receipt, Room, SubscriptionSettings, TopicSettings
-from broker.server import Server
-from client.errors import Unavailable
-from client.wire import pack_about
+from keylane.errors import Unavailable
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import (
+    Delivery,
+    Lease,
+    Outgoing,
+    Receipt,
+    Room,
+    SubscriptionSettings,
+    TopicSettings,
+)
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.supervise.embedded_server import Server
 
 pytestmark = pytest.mark.slow
 

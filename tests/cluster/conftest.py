@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from broker.engine import Engine
+from keylane_broker.engine.engine import Engine
 from tests.cluster.peer import Peer, connect
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from client import wire
-from client.wire import Frame, Properties, Type
+from keylane import wire
+from keylane.wire import Frame, Properties, Type
 
 PATIENCE = 60.0  # seconds for what should take milliseconds: machines stall
 

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.engine import Engine
-from client import wire
+from keylane import wire
+from keylane_broker.engine.engine import Engine
 from tests.cluster.peer import Elsewhere, Peer, Refused, Stream, publish
 from tests.cluster.view import owners, settled, until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

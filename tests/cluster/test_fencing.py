@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.config import Settings
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.results import Lease, Outgoing, Receipt, Room, TopicSettings
-from broker.worker import Worker
-from client import wire
-from client.errors import Fenced
-from client.wire import Frame, Type
+from keylane import wire
+from keylane.errors import Fenced
+from keylane.wire import Frame, Type
+from keylane_broker.config import Settings
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Lease, Outgoing, Receipt, Room, TopicSettings
+from keylane_broker.store.keys import PartitionKeys
+from keylane_broker.worker.worker import Worker
 from tests.cluster.peer import (
     PATIENCE,
     Elsewhere,
@@ -26,7 +26,7 @@ from tests.cluster.peer import (
     receipts,
 )
 from tests.cluster.view import move, served, state_of
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 
@@ -170,7 +170,9 @@ async def test_of_two_workers_that_both_believe_that_a_partition_is_theirs_only_
     server_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(port=0, partition_lease=60.0)  # none ends while somebody looks on
-    monkeypatch.setattr("broker.partition._LATE", -59.0)  # who waits for one gives up after a second
+    monkeypatch.setattr(
+        "keylane_broker.worker.partition._LATE", -59.0
+    )  # who waits for one gives up after a second
     workers = [Worker(settings, server_url, worker_id=f"{topic}-{number}") for number in range(2)]
     tasks = []
     for worker in workers:

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.engine import Engine
-from client import wire
+from keylane import wire
+from keylane_broker.engine.engine import Engine
 from tests.cluster.peer import PATIENCE, Elsewhere, Item, Peer, Refused, Stream, messages, publish, receipts
 from tests.cluster.view import move, owners, served, settled, state_of
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 PARTITIONS = 6
 

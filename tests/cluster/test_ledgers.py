@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker.engine import Engine
-from client import wire
+from keylane import wire
+from keylane_broker.engine.engine import Engine
 from tests.cluster.peer import Peer, Stream, publish
 from tests.cluster.view import move, owners, served, settled
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker.engine import Engine
-from client import wire
+from keylane import wire
+from keylane_broker.engine.engine import Engine
 from tests.cluster.peer import Elsewhere, Peer, Refused, connect
 from tests.cluster.view import epochs, owners, settled, until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from broker.engine import Engine
-from broker.server import Server, ask
-from client import wire
+from keylane import wire
+from keylane_broker.engine.engine import Engine
+from keylane_broker.supervise.embedded_server import Server, ask
 from tests.cluster.peer import Peer, connect, publish
 from tests.cluster.view import owners, settled, until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

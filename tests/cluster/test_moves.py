@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from client import AsyncClient, Message, OutgoingMessage, wire
-from client.types import Mode
+from keylane import AsyncClient, Message, OutgoingMessage, wire
+from keylane.types import Mode
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
 from tests.cluster.peer import PATIENCE, Item, Peer, Stream, publish
 from tests.cluster.view import move, owners, served, settled, until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

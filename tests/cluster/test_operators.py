@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.engine import Engine
-from client import wire
+from keylane import wire
+from keylane_broker.engine.engine import Engine
 from tests.cluster.peer import Peer, Refused
 from tests.cluster.view import epochs, holders, move, owners, served, settled, until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

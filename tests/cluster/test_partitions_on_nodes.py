@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.results import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
-from client.errors import DurabilityNotReached
-from client.wire import pack_about
+from keylane.errors import DurabilityNotReached
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.store.keys import PartitionKeys
 
 PARTITIONS = 24
 MODES = ("shared", "key_shared", "exclusive", "failover")

@@ -9,15 +9,15 @@ from typing import TypeVar
 import pytest
 from redis import Redis
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.server import Server, ServerError, ask
-from broker.topology import sentinel_pair, three_node_cluster
-from client import AsyncClient
-from client.errors import Unavailable
+from keylane import AsyncClient
+from keylane.errors import Unavailable
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.store.keys import PartitionKeys
+from keylane_broker.supervise.embedded_server import Server, ServerError, ask
+from loadtest.topology import sentinel_pair, three_node_cluster
 from tests.cluster.view import epochs, owners, settled, until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import anyio
 
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.snapshot import PartitionSnapshot, take_snapshot
-from client import wire
+from keylane import wire
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.snapshot import PartitionSnapshot, take_snapshot
+from keylane_broker.store.keys import PartitionKeys
 from tests.cluster.peer import PATIENCE, Peer
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from client import AsyncClient, Consumer, Message, OutgoingMessage
-from tests.running import RunningBroker
+from keylane import AsyncClient, Consumer, Message, OutgoingMessage
+from tests.support.running import RunningBroker
 
 SOON = 60.0
 CONSUMERS = 4

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from broker.checker import check_leftovers
-from broker.engine import Engine
-from broker.snapshot import scan
-from client import AsyncClient, Consumer, OutgoingMessage
-from client.connection import Connection
-from client.payloads_files import FileStore
-from tests.running import RunningBroker
+from keylane import AsyncClient, Consumer, OutgoingMessage
+from keylane.connect.connection import Connection
+from keylane.payloads.files import FileStore
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.snapshot import scan
+from keylane_broker.inspect.topic_checker import check_leftovers
+from tests.support.running import RunningBroker
 
 DEADLINE = 150.0
 
@@ -241,7 +241,7 @@ def short(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting
     """The same with a lifetime that tests can wait for: for files it is the clock that runs ahead."""
     if setting.folder is not None:
         month, tend = 30 * 86_400, FileStore.tend
-        monkeypatch.setattr("client.payloads_files._now", lambda: time.time() + month)
+        monkeypatch.setattr("keylane.payloads.files._now", lambda: time.time() + month)
         monkeypatch.setattr(
             FileStore, "tend", lambda self, topic, owed, now: tend(self, topic, owed, now + month)
         )

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from client import AsyncClient, InvalidArgument, Overloaded, PayloadStore, ksuid
-from client.payloads import open_store
-from tests.running import RunningBroker
+from keylane import AsyncClient, InvalidArgument, Overloaded, PayloadStore, ksuid
+from keylane.payloads import open_store
+from tests.support.running import RunningBroker
 
 DAY = 86_400.0
 SOON = 60.0  # seconds
@@ -53,7 +53,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def set_clock(ahead: pytest.MonkeyPatch, seconds: float) -> None:
     real = time.time
     ahead.setattr(time, "time", lambda: real() + seconds)
-    ahead.setattr("client.payloads_files._now", time.time)
+    ahead.setattr("keylane.payloads.files._now", time.time)
     ksuid._start_afresh()  # as if the process had begun like that
 
 

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
 from tests.lua.story import Story, part, receipts
 
 Damage = Callable[[Story], Awaitable[object]]
@@ -181,8 +181,8 @@ async def _sound_topic(engine: Engine, topic: str) -> Story:
 async def test_the_checker_sees_that(
     engine: Engine, topic: str, label: str, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.snapshot._SMALL", small)
-    monkeypatch.setattr("broker.snapshot._PAGE", 2)
+    monkeypatch.setattr("keylane_broker.inspect.snapshot._SMALL", small)
+    monkeypatch.setattr("keylane_broker.inspect.snapshot._PAGE", 2)
     story = await _sound_topic(engine, topic)
     assert await check_topic(engine, topic) == []
     expected, damage = DAMAGES[label]

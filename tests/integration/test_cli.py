@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from broker.administration import partition_keys
-from broker.server import free_port
-from client import AsyncClient, Client, OutgoingMessage, wire
-from tests.running import RunningBroker
-from tests.scripted_worker import ScriptedWorker
+from keylane import AsyncClient, Client, OutgoingMessage, wire
+from keylane_broker.engine.topics import partition_keys
+from keylane_broker.supervise.embedded_server import free_port
+from tests.support.running import RunningBroker
+from tests.support.scripted_worker import ScriptedWorker
 
 pytestmark = pytest.mark.slow  # each command is a process
 

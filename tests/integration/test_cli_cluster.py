@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from client import Client
-from tests.running import RunningBroker
+from keylane import Client
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # several workers, and each command is a process
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from client import Client, OutgoingMessage
-from client.payloads import open_store
-from tests.running import RunningBroker
+from keylane import Client, OutgoingMessage
+from keylane.payloads import open_store
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # each command is a process
 

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.config import Settings
-from broker.topology import single_server
-from broker.worker import Worker
-from client import AsyncClient, BrokerError, ConnectionClosed, SubscriptionBusy, TopicNotFound, errors, wire
-from client.connection import Connection, Redirected
-from client.map import TopicMap
-from client.outbox import Outbox
-from tests.running import RunningBroker
-from tests.scripted_worker import ScriptedWorker
+from keylane import AsyncClient, BrokerError, ConnectionClosed, SubscriptionBusy, TopicNotFound, errors, wire
+from keylane.connect.connection import Connection, Redirected
+from keylane.connect.partition_map import TopicMap
+from keylane.produce.outbox import Outbox
+from keylane_broker.config import Settings
+from keylane_broker.worker.worker import Worker
+from loadtest.topology import single_server
+from tests.support.running import RunningBroker
+from tests.support.scripted_worker import ScriptedWorker
 
 PATIENCE = 60.0
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from broker.server import Server
-from client import AsyncClient, Columns, OutgoingMessage, Published
-from tests.running import ROOT, RunningBroker
+from keylane import AsyncClient, Columns, OutgoingMessage, Published
+from keylane_broker.supervise.embedded_server import Server
+from tests.support.running import ROOT, RunningBroker
 
 pytestmark = pytest.mark.anyio
 
@@ -188,7 +188,7 @@ async def test_what_is_left_of_cancelled_publishes_is_what_was_sent_in_its_order
 PROGRAM = """
 import asyncio, contextlib, gc, os, signal, sys
 import uvloop
-from client import AsyncClient
+from keylane import AsyncClient
 
 url, topic, server, loop = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 

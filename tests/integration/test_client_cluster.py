@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from client import AsyncClient, Consumer, Message
-from client.types import Mode
-from tests.running import RunningBroker
+from keylane import AsyncClient, Consumer, Message
+from keylane.types import Mode
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # leases take their time to end
 

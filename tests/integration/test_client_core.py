@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import anyio
 import pytest
 
-from client import (
+from keylane import (
     AsyncClient,
     ConnectionClosed,
     Consumer,
@@ -24,10 +24,10 @@ from client import (
     TopicExists,
     TopicNotFound,
 )
-from client.types import Mode
-from client.wire import partition_of
-from tests.running import RunningBroker
-from tests.support import bodies_are_gone
+from keylane.types import Mode
+from keylane.wire import partition_of
+from tests.support.clock import bodies_are_gone
+from tests.support.running import RunningBroker
 
 PATIENCE = 60.0
 MODES: tuple[Mode, ...] = ("shared", "key_shared", "exclusive", "failover")

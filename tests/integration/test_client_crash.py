@@ -5,9 +5,9 @@ from collections import defaultdict
 
 import pytest
 
-from client import AsyncClient, OutgoingMessage, Published
-from client.types import Mode
-from tests.running import RunningBroker
+from keylane import AsyncClient, OutgoingMessage, Published
+from keylane.types import Mode
+from tests.support.running import RunningBroker
 
 MESSAGES = 6_000
 KEYS = 20

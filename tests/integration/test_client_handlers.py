@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from client import (
+from keylane import (
     AsyncClient,
     BrokerError,
     Client,
@@ -28,7 +28,7 @@ from client import (
     SubscriptionNotFound,
     SyncMessage,
 )
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 PATIENCE = 60.0
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from client import AsyncClient, Client, Message, OutgoingMessage
-from client.sync_message import SyncMessage
-from client.types import Mode
-from tests.running import RunningBroker
+from keylane import AsyncClient, Client, Message, OutgoingMessage
+from keylane.sync.message import SyncMessage
+from keylane.types import Mode
+from tests.support.running import RunningBroker
 
 PATIENCE = 60.0
 

@@ -14,13 +14,13 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.server import Server
-from client import AsyncClient, Message, OutgoingMessage
-from client.consumer import Consumer
-from client.types import Mode
-from tests.running import RunningBroker
+from keylane import AsyncClient, Message, OutgoingMessage
+from keylane.consume.consumer import Consumer
+from keylane.types import Mode
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.supervise.embedded_server import Server
+from tests.support.running import RunningBroker
 
 PATIENCE = 90.0
 KEYS = 12

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from client import (
+from keylane import (
     AsyncClient,
     BrokerError,
     Client,
@@ -24,16 +24,16 @@ from client import (
     PublishFailed,
     SyncMessage,
 )
-from client.block import Block
-from client.bridge import Call
-from client.sync_consumer import SyncConsumer
-from tests.running import RunningBroker
+from keylane.bridge import Call
+from keylane.consume.block import Block
+from keylane.sync.consumer import SyncConsumer
+from tests.support.running import RunningBroker
 
 PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN = """
 import os, signal, sys, threading, time
-from client import Client, ConnectionClosed, OutgoingMessage
+from keylane import Client, ConnectionClosed, OutgoingMessage
 url, topic = sys.argv[1:]
 def say(*what): print(*what, flush=True)
 """
@@ -219,7 +219,7 @@ GEVENT = """
 from gevent import monkey
 monkey.patch_all()
 import gevent
-from client import Client, OutgoingMessage
+from keylane import Client, OutgoingMessage
 import sys
 url, topic = sys.argv[1:]
 beats = []
@@ -267,7 +267,7 @@ def test_handlers_and_files_work_where_threads_are_greenlets(
 from gevent import monkey
 monkey.patch_all()
 import sys, time
-from client import Client
+from keylane import Client
 url, topic, folder = sys.argv[1:]
 seen = []
 def handle(message):

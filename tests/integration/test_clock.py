@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from redis.asyncio import Redis
 
-from broker.administration import partition_keys
-from client import AsyncClient
-from tests.running import RunningBroker
+from keylane import AsyncClient
+from keylane_broker.engine.topics import partition_keys
+from tests.support.running import RunningBroker
 
 SOON = 60.0  # seconds
 HOUR_MS = 3_600_000

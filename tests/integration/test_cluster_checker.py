@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker import cluster_checker
-from broker.cluster_checker import check_cluster
-from broker.engine import Engine
-from broker.results import BrokerReport, TopicSettings
-from broker.snapshot import take_cluster_snapshot
-from broker.topology import single_server
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import BrokerReport, TopicSettings
+from keylane_broker.inspect import cluster_checker
+from keylane_broker.inspect.cluster_checker import check_cluster
+from keylane_broker.inspect.snapshot import take_cluster_snapshot
+from loadtest.topology import single_server
 
 MINUTE_MS = 60_000
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.config import Settings
-from broker.server import free_port
-from broker.topology import single_server
-from client import Client
-from client.errors import ConnectionFailed
+from keylane import Client
+from keylane.errors import ConnectionFailed
+from keylane_broker.config import Settings
+from keylane_broker.supervise.embedded_server import free_port
+from loadtest.topology import single_server
 
 pytestmark = pytest.mark.slow  # each command is a process
 

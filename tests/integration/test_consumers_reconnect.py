@@ -8,11 +8,11 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from broker.server import Server
-from client import AsyncClient, Consumer, ConsumerReplaced, Message, OutgoingMessage, wire
-from client.connection import Connection
-from client.types import Mode
-from tests.running import RunningBroker
+from keylane import AsyncClient, Consumer, ConsumerReplaced, Message, OutgoingMessage, wire
+from keylane.connect.connection import Connection
+from keylane.types import Mode
+from keylane_broker.supervise.embedded_server import Server
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # sessions take their time to end
 

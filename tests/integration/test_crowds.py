@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker import dispatcher
-from broker.checker import check_topic
-from broker.config import Settings
-from broker.engine import Engine
-from broker.results import Outgoing
-from broker.topology import single_server
-from broker.worker import Worker
-from client import AsyncClient, Consumer, Message, OutgoingMessage, StaleReceipt, wire
-from client.types import Mode
+from keylane import AsyncClient, Consumer, Message, OutgoingMessage, StaleReceipt, wire
+from keylane.types import Mode
+from keylane_broker.config import Settings
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Outgoing
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.worker import dispatcher
+from keylane_broker.worker.worker import Worker
+from loadtest.topology import single_server
 from tests.cluster.peer import Stream, connect
 
 SOON = 60.0  # seconds; a session ends after 600, and has everything looked at

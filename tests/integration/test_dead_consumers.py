@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionBusy
-from client.types import Mode
-from tests.running import ROOT, RunningBroker
+from keylane import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionBusy
+from keylane.types import Mode
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from tests.support.running import ROOT, RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and sessions that run out
 
@@ -21,7 +21,7 @@ SOON = 60.0  # seconds; machines stall
 # Takes three messages, says so, and waits to be killed.
 VICTIM = """
 import asyncio, json, sys
-from client import AsyncClient
+from keylane import AsyncClient
 
 async def main(url, topic, mode, name):
     async with AsyncClient(url) as client, client.subscribe(topic, "s", mode=mode, name=name) as consumer:

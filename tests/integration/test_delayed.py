@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from redis.asyncio import Redis
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from client import AsyncClient, Client, Columns, Consumer, InvalidArgument, OutgoingMessage
-from tests.running import RunningBroker
+from keylane import AsyncClient, Client, Columns, Consumer, InvalidArgument, OutgoingMessage
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from tests.support.running import RunningBroker
 
 SOON = 60.0  # seconds
 A_WHILE = 0.4

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from client import (
+from keylane import (
     AsyncClient,
     Backoff,
     Consumer,
@@ -27,7 +27,7 @@ from client import (
     TopicNotFound,
     Unavailable,
 )
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # leases and sessions take their time to end
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client import Client
-from tests.running import RunningBroker
+from keylane import Client
+from tests.support.running import RunningBroker
 
 KEYLANE = str(Path(sys.executable).parent / "keylane")
 DEADLINE = 150.0

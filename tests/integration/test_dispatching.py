@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack
 import pytest
 from redis.asyncio import Redis
 
-from broker.config import Settings
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.results import Lease, Outgoing
-from broker.topology import single_server
-from broker.worker import Worker
-from client import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionNotFound, wire
-from client.types import Mode
-from tests.running import RunningBroker
+from keylane import AsyncClient, Consumer, Message, OutgoingMessage, SubscriptionNotFound, wire
+from keylane.types import Mode
+from keylane_broker.config import Settings
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Lease, Outgoing
+from keylane_broker.store.keys import PartitionKeys
+from keylane_broker.worker.worker import Worker
+from loadtest.topology import single_server
+from tests.support.running import RunningBroker
 
 SOON = 60.0  # seconds; what is forgotten comes at the end of a session, after 600
 FEW = 40  # script calls; a loop without end makes some hundred in this time

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import client
-from broker.engine import Engine
-from broker.keys import OWNERS
-from broker.results import BrokerReport, Outgoing, Room, SubscriptionSettings, TopicSettings
-from client.wire import pack_about
-from tests.running import RunningBroker
+import keylane
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import BrokerReport, Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.store.keys import OWNERS
+from tests.support.running import RunningBroker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,8 +54,12 @@ def test_the_python_examples_run_and_run_again(page: str, expected: list[str]) -
 def test_the_page_of_the_client_names_every_error_and_whether_trying_again_helps() -> None:
     rows = re.findall(r"^\| (`.*?`) \|([^|]*)\|", (ROOT / "docs/client.md").read_text("utf-8"), re.MULTILINE)
     told = {name: again for names, again in rows for name in re.findall(r"`(\w+)`", names)}
-    for name, kind in vars(client).items():
-        if isinstance(kind, type) and issubclass(kind, client.BrokerError) and kind is not client.BrokerError:
+    for name, kind in vars(keylane).items():
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, keylane.BrokerError)
+            and kind is not keylane.BrokerError
+        ):
             assert bool(told[name].strip()) == kind.retriable or name == "PublishFailed", name
 
 

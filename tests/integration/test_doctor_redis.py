@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.server import ask
-from broker.topology import replica_pair, single_server, three_node_cluster
-from tests.running import RunningBroker
+from keylane_broker.supervise.embedded_server import ask
+from loadtest.topology import replica_pair, single_server, three_node_cluster
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # each command is a process
 

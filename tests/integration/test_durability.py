@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.server import ask
-from broker.topology import ReplicaPair, replica_pair
-from client import AsyncClient, OutgoingMessage, wire
-from client.wire import Type
+from keylane import AsyncClient, OutgoingMessage, wire
+from keylane.wire import Type
+from keylane_broker.supervise.embedded_server import ask
+from loadtest.topology import ReplicaPair, replica_pair
 from tests.cluster.peer import connect
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 SOON = 60.0  # seconds
 LEVELS = ("memory", "replicated", "fsync")

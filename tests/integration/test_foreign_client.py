@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 

@@ -12,11 +12,11 @@ import msgspec
 import psutil
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from client import errors, wire
-from client.wire import FrameReader, Type
-from tests.running import RunningBroker
+from keylane import errors, wire
+from keylane.wire import FrameReader, Type
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from tests.support.running import RunningBroker
 
 MAX_FRAME = 4 * 1024 * 1024
 CODES = {

@@ -8,24 +8,18 @@ from typing import Any
 
 import pytest
 
-from broker.checker import check_leftovers, check_topic
-from broker.engine import Engine
-from broker.keys import TOPICS, PartitionKeys, records_key, topic_key
-from broker.results import SubscriptionSettings, TopicSettings
-from broker.scripts import Scripts
-from broker.snapshot import scan
-from broker.store import Argument, Store
-from broker.topology import single_server
-from client import AsyncClient
-from client.errors import (
-    BrokerError,
-    SubscriptionExists,
-    SubscriptionNotFound,
-    TopicExists,
-    TopicNotFound,
-)
+from keylane import AsyncClient
+from keylane.errors import BrokerError, SubscriptionExists, SubscriptionNotFound, TopicExists, TopicNotFound
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import SubscriptionSettings, TopicSettings
+from keylane_broker.inspect.snapshot import scan
+from keylane_broker.inspect.topic_checker import check_leftovers, check_topic
+from keylane_broker.store.keys import TOPICS, PartitionKeys, records_key, topic_key
+from keylane_broker.store.scripts import Scripts
+from keylane_broker.store.store import Argument, Store
+from loadtest.topology import single_server
 from tests.lua.story import Story, message, must_acquire
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 PARTITIONS = 3
 SCRIPTS = Scripts()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker.server import free_port
-from client import AsyncClient, ConnectionFailed, OutgoingMessage
-from tests.running import RunningBroker
+from keylane import AsyncClient, ConnectionFailed, OutgoingMessage
+from keylane_broker.supervise.embedded_server import free_port
+from tests.support.running import RunningBroker
 
 PATIENCE = 60.0
 NAME = "broker.test"

@@ -5,9 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 
 import pytest
 
-from broker.engine import Engine
-from broker.results import SubscriptionSettings, TopicSettings
-from client import (
+from keylane import (
     AsyncClient,
     InvalidArgument,
     OutgoingMessage,
@@ -18,9 +16,11 @@ from client import (
     TopicReplaced,
     wire,
 )
-from client.types import Mode
+from keylane.types import Mode
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import SubscriptionSettings, TopicSettings
 from tests.cluster.peer import Peer, Refused, connect
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 PATIENCE = 60.0
 KEYS = [f"key-{number}" for number in range(20)]

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from client import AsyncClient, Client, InvalidArgument, OutgoingMessage, TopicNotFound
-from tests.running import RunningBroker
+from keylane import AsyncClient, Client, InvalidArgument, OutgoingMessage, TopicNotFound
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.store.keys import PartitionKeys
+from tests.support.running import RunningBroker
 
 SOON = 60.0  # seconds
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from broker.server import Server, ask
-from broker.store import Store
-from broker.topology import Cluster, replica_pair, single_server, three_node_cluster
-from client.errors import Unavailable
+from keylane.errors import Unavailable
+from keylane_broker.store.store import Store
+from keylane_broker.supervise.embedded_server import Server, ask
+from loadtest.topology import Cluster, replica_pair, single_server, three_node_cluster
 from tests.integration.test_sentinel import sentinel_of
 from tests.integration.test_sentinel import until as until_said
 from tests.integration.test_store import stopped

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 ROOT = Path(__file__).parents[2]
 SWITCH = "LOCUST_SKIP_MONKEY_PATCH"

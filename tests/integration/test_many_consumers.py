@@ -8,9 +8,9 @@ from contextlib import ExitStack, asynccontextmanager
 import psutil
 import pytest
 
-from client import AsyncClient, Consumer, OutgoingMessage, wire
-from client.types import Mode
-from tests.running import RunningBroker
+from keylane import AsyncClient, Consumer, OutgoingMessage, wire
+from keylane.types import Mode
+from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

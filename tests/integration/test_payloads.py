@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from broker.server import LAUNCH, Server, ServerError, ask, free_port
-from broker.store import Store
-from broker.topology import Cluster, replica_pair, single_server, three_node_cluster
-from client import ksuid
-from client.errors import BrokerError, DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
-from client.payloads import PayloadStore, open_store
-from client.payloads_redis import RedisStore
+from keylane import ksuid
+from keylane.errors import BrokerError, DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
+from keylane.payloads import PayloadStore, open_store
+from keylane.payloads.redis import RedisStore
+from keylane_broker.store.store import Store
+from keylane_broker.supervise.embedded_server import LAUNCH, Server, ServerError, ask, free_port
+from loadtest.topology import Cluster, replica_pair, single_server, three_node_cluster
 
 T = TypeVar("T")
 LIFETIME = 3_600.0
@@ -279,7 +279,7 @@ async def test_a_server_that_hangs_is_a_named_error_and_is_used_again_when_it_go
     waits: bool, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_ANSWER", "_CONNECT"):
-        monkeypatch.setattr(f"client.payloads_redis.{limit}", 0.2)
+        monkeypatch.setattr(f"keylane.payloads.redis.{limit}", 0.2)
     bodies = bodies_of(b"1")
     with single_server() as server:
         store = RedisStore(server.url, lifetime=LIFETIME, patience=0.1)
@@ -403,7 +403,7 @@ async def test_sync_waits_for_the_disks_and_is_refused_where_nothing_is_written_
     scheme: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a connection that has written nothing WAITAOF answers yes at once: ours must not."""
-    monkeypatch.setattr("client.payloads_redis._SYNC_MS", 200)
+    monkeypatch.setattr("keylane.payloads.redis._SYNC_MS", 200)
     bodies = [*bodies_of(b"1"), ("0ujtsYcgvSTl8PAuAdqWYSMnLOv", b"2"), ("1ujtsYcgvSTl8PAuAdqWYSMnLOv", b"3")]
     names = [name for name, _ in bodies]
     with three_node_cluster() if scheme != "redis" else single_server() as servers:

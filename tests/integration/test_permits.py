@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from broker.config import Settings
-from broker.engine import Engine
-from broker.topology import single_server
-from broker.worker import Worker
-from client import AsyncClient, wire
-from client.errors import Fenced, Unavailable
-from client.types import Mode
+from keylane import AsyncClient, wire
+from keylane.errors import Fenced, Unavailable
+from keylane.types import Mode
+from keylane_broker.config import Settings
+from keylane_broker.engine.engine import Engine
+from keylane_broker.worker.worker import Worker
+from loadtest.topology import single_server
 from tests.cluster.peer import PATIENCE, Item, Peer, Refused, Stream, checked, connect, publish, receipts
 from tests.cluster.view import until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 _SOON = 60.0  # seconds; a session ends after 600, and has everything looked at
 

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.results import Lease, Outgoing
-from client import AsyncClient, Backoff, Consumer, OutgoingMessage, wire
-from client.types import Mode
+from keylane import AsyncClient, Backoff, Consumer, OutgoingMessage, wire
+from keylane.types import Mode
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Lease, Outgoing
+from keylane_broker.store.keys import PartitionKeys
 from tests.cluster.peer import Peer, Refused, connect
 from tests.cluster.view import until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 SOON = 60.0  # seconds in which anything that is to happen has happened
 GOOD = '1794803456029 web 5:name {"region":"eu"}'

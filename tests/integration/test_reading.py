@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from client import (
+from keylane import (
     AsyncClient,
     Client,
     ConsumerReplaced,
@@ -18,11 +16,13 @@ from client import (
     Page,
     SubscriptionNotFound,
     TopicNotFound,
-    lines,
 )
-from client.types import Mode
-from tests.running import RunningBroker
-from tests.support import bodies_are_gone
+from keylane.types import Mode
+from keylane.wire import lines
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from tests.support.clock import bodies_are_gone
+from tests.support.running import RunningBroker
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.commandline.plan import PlannedMove, check, moves_of, read_plan
-from broker.commandline.session import Trouble
-from client import Client
+from keylane import Client
+from keylane_broker.commandline.command import Trouble
+from keylane_broker.commandline.plan import PlannedMove, check, moves_of, read_plan
 from tests.integration.test_cli_cluster import run, wait_until
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 Write = Callable[..., str]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 PAGE = Path(__file__).resolve().parents[2] / "docs"
 DELETE_TOPIC, DESCRIBE_TOPIC = 15, 17

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.server import Server
-from client import AsyncClient, MessageTooLarge, Published
-from tests.running import RunningBroker
+from keylane import AsyncClient, MessageTooLarge, Published
+from keylane_broker.supervise.embedded_server import Server
+from tests.support.running import RunningBroker
 
 PATIENCE = 25.0  # seconds, of the 30 in which a publish is tried again
 LIMIT = 1024 * 1024

@@ -5,8 +5,8 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from client import AsyncClient
-from tests.running import RunningBroker
+from keylane import AsyncClient
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # several processes
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from broker.engine import Engine
-from broker.results import Lease, Outgoing, TopicSettings
-from broker.server import LAUNCH, Server, ServerError, ask, free_port
-from broker.topology import ReplicaPair, replica_pair
-from client.errors import BrokerError, Fenced, InvalidArgument, Unavailable
-from client.wire import pack_about
+from keylane.errors import BrokerError, Fenced, InvalidArgument, Unavailable
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Lease, Outgoing, TopicSettings
+from keylane_broker.supervise.embedded_server import LAUNCH, Server, ServerError, ask, free_port
+from loadtest.topology import ReplicaPair, replica_pair
 
 CONFIG = """
 port {port}

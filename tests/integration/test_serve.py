@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from broker.server import Server, ask, free_port
-from client import AsyncClient, StaleReceipt
+from keylane import AsyncClient, StaleReceipt
+from keylane_broker.supervise.embedded_server import Server, ask, free_port
 
 pytestmark = pytest.mark.slow  # each command is a process
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.server import ask, free_port
-from broker.topology import replica_pair, sentinel_pair, single_server, three_node_cluster
+from keylane_broker.supervise.embedded_server import ask, free_port
+from loadtest.topology import replica_pair, sentinel_pair, single_server, three_node_cluster
 
 pytestmark = pytest.mark.slow  # each command is a process
 
@@ -284,7 +284,7 @@ def warnings(url: str, *arguments: str) -> list[str]:
         said = process.stderr.read()
         assert process.wait(DEADLINE) == 0
     assert ready.startswith("keylane is ready"), said
-    return [line for line in said.splitlines() if "broker.fitness" in line]
+    return [line for line in said.splitlines() if "keylane_broker.inspect.fitness" in line]
 
 
 def test_what_is_risky_is_warned_of_once(server_binary: Path) -> None:

@@ -19,8 +19,8 @@ import anyio
 import psutil
 import pytest
 
-from broker.server import free_port
-from client import AsyncClient, Consumer
+from keylane import AsyncClient, Consumer
+from keylane_broker.supervise.embedded_server import free_port
 
 pytestmark = pytest.mark.slow  # each broker is several processes
 

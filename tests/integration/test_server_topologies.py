@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.server import ServerError, ask
-from broker.topology import sentinel_pair, three_node_cluster
+from keylane_broker.supervise.embedded_server import ServerError, ask
+from loadtest.topology import sentinel_pair, three_node_cluster
 
 pytestmark = pytest.mark.slow  # a fail-over takes seconds
 

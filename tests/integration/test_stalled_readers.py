@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from client import AsyncClient, OutgoingMessage, wire
-from client.types import Mode
-from tests.running import RunningBroker
+from keylane import AsyncClient, OutgoingMessage, wire
+from keylane.types import Mode
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.anyio
 

@@ -13,14 +13,14 @@ import anyio
 import pytest
 from redis.crc import key_slot
 
-from broker.durability import fsync_confirmation
-from broker.link import Link
-from broker.scripts import Scripts
-from broker.server import Server, ServerError, ask
-from broker.store import Store
-from broker.topology import Cluster, replica_pair, single_server, three_node_cluster
-from client import lines
-from client.errors import DurabilityNotReached, InvalidArgument, Unavailable
+from keylane.errors import DurabilityNotReached, InvalidArgument, Unavailable
+from keylane.wire import lines
+from keylane_broker.store.connection import Link
+from keylane_broker.store.durability import fsync_confirmation
+from keylane_broker.store.scripts import Scripts
+from keylane_broker.store.store import Store
+from keylane_broker.supervise.embedded_server import Server, ServerError, ask
+from loadtest.topology import Cluster, replica_pair, single_server, three_node_cluster
 
 SCRIPTS = Scripts(
     {

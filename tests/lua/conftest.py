@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.topology import single_server, three_node_cluster
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from loadtest.topology import single_server, three_node_cluster
 from tests.conftest import BINARIES
-from tests.fake import FakeTime, fake_engine
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
+from tests.support.fake import FakeTime, fake_engine
 
 SERVERS = [name for name, path in BINARIES.items() if path]
 CLUSTERS = [f"{name} cluster" for name in SERVERS]

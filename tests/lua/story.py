@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import count
 
-from broker.engine import Engine
-from broker.keys import PartitionKeys, SubscriptionKeys, records_key
-from broker.remains import read_remains, remove_remains
-from broker.results import (
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.remains import read_remains, remove_remains
+from keylane_broker.engine.values import (
     Backoff,
     Delivery,
     Lease,
@@ -18,7 +18,7 @@ from broker.results import (
     SubscriptionSettings,
     TopicSettings,
 )
-from client.wire import pack_about
+from keylane_broker.store.keys import PartitionKeys, SubscriptionKeys, records_key
 
 HOUR_MS = 3_600_000
 _numbers = count(1)

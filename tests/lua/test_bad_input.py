@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.engine import Engine
-from broker.results import Backoff, Lease, Outgoing, Receipt, Room, SubscriptionSettings, TopicSettings
-from client.errors import (
+from keylane.errors import (
     BrokerError,
     InvalidArgument,
     InvalidName,
@@ -16,8 +14,18 @@ from client.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import (
+    Backoff,
+    Lease,
+    Outgoing,
+    Receipt,
+    Room,
+    SubscriptionSettings,
+    TopicSettings,
+)
 from tests.lua.story import HOUR_MS, Story, message, must_acquire, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 BAD_NAMES = {
     "empty": "",

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from broker.arguments import pack_names
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.results import Backoff, Room, Stale
-from client.errors import Unavailable
+from keylane.errors import Unavailable
+from keylane_broker.engine.checks import pack_names
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Backoff, Room, Stale
+from keylane_broker.inspect.topic_checker import check_topic
 from tests.lua.story import Story, entries, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 def watch_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:

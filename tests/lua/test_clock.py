@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.results import Room, TopicSettings
+from keylane_broker.engine.values import Room, TopicSettings
 from tests.lua.story import HOUR_MS, Story, entries, message, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 pytestmark = pytest.mark.anyio
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from broker.engine import Engine
-from broker.results import Backoff, Room, SubscriptionSettings
-from client.errors import Fenced, SubscriptionBusy, SubscriptionNotFound
+from keylane.errors import Fenced, SubscriptionBusy, SubscriptionNotFound
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Backoff, Room, SubscriptionSettings
 from tests.lua.story import HOUR_MS, Story, entries, must_acquire, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 async def test_joining_again_renews_the_session_and_says_so(timed: ManualTime, topic: str) -> None:

@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from broker.administration import subscription_keys
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.results import Claimed, Outgoing, Room, SubscriptionSettings, TopicSettings
-from client.errors import (
+from keylane.errors import (
     ConsumerReplaced,
     InvalidArgument,
     MessagesLost,
@@ -17,9 +13,13 @@ from client.errors import (
     TopicNotFound,
     TopicReplaced,
 )
-from client.wire import pack_about
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.topics import subscription_keys
+from keylane_broker.engine.values import Claimed, Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.inspect.topic_checker import check_topic
 from tests.lua.story import HOUR_MS, Story, must_acquire, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 MODES = ("shared", "key_shared", "exclusive", "failover")
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.results import Outgoing, Published, TopicSettings
-from client.errors import Fenced, InvalidArgument
+from keylane.errors import Fenced, InvalidArgument
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Outgoing, Published, TopicSettings
+from keylane_broker.inspect.topic_checker import check_topic
 from tests.lua.story import Story, message, must_acquire, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 pytestmark = pytest.mark.anyio
 

@@ -1,9 +1,9 @@
 """Expiry: deadlines and sessions that end, and what they cost."""
 
-from broker.engine import Engine
-from broker.results import Backoff, ExpireResult, Room
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Backoff, ExpireResult, Room
 from tests.lua.story import HOUR_MS, Story, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 async def test_nothing_expires_before_its_deadline_and_the_answer_names_it(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker.engine import Engine
-from broker.results import Room
-from client.errors import SubscriptionBusy
+from keylane.errors import SubscriptionBusy
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Room
 from tests.lua.story import Story, entries, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 async def test_an_exclusive_subscription_has_one_consumer(engine: Engine, topic: str) -> None:

@@ -1,9 +1,9 @@
 """Fetching in key-shared mode: every key is a lane, leased as a prefix to one consumer at a time."""
 
-from broker.engine import Engine
-from broker.results import Backoff, Room
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Backoff, Room
 from tests.lua.story import Story, entries, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 MODE = "key_shared"
 

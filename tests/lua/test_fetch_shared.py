@@ -1,9 +1,9 @@
 """Fetching in shared mode: runs of entries, spread over whoever has room."""
 
-from broker.engine import Engine
-from broker.results import Room, TopicSettings
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Room, TopicSettings
 from tests.lua.story import Story, entries, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 async def test_a_delivery_is_one_run_under_one_receipt(engine: Engine, topic: str) -> None:

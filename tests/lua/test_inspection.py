@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker import inspection
-from broker.engine import Engine
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect import counts as inspection
 from tests.lua.conftest import CLUSTERS, SERVERS, Backends, look_and_leave
 from tests.lua.story import Story, part
 

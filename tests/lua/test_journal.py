@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.results import Room, SubscriptionSettings, TopicSettings
-from client.errors import InvalidArgument, TopicNotFound
+from keylane.errors import InvalidArgument, TopicNotFound
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Room, SubscriptionSettings, TopicSettings
+from keylane_broker.inspect.topic_checker import check_topic
 from tests.lua.story import HOUR_MS, Story, message, must_acquire, part, receipts
 from tests.model.journal import numbers
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 pytestmark = pytest.mark.anyio
 

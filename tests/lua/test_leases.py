@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from redis.crc import key_slot
 
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.results import Lease, Room, TopicSettings
-from broker.topology import three_node_cluster
-from client.errors import Fenced, TopicNotFound, Unavailable
+from keylane.errors import Fenced, TopicNotFound, Unavailable
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Lease, Room, TopicSettings
+from keylane_broker.store.keys import PartitionKeys
+from loadtest.topology import three_node_cluster
 from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 async def meta(story: Story, field: str) -> str:

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from broker import inspection
-from broker.engine import Engine
-from broker.inspection import Ledger, PartitionLedgers, ledgers
-from broker.results import Room, TopicSettings
-from client.errors import TopicNotFound
+from keylane.errors import TopicNotFound
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Room, TopicSettings
+from keylane_broker.inspect import counts as inspection
+from keylane_broker.inspect.counts import Ledger, PartitionLedgers, ledgers
 from tests.lua.story import HOUR_MS, Story, must_acquire, part
 
 

@@ -1,7 +1,7 @@
 """What each partition had to do: messages published and delivered, and time that scripts took."""
 
-from broker.engine import Engine
-from broker.results import Room, TopicSettings
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Room, TopicSettings
 from tests.lua.story import HOUR_MS, Story, message, must_acquire, receipts
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.inspection import count_subscription, peek
-from broker.results import Backoff, Receipt
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Backoff, Receipt
+from keylane_broker.inspect.counts import count_subscription, peek
+from keylane_broker.inspect.topic_checker import check_topic
 from tests.lua.conftest import look_and_leave
 from tests.lua.story import HOUR_MS, Story, entries, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 IN_FLIGHT = 120  # one by one, of a partition in order
 HOT = 1_500  # of one key, another's messages between them
@@ -180,7 +180,7 @@ async def test_a_timeout_of_a_long_lane_goes_back_in_parts_and_charges_its_head(
 ) -> None:
     engine = timed.engine
     story, held = await _in_order(engine, topic)
-    monkeypatch.setattr("broker.engine._BACK", 20)
+    monkeypatch.setattr("keylane_broker.engine.engine._BACK", 20)
     calls = _calls(engine, monkeypatch)
     await story.ack(*held[:50])
     await timed.advance(30_000)
@@ -212,7 +212,7 @@ async def test_who_comes_back_is_told_all_of_a_long_lane_in_parts(
     engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story, held = await _in_order(engine, topic)
-    monkeypatch.setattr("broker.engine.STEP", 30)
+    monkeypatch.setattr("keylane_broker.engine.engine.STEP", 30)
     calls = _calls(engine, monkeypatch)
     told = receipts(await engine.held(story.lease, "s", "c"))
     assert told == held

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from broker.engine import Engine
-from broker.keys import BROKERS, CONTROLLER, OWNERS, TOPICS, broker_key, topic_key
-from broker.results import BrokerReport, Owners, TopicSettings
-from client.errors import InvalidArgument, InvalidName
-from tests.support import ManualTime
+from keylane.errors import InvalidArgument, InvalidName
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import BrokerReport, Owners, TopicSettings
+from keylane_broker.store.keys import BROKERS, CONTROLLER, OWNERS, TOPICS, broker_key, topic_key
+from tests.support.clock import ManualTime
 
 MINUTE_MS = 60_000
 

@@ -10,14 +10,14 @@ import anyio
 import pytest
 from redis.exceptions import ResponseError
 
-from broker.engine import Engine
-from broker.results import Lease, PublishResult, TopicSettings
-from broker.server import Server, ask
-from broker.store import Store
-from broker.topology import ReplicaPair, replica_pair, single_server
-from client.errors import DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
+from keylane.errors import DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Lease, PublishResult, TopicSettings
+from keylane_broker.store.store import Store
+from keylane_broker.supervise.embedded_server import Server, ask
+from loadtest.topology import ReplicaPair, replica_pair, single_server
 from tests.lua.story import Story, message, must_acquire, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 @asynccontextmanager

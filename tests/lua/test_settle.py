@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker.engine import Engine
-from broker.results import Backoff, Receipt, Room, Stale
-from client.errors import SubscriptionNotFound
+from keylane.errors import SubscriptionNotFound
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Backoff, Receipt, Room, Stale
 from tests.lua.story import Story, entries, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 async def one_run(story: Story, n: int = 10, *, name: str = "s") -> Receipt:

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from broker.engine import Engine
-from broker.results import Backoff, SubscriptionSettings, TopicSettings
-from client.errors import InvalidArgument, SubscriptionExists, SubscriptionNotFound, TopicNotFound
+from keylane.errors import InvalidArgument, SubscriptionExists, SubscriptionNotFound, TopicNotFound
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Backoff, SubscriptionSettings, TopicSettings
 from tests.lua.story import Story, must_acquire, part, receipts
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 
 def instant(ms: int) -> datetime:

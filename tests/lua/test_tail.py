@@ -1,8 +1,8 @@
 """What a worker remembers of its newest messages never stands in the way of what Redis says."""
 
-from broker.engine import Engine
-from broker.results import Lease, PublishResult, Room
-from broker.tail import TailCache
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.tail import TailCache
+from keylane_broker.engine.values import Lease, PublishResult, Room
 from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire, receipts
 
 

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from broker.engine import Engine
-from broker.keys import PartitionKeys, topic_key
-from broker.remains import leave_behind, left_behind, read_remains, remove_remains
-from broker.results import Outgoing, TopicSettings
-from client.errors import Fenced, TopicExists, TopicNotFound
-from client.wire import pack_about
+from keylane.errors import Fenced, TopicExists, TopicNotFound
+from keylane.wire import pack_about
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.remains import leave_behind, left_behind, read_remains, remove_remains
+from keylane_broker.engine.values import Outgoing, TopicSettings
+from keylane_broker.store.keys import PartitionKeys, topic_key
 from tests.lua.story import Story, message, must_acquire
 
 

@@ -8,5 +8,5 @@ pytest.register_assert_rewrite("tests.model.model", "tests.model.pair")
 @pytest.fixture(autouse=True)
 def small_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have even a few receipts settled in several steps, and keys told in stretches where nothing waits."""
-    monkeypatch.setattr("broker.receipts.AT_ONCE", 2)
-    monkeypatch.setattr("broker.tail._BLOCKED", -1)
+    monkeypatch.setattr("keylane_broker.engine.receipts.AT_ONCE", 2)
+    monkeypatch.setattr("keylane_broker.engine.tail._BLOCKED", -1)

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from broker.results import Backoff, Outgoing, Receipt, Room
+from keylane_broker.engine.values import Backoff, Outgoing, Receipt, Room
 from tests.model.pair import CONSUMERS, NAMES, WORKERS, Pair, World
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from broker.results import Backoff, Delivery, FetchResult, Outgoing, Published, Receipt, Room
+from keylane_broker.engine.values import Backoff, Delivery, FetchResult, Outgoing, Published, Receipt, Room
 
 NONE_YET = "0-0"  # instead of the id of a message that waits for its time
 Part = tuple[int, int]  # the place of a receipt in a call, and an entry that was stale in it

@@ -7,11 +7,10 @@ from uuid import uuid4
 import uvloop
 from hypothesis import note
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.keys import PartitionKeys
-from broker.remains import read_remains
-from broker.results import (
+from keylane.errors import Fenced, SubscriptionBusy
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.remains import read_remains
+from keylane_broker.engine.values import (
     Backoff,
     FetchResult,
     Lease,
@@ -22,9 +21,10 @@ from broker.results import (
     SubscriptionSettings,
     TopicSettings,
 )
-from client.errors import Fenced, SubscriptionBusy
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.store.keys import PartitionKeys
 from tests.model.model import Owed, Part, Partition, Subscription
-from tests.support import ManualTime
+from tests.support.clock import ManualTime
 
 CONSUMERS = ("c1", "c2", "c3")
 WORKERS = ("w1", "w2")

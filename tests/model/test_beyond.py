@@ -5,7 +5,7 @@ There is room for one range, and whatever goes step by step takes the smallest o
 
 import pytest
 
-from broker.scripts import read_sources
+from keylane_broker.store.scripts import read_sources
 from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore, with_little_room
 from tests.model.test_journal import FailoverJournal, KeySharedJournal
 from tests.model.test_key_shared import KeySharedMachine
@@ -18,8 +18,8 @@ MACHINES = (ExclusiveMachine, FailoverMachine, KeySharedMachine)
 
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let leave, held and expire look at a few stretches in each call."""
-    monkeypatch.setattr("broker.engine.STEP", 2)
-    monkeypatch.setattr("broker.engine._BACK", 3)
+    monkeypatch.setattr("keylane_broker.engine.engine.STEP", 2)
+    monkeypatch.setattr("keylane_broker.engine.engine._BACK", 3)
 
 
 def explore_long_lanes(

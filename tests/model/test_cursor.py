@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from client.errors import (
+from keylane.errors import (
     ConsumerReplaced,
     InvalidArgument,
     MessagesLost,
@@ -162,7 +162,7 @@ class CursorMachine(BrokerMachine):
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have even small commits take several steps."""
-    monkeypatch.setattr("broker.claims.MAX_BATCH", 3)
+    monkeypatch.setattr("keylane_broker.engine.cursor_reader.MAX_BATCH", 3)
 
 
 def test_a_reader_and_consumers_keep_the_contract_in_a_few_runs(server_url: str) -> None:

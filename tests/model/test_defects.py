@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.scripts import read_sources
-from client.errors import ConsumerReplaced, MessagesLost, SubscriptionBusy
+from keylane.errors import ConsumerReplaced, MessagesLost, SubscriptionBusy
+from keylane_broker.store.scripts import read_sources
 from tests.model.machine import SECONDS, BrokerMachine, explore, with_little_room
 from tests.model.test_beyond import small_steps
 from tests.model.test_cursor import CursorMachine

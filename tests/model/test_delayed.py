@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from broker.results import DelayResult, Outgoing, PromoteResult
-from broker.scripts import read_sources
+from keylane_broker.engine.values import DelayResult, Outgoing, PromoteResult
+from keylane_broker.store.scripts import read_sources
 from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
 from tests.model.model import NONE_YET, Entry, Partition
 

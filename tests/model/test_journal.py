@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis.stateful import invariant
 
-from broker.scripts import read_sources
+from keylane_broker.store.scripts import read_sources
 from tests.model.journal import Fold
 from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
 

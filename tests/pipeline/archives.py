@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.files import LocalFiles
+from keylane_spark.files import LocalFiles
 
 MIDNIGHT = datetime(2026, 11, 17, tzinfo=UTC).timestamp()
 YESTERDAY = "topic=orders/date=2026-11-16"

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from broker.server import Server
-from client import Client
-from pipeline.session import JavaMissing, require_java, session
+from keylane import Client
+from keylane_broker.supervise.embedded_server import Server
+from keylane_spark.session import JavaMissing, require_java, session
 from tests.pipeline.power import PowerCut
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 OPTIONS = {
     "spark.ui.enabled": "false",

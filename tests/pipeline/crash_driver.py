@@ -14,7 +14,7 @@ import psutil
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import udf
 
-from pipeline.session import session
+from keylane_spark.session import session
 
 MOMENTS = ("planned", "reading", "written", "committed", "never")
 ROWS = 100  # of a task that pass before it stands still

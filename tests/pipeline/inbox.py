@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import anyio
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from broker.store import Store
-from client import Client, SyncMessage
-from tests.running import RunningBroker
+from keylane import Client, SyncMessage
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.store.store import Store
+from tests.support.running import RunningBroker
 
 SUBSCRIPTION = "inbox"
 

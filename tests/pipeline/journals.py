@@ -7,8 +7,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
-from pipeline.plain_engine import JOURNAL_COLUMNS, LOG_COLUMNS
+from keylane_spark.auditing.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
+from keylane_spark.auditing.plain_engine import JOURNAL_COLUMNS, LOG_COLUMNS
 from tests.pipeline.plain_audit import records_of
 from tests.pipeline.simulation import Look
 

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from broker.server import Server
-from tests.running import RunningBroker
+from keylane_broker.supervise.embedded_server import Server
+from tests.support.running import RunningBroker
 
 
 class PowerCut:

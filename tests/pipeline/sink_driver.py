@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from pipeline.session import session
+from keylane_spark.session import session
 
 PASS = 1_500  # rows of a task, before it stands still
 PATIENCE = 240.0  # seconds

@@ -5,9 +5,9 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from pipeline.columns import MESSAGES
-from pipeline.options import ReadOptions
-from pipeline.stream import StreamReader
+from keylane_spark.source.options import ReadOptions
+from keylane_spark.source.schema import MESSAGES
+from keylane_spark.source.stream import StreamReader
 
 Checkpoint = dict[str, Any]  # the end of the last batch that is done
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from client import Client, OutgoingMessage
-from client.types import Page
-from pipeline.admission import Admission
-from pipeline.columns import MESSAGES
-from pipeline.offsets import Positions, Range
-from pipeline.options import Limits, ReadOptions
-from pipeline.stream import StreamReader
-from tests.running import RunningBroker
+from keylane import Client, OutgoingMessage
+from keylane.types import Page
+from keylane_spark.source.admission import Admission
+from keylane_spark.source.options import Limits, ReadOptions
+from keylane_spark.source.positions import Positions, Range
+from keylane_spark.source.schema import MESSAGES
+from keylane_spark.source.stream import StreamReader
+from tests.support.running import RunningBroker
 
 BODIES = [1_000, 0, 10, 300_000, 7, 20_000]
 
@@ -83,7 +83,7 @@ def test_a_limit_of_messages_counts_besides_that_of_bytes() -> None:
 
 def test_too_few_messages_wait_for_more_or_until_it_was_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000.0]
-    monkeypatch.setattr("pipeline.admission.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("keylane_spark.source.admission.time.monotonic", lambda: now[0])
     admission = Admission(Limits(min_offsets=10, delay=60.0))
     start, few, enough = ({"a": {0: at}} for at in (1, 10, 11))
     assert admission.end(start, few, said, wait=True) == few, "the first does not wait"

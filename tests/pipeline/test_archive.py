@@ -13,14 +13,14 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from client import Client, ConsumerReplaced, InvalidArgument, OutgoingMessage, SubscriptionBusy
-from pipeline.archive import COLUMNS, Archive, Archived, Options, run
-from pipeline.columns import MESSAGES
-from pipeline.compaction import Limits, compact
-from pipeline.files import LocalFiles
-from pipeline.locks import archiving, compacting
+from keylane import Client, ConsumerReplaced, InvalidArgument, OutgoingMessage, SubscriptionBusy
+from keylane_spark.archiving.archive import COLUMNS, Archive, Archived, Options, run
+from keylane_spark.archiving.compaction import Limits, compact
+from keylane_spark.archiving.locks import archiving, compacting
+from keylane_spark.files import LocalFiles
+from keylane_spark.source.schema import MESSAGES
 from tests.pipeline.archives import MIDNIGHT, YESTERDAY, files_in, ids_in, write_rows
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # dozens of Spark jobs
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from client import lines, wire
-from client.errors import ProtocolError
-from client.types import Page, RawPage
-from pipeline.arrow import Messages, entries_of, ids_of
-from pipeline.arrow_journal import journal_batch
-from pipeline.arrow_lines import Lines, ranges_of
-from pipeline.columns import JOURNAL, MESSAGES
+from keylane import wire
+from keylane.errors import ProtocolError
+from keylane.types import Page, RawPage
+from keylane.wire import lines
+from keylane_spark.source.arrow import Messages, entries_of, ids_of
+from keylane_spark.source.arrow_journal import journal_batch
+from keylane_spark.source.arrow_lines import Lines, ranges_of
+from keylane_spark.source.schema import JOURNAL, MESSAGES
 
 SCHEMA = to_arrow_schema(MESSAGES, timezone="UTC")
 JOURNAL_SCHEMA = to_arrow_schema(JOURNAL, timezone="UTC")

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline import plain_audit, spark_audit
-from pipeline.archived import Archive
-from pipeline.commandline import Trouble
-from pipeline.files import LocalFiles
-from pipeline.findings import Audit, PartitionCoverage
-from pipeline.looks import BodiesState, Snapshot, archive_folder
-from pipeline.plain_audit import PlainArchive
-from pipeline.report import write_audit
+from keylane_spark.auditing import plain_audit, spark_audit
+from keylane_spark.auditing.archive_check import Archive
+from keylane_spark.auditing.findings import Audit, PartitionCoverage
+from keylane_spark.auditing.looks import BodiesState, Snapshot, archive_folder
+from keylane_spark.auditing.plain_audit import PlainArchive
+from keylane_spark.auditing.report import write_audit
+from keylane_spark.commandline.command import Trouble
+from keylane_spark.files import LocalFiles
 from tests.pipeline.journals import NOON_MS, Line, journal_of, log_of, read_to_the_end, rows_of, snapshot_of
 
 LISTED, LINES = 1_000, 2_000

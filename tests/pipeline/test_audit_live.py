@@ -13,18 +13,18 @@ from pyspark.sql import SparkSession
 from redis import Redis
 from typer.testing import CliRunner
 
-from broker.cli import app
-from broker.store import Store
-from client import AsyncClient, Client, OutgoingMessage
-from client.types import Mode
-from pipeline import plain_engine
-from pipeline.audit import SMALL, WITH_SPARK, Options, run
-from pipeline.commandline import Trouble
-from pipeline.findings import Audit
-from pipeline.options import Connection
+from keylane import AsyncClient, Client, OutgoingMessage
+from keylane.types import Mode
+from keylane_broker.commandline.main import app
+from keylane_broker.store.store import Store
+from keylane_spark.auditing import plain_engine
+from keylane_spark.auditing.audit import SMALL, WITH_SPARK, Options, run
+from keylane_spark.auditing.findings import Audit
+from keylane_spark.commandline.command import Trouble
+from keylane_spark.source.options import Connection
 from tests.pipeline.inbox import problems_of
 from tests.pipeline.journals import rows_of
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 PARTITIONS = 3
 NO_JAVA = {"JAVA_HOME": "/nowhere", "KEYLANE_TOKEN": ""}

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.findings import ArchiveAudit, BodiesAudit, PartitionCoverage, SubscriptionAudit, verdict_of
+from keylane_spark.auditing.findings import (
+    ArchiveAudit,
+    BodiesAudit,
+    PartitionCoverage,
+    SubscriptionAudit,
+    verdict_of,
+)
 from tests.pipeline.plain_audit import judge_plainly, lives_of, proven_from
 from tests.pipeline.simulation import Look, Partition
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from client import ConsumerReplaced, InvalidArgument, Overloaded, SubscriptionBusy
-from pipeline.batches import Batches
-from pipeline.commandline import Job
-from pipeline.commands import pipeline
-from pipeline.compaction import Compactor, Limits
-from pipeline.files import LocalFiles
-from pipeline.locks import archiving, check_topics, compacting, enter_topics, state_of
+from keylane import ConsumerReplaced, InvalidArgument, Overloaded, SubscriptionBusy
+from keylane_spark.archiving.batches import Batches
+from keylane_spark.archiving.compaction import Compactor, Limits
+from keylane_spark.archiving.locks import archiving, check_topics, compacting, enter_topics, state_of
+from keylane_spark.commandline.command import Job
+from keylane_spark.commandline.main import pipeline
+from keylane_spark.files import LocalFiles
 from tests.pipeline.archives import (
     KILL,
     TODAY,

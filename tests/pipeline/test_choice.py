@@ -6,12 +6,12 @@ from datetime import datetime
 
 import pytest
 
-from client import Client, OutgoingMessage
-from client.errors import InvalidArgument, TopicNotFound
-from pipeline.columns import MESSAGES
-from pipeline.options import ReadOptions
-from pipeline.reader import BatchReader
-from tests.running import RunningBroker
+from keylane import Client, OutgoingMessage
+from keylane.errors import InvalidArgument, TopicNotFound
+from keylane_spark.source.batch import BatchReader
+from keylane_spark.source.options import ReadOptions
+from keylane_spark.source.schema import MESSAGES
+from tests.support.running import RunningBroker
 
 Read = Callable[..., list[tuple[str, int, int]]]
 

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli import app
-from client import Client, OutgoingMessage
-from pipeline import commandline
-from pipeline.commandline import Job, told_by_spark
-from pipeline.commands import pipeline
-from pipeline.options import Connection
+from keylane import Client, OutgoingMessage
+from keylane_broker.commandline.main import app
+from keylane_spark.commandline import command as commandline
+from keylane_spark.commandline.command import Job, told_by_spark
+from keylane_spark.commandline.main import pipeline
+from keylane_spark.source.options import Connection
 from tests.pipeline.archives import ids_in
 from tests.pipeline.drivers import BIN, QUICK_JAVA, ROOT, Driver, keylane
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 NO_JAVA = {"JAVA_HOME": "/nowhere", "PATH": str(BIN)}
 
@@ -234,7 +234,7 @@ def test_a_job_runs_by_spark_submit(
         "env",
         f"PATH={path}",
         *submit,
-        ROOT / "pipeline" / "archive.py",
+        ROOT / "pipeline" / "keylane_spark" / "jobs" / "archive.py",
         topic,
         "--to",
         tmp_path / "archive",

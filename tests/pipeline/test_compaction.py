@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import plain_engine
-from pipeline.commandline import Job
-from pipeline.compaction import MERGED, Compacted, Compactor, Limits
-from pipeline.files import LocalFiles
-from pipeline.plain_engine import PlainEngine, rows_at
-from pipeline.swap import link_into, swap
+from keylane_spark.archiving.compaction import MERGED, Compacted, Compactor, Limits
+from keylane_spark.archiving.folder_swap import link_into, swap
+from keylane_spark.auditing import plain_engine
+from keylane_spark.auditing.plain_engine import PlainEngine, rows_at
+from keylane_spark.commandline.command import Job
+from keylane_spark.files import LocalFiles
 from tests.pipeline.archives import KILL, YESTERDAY, files_in, ids_in, ids_of, merge_plainly, write_rows
 
 ROWS = ids_of(range(0, 400, 2))
@@ -157,7 +157,7 @@ def test_a_kill_at_any_step_leaves_each_row_once(
     tmp_path: Path, swaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not swaps:
-        monkeypatch.setattr("pipeline.compaction.swap", lambda one, other: False)
+        monkeypatch.setattr("keylane_spark.archiving.compaction.swap", lambda one, other: False)
     for step in count():
         path = pieces(tmp_path / str(step) / "archive")
         killed = KILL.run(step, lambda path=path: compact(path))  # type: ignore[misc]
@@ -182,7 +182,7 @@ def test_a_file_that_comes_while_a_folder_is_compacted_stays(
         write_rows(one / "part-late.parquet", [1_000])
         return swap(one, other)
 
-    monkeypatch.setattr("pipeline.compaction.swap", late)
+    monkeypatch.setattr("keylane_spark.archiving.compaction.swap", late)
     compact(path)
     assert ids_in(path) == ROWS + ids_of([1_000])
     assert (path / YESTERDAY / "part-late.parquet").exists()

@@ -12,10 +12,10 @@ import psutil
 import pyarrow.parquet
 import pytest
 
-from broker.checker import check_topic
-from broker.engine import Engine
-from client import Client, OutgoingMessage
-from tests.running import ROOT, RunningBroker
+from keylane import Client, OutgoingMessage
+from keylane_broker.engine.engine import Engine
+from keylane_broker.inspect.topic_checker import check_topic
+from tests.support.running import ROOT, RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java"), pytest.mark.timeout(600)]
 

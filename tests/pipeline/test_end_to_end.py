@@ -9,11 +9,13 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
-from client import Client
-from pipeline import archive, audit, replay, skew
-from pipeline.options import Connection
+from keylane import Client
+from keylane_spark.archiving import archive, replay
+from keylane_spark.auditing import audit
+from keylane_spark.skew import skew
+from keylane_spark.source.options import Connection
 from tests.pipeline.traffic import HOT, Traffic
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from client import Client, InvalidArgument
-from pipeline.equals import Repeats, Told, missing
-from pipeline.rows import columns_of
-from pipeline.sink import SinkOptions, Written, complete, publish
-from pipeline.uids import Uids
+from keylane import Client, InvalidArgument
+from keylane_spark.sink.equal_rows import Repeats, Told, missing
+from keylane_spark.sink.rows import columns_of
+from keylane_spark.sink.uids import Uids
+from keylane_spark.sink.writer import SinkOptions, Written, complete, publish
 from tests.pipeline.inbox import arrivals, make_topic, problems_of
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 Row = tuple[str, str]  # key and value
 

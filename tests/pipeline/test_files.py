@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from client import InvalidArgument
-from pipeline.files import Entry, Files, HadoopFiles, LocalFiles, check_written, files_at, local_at
+from keylane import InvalidArgument
+from keylane_spark.files import Entry, Files, HadoopFiles, LocalFiles, check_written, files_at, local_at
 
 
 @pytest.fixture(params=["here", "hadoop"])

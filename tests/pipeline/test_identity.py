@@ -11,14 +11,14 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from client import Client, OutgoingMessage
-from client.errors import ConsumerReplaced, InvalidArgument, SubscriptionMoved
-from pipeline.archive import Options
-from pipeline.archive import run as run_archive
-from pipeline.loss import DataLoss
+from keylane import Client, OutgoingMessage
+from keylane.errors import ConsumerReplaced, InvalidArgument, SubscriptionMoved
+from keylane_spark.archiving.archive import Options
+from keylane_spark.archiving.archive import run as run_archive
+from keylane_spark.source.data_loss import DataLoss
 from tests.pipeline.power import PowerCut
 from tests.pipeline.spark_calls import Checkpoint, Run, run
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 DEADLINE = 120.0
 ADVICE = r"new checkpointLocation.*failOnDataLoss"

@@ -11,16 +11,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from redis import Redis
 
-from broker.keys import PartitionKeys
-from client import Client, OutgoingMessage
-from client.errors import InvalidArgument
-from pipeline.columns import JOURNAL
-from pipeline.journal_stream import JournalStreamReader
-from pipeline.loss import DataLoss
-from pipeline.options import ReadOptions
+from keylane import Client, OutgoingMessage
+from keylane.errors import InvalidArgument
+from keylane_broker.store.keys import PartitionKeys
+from keylane_spark.source.data_loss import DataLoss
+from keylane_spark.source.journal_stream import JournalStreamReader
+from keylane_spark.source.options import ReadOptions
+from keylane_spark.source.schema import JOURNAL
 from tests.pipeline.conftest import Table
 from tests.pipeline.power import PowerCut
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 Open = Callable[..., JournalStreamReader]
 
@@ -28,8 +28,8 @@ Open = Callable[..., JournalStreamReader]
 @pytest.fixture
 def reader(broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Makes readers of the test's topic, which look at once for what is new."""
-    monkeypatch.setattr("pipeline.journal_stream._ASK", 0.0)
-    monkeypatch.setattr("pipeline.topics._LOOK", 0.0)
+    monkeypatch.setattr("keylane_spark.source.journal_stream._ASK", 0.0)
+    monkeypatch.setattr("keylane_spark.source.topics._LOOK", 0.0)
     with ExitStack() as stack:
 
         def reader(**options: str) -> JournalStreamReader:
@@ -170,7 +170,7 @@ def records(power: PowerCut, reader: Open, topic: str) -> Iterator[tuple[Client,
 def test_numbers_that_were_given_again_after_a_power_cut_are_a_loss(
     power: PowerCut, topic: str, records: tuple[Client, Open], moves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.reused._LOOK", 7)
+    monkeypatch.setattr("keylane_spark.source.reused_numbers._LOOK", 7)
     client, reader = records
     power.save()
     kept = latest(made := reader(), made.initialOffset())

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.errors import InvalidArgument
-from pipeline import offsets
-from pipeline.offsets import Identity, Range
+from keylane.errors import InvalidArgument
+from keylane_spark.source import positions as offsets
+from keylane_spark.source.positions import Identity, Range
 
 
 def test_what_spark_keeps_is_what_comes_back() -> None:

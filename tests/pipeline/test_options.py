@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from client.errors import InvalidArgument
-from client.seeds import DEFAULT_SERVER
-from pipeline.choice import Choice
-from pipeline.columns import columns_for
-from pipeline.options import Connection, Limits, ReadOptions
+from keylane.connect.seeds import DEFAULT_SERVER
+from keylane.errors import InvalidArgument
+from keylane_spark.source.choice import Choice
+from keylane_spark.source.options import Connection, Limits, ReadOptions
+from keylane_spark.source.schema import columns_for
 
 
 def parse(*, streaming: bool = False, **options: str) -> ReadOptions:

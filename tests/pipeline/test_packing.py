@@ -4,8 +4,8 @@ import random
 from collections import Counter
 from itertools import permutations
 
-from client.wire import partition_of
-from pipeline.packing import (
+from keylane.wire import partition_of
+from keylane_spark.skew.packing import (
     CANDIDATES,
     GAIN,
     PERIOD,

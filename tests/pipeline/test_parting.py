@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from client import Client, OutgoingMessage
-from pipeline.files import LocalFiles
-from pipeline.parting import done_of, leave, plan_of
+from keylane import Client, OutgoingMessage
+from keylane_spark.archiving.parting import done_of, leave, plan_of
+from keylane_spark.files import LocalFiles
 from tests.pipeline.spark_calls import Checkpoint, Run
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 READ, ADDED, DONE = "read", "added", "done"  # how far a batch is when its run is killed
 

@@ -9,15 +9,15 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from client import Client, OutgoingMessage
-from client.errors import InvalidArgument, SubscriptionBusy
-from pipeline.columns import MESSAGES
-from pipeline.loss import DataLoss
-from pipeline.options import ReadOptions
-from pipeline.stream import StreamReader
+from keylane import Client, OutgoingMessage
+from keylane.errors import InvalidArgument, SubscriptionBusy
+from keylane_spark.source.data_loss import DataLoss
+from keylane_spark.source.options import ReadOptions
+from keylane_spark.source.schema import MESSAGES
+from keylane_spark.source.stream import StreamReader
 from tests.pipeline.conftest import Table
 from tests.pipeline.test_source_stream import numbers, wait
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 Open = Callable[..., StreamReader]
 
@@ -25,8 +25,8 @@ Open = Callable[..., StreamReader]
 @pytest.fixture
 def reader(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Makes readers that look at once for what is new."""
-    monkeypatch.setattr("pipeline.query._ASK", 0.0)
-    monkeypatch.setattr("pipeline.topics._LOOK", 0.0)
+    monkeypatch.setattr("keylane_spark.source.query._ASK", 0.0)
+    monkeypatch.setattr("keylane_spark.source.topics._LOOK", 0.0)
     with ExitStack() as stack:
 
         def reader(**options: str) -> StreamReader:

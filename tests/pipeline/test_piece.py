@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.offsets import Range
-from pipeline.piece import Piece, Share, share_out
+from keylane_spark.source.piece import Piece, Share, share_out
+from keylane_spark.source.positions import Range
 
 
 def pieces_of(sizes: list[int]) -> list[Piece]:

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline import plain_audit, spark_audit
-from pipeline.archived import Archive
-from pipeline.findings import Audit
-from pipeline.journal import numbers_in
-from pipeline.looks import BodiesState, PartitionState, Snapshot
-from pipeline.plain_audit import Examination, PlainArchive
-from pipeline.rules import trust_of
+from keylane_spark.auditing import plain_audit, spark_audit
+from keylane_spark.auditing.archive_check import Archive
+from keylane_spark.auditing.findings import Audit
+from keylane_spark.auditing.lives import numbers_in
+from keylane_spark.auditing.looks import BodiesState, PartitionState, Snapshot
+from keylane_spark.auditing.plain_audit import Examination, PlainArchive
+from keylane_spark.auditing.rules import trust_of
 from tests.pipeline.journals import rows_of, tables_of
 from tests.pipeline.plain_audit import judge_plainly
 from tests.pipeline.simulation import Look, Partition

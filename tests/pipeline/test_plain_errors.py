@@ -10,16 +10,16 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from client import Client, OutgoingMessage
-from client.errors import InvalidArgument
-from pipeline.plainly import plainly
+from keylane import Client, OutgoingMessage
+from keylane.errors import InvalidArgument
+from keylane_spark.plain_errors import plainly
 from tests.pipeline.conftest import Table
 
 _REPORT = """
 import sys, io
 from pyspark.util import handle_worker_exception
-from pipeline.plainly import plainly
-from client import errors
+from keylane_spark.plain_errors import plainly
+from keylane import errors
 
 @plainly
 def fail():
@@ -48,7 +48,7 @@ def told(error: str, folder: Path) -> str:
 
 
 def test_an_error_with_a_name_is_told_in_a_line(tmp_path: Path) -> None:
-    assert told("errors.TopicNotFound", tmp_path).strip() == "client.errors.TopicNotFound: the words"
+    assert told("errors.TopicNotFound", tmp_path).strip() == "keylane.errors.TopicNotFound: the words"
 
 
 @pytest.mark.parametrize("error", ["errors.ProtocolError", "KeyError"])

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.dates import num2date
 from matplotlib.figure import Figure
 
-from pipeline import plots
-from pipeline.page import Page
+from keylane_spark.reports import plots
+from keylane_spark.reports.page import Page
 from tests.pipeline.journals import NOON_MS
 
 MINUTE_MS = 60_000

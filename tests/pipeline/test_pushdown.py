@@ -21,12 +21,12 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from client import Client, OutgoingMessage
-from pipeline.columns import MESSAGES
-from pipeline.options import ReadOptions
-from pipeline.pushdown import Narrowing, spans
-from pipeline.reader import FilteredReader
-from tests.running import RunningBroker
+from keylane import Client, OutgoingMessage
+from keylane_spark.source.batch import FilteredReader
+from keylane_spark.source.options import ReadOptions
+from keylane_spark.source.pushdown import Narrowing, spans
+from keylane_spark.source.schema import MESSAGES
+from tests.support.running import RunningBroker
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from client import Client, OutgoingMessage
-from client.errors import SubscriptionBusy, SubscriptionMoved, TopicReplaced
-from pipeline.columns import MESSAGES
-from pipeline.offsets import Positions
-from pipeline.options import ReadOptions
-from pipeline.query import Query
-from pipeline.reader import BatchReader
-from pipeline.stream import StreamReader
-from tests.running import RunningBroker
+from keylane import Client, OutgoingMessage
+from keylane.errors import SubscriptionBusy, SubscriptionMoved, TopicReplaced
+from keylane_spark.source.batch import BatchReader
+from keylane_spark.source.options import ReadOptions
+from keylane_spark.source.positions import Positions
+from keylane_spark.source.query import Query
+from keylane_spark.source.schema import MESSAGES
+from keylane_spark.source.stream import StreamReader
+from tests.support.running import RunningBroker
 
 DEADLINE = 120.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 

@@ -18,16 +18,16 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from client import Client, InvalidArgument, SubscriptionNotFound
-from client.errors import TopicReplaced
-from pipeline.pace import paced
-from pipeline.replay import REPLAYED_FROM, Options, Replayed, run
-from pipeline.rounds import Cut, Stretch, gather, in_order
-from pipeline.sink import SinkOptions, UidsForgotten, publish
-from pipeline.uids import Uids
+from keylane import Client, InvalidArgument, SubscriptionNotFound
+from keylane.errors import TopicReplaced
+from keylane_spark.archiving.replay import REPLAYED_FROM, Options, Replayed, run
+from keylane_spark.archiving.replay_rounds import Cut, Stretch, gather, in_order
+from keylane_spark.sink.pace import paced
+from keylane_spark.sink.uids import Uids
+from keylane_spark.sink.writer import SinkOptions, UidsForgotten, publish
 from tests.pipeline.drivers import Driver, keylane
 from tests.pipeline.inbox import Arrived, arrivals, make_topic, problems_of
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # a few dozen Spark jobs
 
@@ -444,8 +444,8 @@ def test_what_has_no_order_is_refused() -> None:
 
 def test_rows_wait_until_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("pipeline.pace.monotonic", lambda: now[0])
-    monkeypatch.setattr("pipeline.pace.sleep", lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr("keylane_spark.sink.pace.monotonic", lambda: now[0])
+    monkeypatch.setattr("keylane_spark.sink.pace.sleep", lambda seconds: now.append(now.pop() + seconds))
     due = [0.0, 0.05, 0.1, 0.19, 1.0]
     batches = [
         pa.record_batch({"value": list(range(5)), "_due": due}),

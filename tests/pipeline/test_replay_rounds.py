@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from client import Client, InvalidArgument, SubscriptionNotFound, Tally
-from pipeline.files import LocalFiles
-from pipeline.replay import Note, Options, Replay
-from pipeline.rounds import Cut, Found, Stretch
+from keylane import Client, InvalidArgument, SubscriptionNotFound, Tally
+from keylane_spark.archiving.replay import Note, Options, Replay
+from keylane_spark.archiving.replay_rounds import Cut, Found, Stretch
+from keylane_spark.files import LocalFiles
 from tests.pipeline.inbox import make_topic
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 ROUNDS = [Cut(1, 1, 0, 50), Cut(2, 1, 0, 100)]
 
@@ -42,8 +42,8 @@ class Rounds(Replay):
 def make(
     monkeypatch: pytest.MonkeyPatch, broker: RunningBroker, client: Client, topic: str, tmp_path: Path
 ) -> Callable[..., Rounds]:
-    monkeypatch.setattr("pipeline.replay.files_at", lambda path, spark: LocalFiles())
-    monkeypatch.setattr("pipeline.replay.found_in", lambda rows: rows.found)
+    monkeypatch.setattr("keylane_spark.archiving.replay.files_at", lambda path, spark: LocalFiles())
+    monkeypatch.setattr("keylane_spark.archiving.replay.found_in", lambda rows: rows.found)
     make_topic(client, topic)
 
     def make(**given: Any) -> Rounds:

@@ -4,12 +4,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from client import Client
-from client.errors import InvalidArgument
-from pipeline.rows import columns_of
-from pipeline.sink import SinkOptions, publish
-from pipeline.uids import Uids
-from tests.running import RunningBroker
+from keylane import Client
+from keylane.errors import InvalidArgument
+from keylane_spark.sink.rows import columns_of
+from keylane_spark.sink.uids import Uids
+from keylane_spark.sink.writer import SinkOptions, publish
+from tests.support.running import RunningBroker
 
 
 def schema(*names: str) -> StructType:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session import BRING_JAVA, JavaMissing, find_java, java_version, require_java
-from tests.running import ROOT
+from keylane_spark.session import BRING_JAVA, JavaMissing, find_java, java_version, require_java
+from tests.support.running import ROOT
 
 
 def java_that_says(folder: Path, text: str) -> Path:

@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from client import Client, Tally
-from pipeline.sink import Written, batch_writer, report
+from keylane import Client, Tally
+from keylane_spark.sink.writer import Written, batch_writer, report
 from tests.pipeline.inbox import Arrived, arrivals, by_key, make_topic, problems_of
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 
 @pytest.fixture

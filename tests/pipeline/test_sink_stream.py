@@ -16,10 +16,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from client import Client
+from keylane import Client
 from tests.pipeline.drivers import Driver
 from tests.pipeline.inbox import Arrived, arrivals, by_key, make_topic, problems_of
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 ROWS = 4_000  # of a file
 

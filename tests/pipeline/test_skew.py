@@ -7,19 +7,19 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
-from broker.cli import app
-from client import Client, OutgoingMessage
-from client.wire import partition_of
-from pipeline.commandline import Trouble
-from pipeline.files import LocalFiles
-from pipeline.options import Connection
-from pipeline.skew import examine, run
-from pipeline.skew_findings import Cluster
-from pipeline.skew_report import write_skew
-from pipeline.snapshot import local
+from keylane import Client, OutgoingMessage
+from keylane.wire import partition_of
+from keylane_broker.commandline.main import app
+from keylane_spark.auditing.snapshot import local
+from keylane_spark.commandline.command import Trouble
+from keylane_spark.files import LocalFiles
+from keylane_spark.skew.findings import Cluster
+from keylane_spark.skew.report import write_skew
+from keylane_spark.skew.skew import examine, run
+from keylane_spark.source.options import Connection
 from tests.integration.test_cli_cluster import wait_until
 from tests.pipeline.journals import NOON_MS, Line, journal_of
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow
 

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from client.wire import partition_of
-from pipeline.files import LocalFiles
-from pipeline.packing import PERIOD
-from pipeline.skew_findings import Cluster, HotKey, Keys, Skew, Times, conclude
-from pipeline.skew_report import write_skew
-from pipeline.spans import WIDTHS, width_of
+from keylane.wire import partition_of
+from keylane_spark.files import LocalFiles
+from keylane_spark.reports.spans import WIDTHS, width_of
+from keylane_spark.skew.findings import Cluster, HotKey, Keys, Skew, Times, conclude
+from keylane_spark.skew.packing import PERIOD
+from keylane_spark.skew.report import write_skew
 from tests.pipeline.journals import NOON_MS
 
 MINUTE_MS = 60_000

@@ -8,9 +8,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from client import Client, OutgoingMessage
-from pipeline.columns import MESSAGES
-from tests.running import RunningBroker
+from keylane import Client, OutgoingMessage
+from keylane_spark.source.schema import MESSAGES
+from tests.support.running import RunningBroker
 
 Read = Callable[..., DataFrame]
 

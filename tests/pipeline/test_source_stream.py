@@ -9,10 +9,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from redis import Redis
 
-from broker.keys import PartitionKeys
-from client import Client, OutgoingMessage
+from keylane import Client, OutgoingMessage
+from keylane_broker.store.keys import PartitionKeys
 from tests.pipeline.conftest import Table
-from tests.running import RunningBroker
+from tests.support.running import RunningBroker
 
 Stream = Callable[..., DataFrame]
 DEADLINE = 120

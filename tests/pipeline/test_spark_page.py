@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.columns import MESSAGES
-from pipeline.options import READ_OPTIONS
-from tests.running import ROOT, RunningBroker
+from keylane_spark.source.options import READ_OPTIONS
+from keylane_spark.source.schema import MESSAGES
+from tests.support.running import ROOT, RunningBroker
 
 PAGE = (ROOT / "docs" / "spark.md").read_text("utf-8")
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.server import free_port
-from client import Client, OutgoingMessage
-from tests.running import RunningBroker
+from keylane import Client, OutgoingMessage
+from keylane_broker.supervise.embedded_server import free_port
+from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # five Java machines
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.uids import Counts, Uids, joined
+from keylane_spark.sink.uids import Counts, Uids, joined
 
 ROWS = st.lists(st.tuples(st.sampled_from(["", "a", "ab", None]), st.sampled_from([b"", b"b", b"1:b", None])))
 

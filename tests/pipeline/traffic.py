@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import anyio
 
-from client import AsyncClient, OutgoingMessage
-from client.types import Mode
+from keylane import AsyncClient, OutgoingMessage
+from keylane.types import Mode
 
 BATCH = 1_000
 NACKED = 0.002  # share of the messages that a consumer gives back

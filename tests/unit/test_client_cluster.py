@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from client import AsyncClient, Columns, Consumer, Message, OutgoingMessage, wire
-from client.errors import (
+from keylane import AsyncClient, Columns, Consumer, Message, OutgoingMessage, wire
+from keylane.connect.pool import unused
+from keylane.errors import (
     InvalidArgument,
     StaleReceipt,
     SubscriptionBusy,
@@ -16,8 +17,7 @@ from client.errors import (
     TopicNotFound,
     TopicReplaced,
 )
-from client.pool import unused
-from tests.scripted_worker import PATIENCE, Link, Request, ScriptedCluster, ScriptedWorker
+from tests.support.scripted_worker import PATIENCE, Link, Request, ScriptedCluster, ScriptedWorker
 
 
 def accept(request: Request, first: int = 1, **more: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import (
+from keylane import (
     AsyncClient,
     Columns,
     ConnectionClosed,
@@ -24,11 +24,11 @@ from client import (
     Unavailable,
     wire,
 )
-from client.columns import sort_columns
-from client.outbox import Outbox
-from client.outgoing import Slice, sort
-from client.wire import unpack_about
-from tests.scripted_worker import PATIENCE, ScriptedWorker
+from keylane.produce.columns import sort_columns
+from keylane.produce.outbox import Outbox
+from keylane.produce.outgoing import Slice, sort
+from keylane.wire import unpack_about
+from tests.support.scripted_worker import PATIENCE, ScriptedWorker
 
 MESSAGES = st.lists(
     st.builds(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from client import AsyncClient, Client, wire
-from client.errors import (
+from keylane import AsyncClient, Client, wire
+from keylane.connect.seeds import Seed, parse_seeds, server_or_default, token_or_default
+from keylane.errors import (
     ConnectionClosed,
     ConnectionFailed,
     IncompatibleVersion,
@@ -19,8 +20,7 @@ from client.errors import (
     TopicExists,
     Unauthorized,
 )
-from client.seeds import Seed, parse_seeds, server_or_default, token_or_default
-from tests.scripted_worker import PATIENCE, ScriptedWorker
+from tests.support.scripted_worker import PATIENCE, ScriptedWorker
 
 
 def test_seeds_are_a_url_a_list_or_one_url_with_several_hosts() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from client import AsyncClient, Consumer, Message, wire
-from client.block import STALE
-from client.bridge import Bridge
-from client.errors import (
+from keylane import AsyncClient, Consumer, Message, wire
+from keylane.bridge import Bridge
+from keylane.consume.block import STALE
+from keylane.errors import (
     ConnectionClosed,
     ConsumerReplaced,
     InvalidArgument,
@@ -19,8 +19,8 @@ from client.errors import (
     SubscriptionBusy,
     SubscriptionNotFound,
 )
-from client.sync_consumer import SyncConsumer
-from tests.scripted_worker import PATIENCE, Request, ScriptedWorker
+from keylane.sync.consumer import SyncConsumer
+from tests.support.scripted_worker import PATIENCE, Request, ScriptedWorker
 from tests.unit.test_client_publish import Shelf, client_is_quiet
 
 
@@ -632,7 +632,7 @@ async def test_a_consumer_that_closes_leaves_though_an_ack_is_not_answered(
     worker: ScriptedWorker, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the worker keeps it as long as the connection lives, with all that it holds."""
-    monkeypatch.setattr("client.consumer._CLOSE", 0.1)
+    monkeypatch.setattr("keylane.consume.consumer._CLOSE", 0.1)
     async with Open(worker, shelf) as consumer:
         worker.link.data(2)
         (message, _) = await take(consumer, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client import (
+from keylane import (
     AsyncClient,
     Columns,
     ConnectionClosed,
@@ -21,8 +21,8 @@ from client import (
     Unavailable,
     wire,
 )
-from client.room import Room
-from tests.scripted_worker import PATIENCE, Request, ScriptedWorker
+from keylane.produce.limit import Room
+from tests.support.scripted_worker import PATIENCE, Request, ScriptedWorker
 
 
 class Shelf(PayloadStore):

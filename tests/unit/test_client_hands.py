@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from client import Message, wire
-from client.block import BUFFERED, HANDED
-from client.errors import StaleReceipt, Unavailable
-from tests.scripted_worker import ScriptedWorker
+from keylane import Message, wire
+from keylane.consume.block import BUFFERED, HANDED
+from keylane.errors import StaleReceipt, Unavailable
+from tests.support.scripted_worker import ScriptedWorker
 from tests.unit.test_client_consume import Open, entries, take, wire_time
 from tests.unit.test_client_publish import Shelf, client_is_quiet
 

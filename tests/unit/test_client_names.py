@@ -4,16 +4,16 @@ import inspect
 
 import pytest
 
-import client
-from client import AsyncClient, Client, Consumer, Message, Published, SyncConsumer, SyncMessage
-from client.errors import BrokerError
+import keylane
+from keylane import AsyncClient, Client, Consumer, Message, Published, SyncConsumer, SyncMessage
+from keylane.errors import BrokerError
 
 
 def test_what_is_exported_is_there_and_every_error_is_exported() -> None:
-    assert [name for name in client.__all__ if not hasattr(client, name)] == []
-    assert client.__all__ == sorted(client.__all__)
+    assert [name for name in keylane.__all__ if not hasattr(keylane, name)] == []
+    assert keylane.__all__ == sorted(keylane.__all__)
     errors = {error.__name__ for error in BrokerError.__subclasses__()}
-    assert errors <= set(client.__all__)
+    assert errors <= set(keylane.__all__)
 
 
 @pytest.mark.parametrize(

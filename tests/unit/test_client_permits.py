@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.permits import Permits, split
-from client.tasks import Tasks
-from tests.scripted_worker import PATIENCE
+from keylane.consume.permits import Permits, split
+from keylane.tasks import Tasks
+from tests.support.scripted_worker import PATIENCE
 
 
 class Giver:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from client import AsyncClient, OutgoingMessage, PayloadStore, wire
-from client.errors import (
+from keylane import AsyncClient, OutgoingMessage, PayloadStore, wire
+from keylane.errors import (
     BrokerError,
     ConnectionClosed,
     DurabilityNotReached,
@@ -21,8 +21,8 @@ from client.errors import (
     TopicNotFound,
     Unavailable,
 )
-from client.wire import unpack_about
-from tests.scripted_worker import PATIENCE, Link, Request, ScriptedWorker
+from keylane.wire import unpack_about
+from tests.support.scripted_worker import PATIENCE, Link, Request, ScriptedWorker
 
 
 class Shelf(PayloadStore):

@@ -4,7 +4,7 @@ import asyncio
 
 import anyio
 
-from client.tasks import finished
+from keylane.tasks import finished
 
 TURNS = 50  # of the event loop: a scope of anyio that is cancelled cancels at each
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from broker.commandline.cluster_view import (
+from keylane import ClusterReport, LedgerInfo, PartitionInfo, PartitionMove, WorkerInfo
+from keylane_broker.commandline.cluster_view import (
     find_worker,
     move_rows,
     partition_rows,
@@ -14,8 +15,7 @@ from broker.commandline.cluster_view import (
     worker_rows,
     worker_troubles,
 )
-from broker.commandline.session import Trouble, Usage
-from client import ClusterReport, LedgerInfo, PartitionInfo, PartitionMove, WorkerInfo
+from keylane_broker.commandline.command import Trouble, Usage
 
 NOW = datetime(2026, 11, 16, 3, tzinfo=UTC)
 WORKERS = ["worker-1", "worker-2", "worker-10", "other-0"]

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from broker.commandline.serve import serve
-from broker.config import ConfigError, Settings, load
+from keylane_broker.commandline.serve import serve
+from keylane_broker.config import ConfigError, Settings, load
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.consumer import Consumer
-from broker.crowd import Crowd
+from keylane_broker.worker.consumer import Consumer
+from keylane_broker.worker.crowd import Crowd
 
 NAMES = [f"c{number}" for number in range(8)]
 

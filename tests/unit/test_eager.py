@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker import eager
+from keylane_broker.worker import eager
 
 
 async def test_it_runs_to_its_first_wait_where_it_is_started_and_then_goes_on() -> None:

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from client import errors
-from client.errors import BrokerError, DurabilityNotReached
+from keylane import errors
+from keylane.errors import BrokerError, DurabilityNotReached
 
 CLASSES = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, BrokerError)]
 RETRIABLE = {

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from client import wire
-from client.errors import ProtocolError
-from client.wire import MAX_FRAME, Frame, FrameReader, frame, pack, properties_of, unpack
+from keylane import wire
+from keylane.errors import ProtocolError
+from keylane.wire import MAX_FRAME, Frame, FrameReader, frame, pack, properties_of, unpack
 
 LIMIT = 4_096
 

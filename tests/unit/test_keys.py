@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from broker.keys import SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, check_name, topic_key
-from client.errors import InvalidName
+from keylane.errors import InvalidName
+from keylane_broker.store.keys import SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, check_name, topic_key
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", fullmatch=True)
 SHORT = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from client import ksuid
-from client.errors import InvalidArgument
+from keylane import ksuid
+from keylane.errors import InvalidArgument
 
 # Published with the KSUID specification.
 KNOWN = "0ujtsYcgvSTl8PAuAdqWYSMnLOv"

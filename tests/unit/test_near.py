@@ -1,6 +1,6 @@
 """What is said beside "there is no such name"."""
 
-from broker.administration import near
+from keylane_broker.engine.topics import near
 
 
 def test_the_nearest_name_is_told() -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from client import ksuid
-from client.errors import InvalidArgument, InvalidName, Unavailable
-from client.payloads import open_store, public
-from client.payloads_files import FileStore
-from client.payloads_redis import RedisStore
+from keylane import ksuid
+from keylane.errors import InvalidArgument, InvalidName, Unavailable
+from keylane.payloads import open_store, public
+from keylane.payloads.files import FileStore
+from keylane.payloads.redis import RedisStore
 
 LIFETIME = 3_600.0
 

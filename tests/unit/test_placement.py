@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import placement
-from broker.placement import Memory, Place, place, relieve, rest
-from client import wire
+from keylane import wire
+from keylane_broker.cluster import placement
+from keylane_broker.cluster.placement import Memory, Place, place, relieve, rest
 
 Owners = dict[Place, str]
 Loads = dict[Place, float]

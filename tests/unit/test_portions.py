@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.portions import Portions
-from broker.tail import READ
+from keylane_broker.engine.portions import Portions
+from keylane_broker.engine.tail import READ
 
 
 def message(entry: int, size: int) -> list[str]:

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-import broker.arguments
-import broker.receipts
-from client import errors, wire
+from keylane import errors, wire
+from keylane_broker.engine import checks, receipts
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
 
@@ -147,13 +146,13 @@ def test_the_limits_are_right() -> None:
         "frame, after its length, unless INFO says otherwise": wire.MAX_FRAME,
         "messages in a PUBLISH": wire.MAX_BATCH,
         "receipts in an ACK, NACK or EXTEND": wire.MAX_BATCH,
-        "messages that these receipts stand for": broker.receipts.MAX_ENTRIES,
+        "messages that these receipts stand for": receipts.MAX_ENTRIES,
         "name of a topic, subscription or consumer": 200,
         "key": wire.MAX_KEY,
         "uid": wire.MAX_UID,
         "about": wire.MAX_ABOUT,
-        "permits": broker.arguments.MAX_PERMITS,
-        "partitions of a topic": broker.arguments.MAX_PARTITIONS,
+        "permits": checks.MAX_PERMITS,
+        "partitions of a topic": checks.MAX_PARTITIONS,
     }
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.results import Lease, Message, Published, PublishResult, SettleResult, Stale
+from keylane_broker.engine.values import Lease, Message, Published, PublishResult, SettleResult, Stale
 
 KINDS = st.lists(st.sampled_from(["new", "duplicate"]), min_size=1, max_size=30)
 

@@ -2,12 +2,11 @@
 
 import hashlib
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from broker.scripts import Scripts, read_sources
+from keylane_broker.store.scripts import Scripts, lua_folder, read_sources
 
 SOURCES = read_sources()
 NAMES = sorted(name for name in SOURCES if not name.startswith("lib/"))
@@ -97,7 +96,7 @@ def test_a_folder_that_is_new_is_loaded_too(tmp_path: Path) -> None:
 
 
 def test_every_lua_file_of_the_tree_is_loaded() -> None:
-    root = Path(str(files("lua")))
+    root = lua_folder()
     assert set(SOURCES) == {str(path.relative_to(root))[:-4] for path in root.rglob("*.lua")}
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import wire
-from client.times import moment
-from client.wire import About, pack_about, unpack_about
+from keylane import wire
+from keylane.times import moment
+from keylane.wire import About, pack_about, unpack_about
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 GROUPS = st.from_regex(r"[A-Za-z0-9._-]{0,20}", fullmatch=True)

@@ -1,0 +1,1 @@
+"""Which worker serves which partition, and how they agree on it."""

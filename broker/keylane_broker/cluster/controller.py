@@ -1,0 +1,144 @@
+"""Deciding who serves what: reads the cluster from Redis, asks placement, and writes what it says.
+
+One worker at a time is the controller; an operator's order is carried out by whichever worker gets it. Both
+write with a compare-and-set, so of two that decide at once one begins again.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+from keylane import wire
+from keylane.errors import InvalidArgument, Unavailable
+from keylane_broker.cluster.load import Place, loads_of
+from keylane_broker.cluster.placement import Memory, place, relieve, rest
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import BrokerReport, Owners
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 20  # at a change that others get ahead of
+_CYCLES = 10  # of the same loads, more than it takes to believe them
+
+
+class Controller:
+    """Places partitions on workers; what it remembers only keeps it from moving too much."""
+
+    def __init__(self, engine: Engine, is_alive: Callable[[BrokerReport], bool]) -> None:
+        self._engine = engine
+        self._is_alive = is_alive
+        self._memory = Memory()
+
+    async def balance(self, *, by_load: bool = False) -> list[wire.Move]:
+        """Give every partition an owner that is there, in even counts; `by_load`: then look at loads too."""
+        for _ in range(_ATTEMPTS):
+            brokers, owners, topics = await self._read()
+            workers, loads, current = self.able(brokers), script_times(brokers), by_place(owners, topics)
+            memory = self._memory
+            moves = place(topics, current, workers, loads, stay=memory.moved) if workers else []
+            if by_load and workers and not moves:
+                moves, memory = relieve(current, workers, loads, memory)
+            if await self._write(owners, topics, moves):
+                self._memory = memory
+                return moves
+        raise _busy()
+
+    async def rebalance(self, *, dry_run: bool = False) -> list[wire.Move]:
+        """The same on an operator's order, who need not wait until an imbalance has lasted for a while."""
+        for _ in range(_ATTEMPTS):
+            brokers, owners, topics = await self._read()
+            workers, loads, current = self.able(brokers), script_times(brokers), by_place(owners, topics)
+            moves = place(topics, current, workers, loads) if workers else []
+            memory = Memory()
+            for _ in range(_CYCLES if workers else 0):
+                if not moves:
+                    moves, memory = relieve(current, workers, loads, memory)
+            if dry_run or await self._write(owners, topics, moves):
+                return moves
+        raise _busy()
+
+    async def move(self, topic: str, partition: int, worker: str, keep: Collection[Place] = ()) -> None:
+        """Give a partition to a worker; another, none of `keep`, comes back if counts would not be even."""
+        for _ in range(_ATTEMPTS):
+            brokers, owners, topics = await self._read()
+            if topic not in topics:
+                await self._engine.describe_topic(topic)  # or the error that says more
+                raise Unavailable(f"topic {topic!r} is being made; try again")
+            if not 0 <= partition < topics[topic]:
+                raise InvalidArgument(
+                    f"topic {topic!r} has no partition {partition}: it has 0 to {topics[topic] - 1}"
+                )
+            able = self.able(brokers)
+            if worker not in able:
+                raise InvalidArgument(
+                    f"worker {worker!r} cannot take partitions; those that can: {', '.join(able) or 'none'}"
+                )
+            current = by_place(owners, topics)
+            source = current.get((topic, partition), "")
+            if source == worker:
+                return
+            moves = [wire.Move(topic, partition, source, worker, "moved by hand")]
+            after = {**current, (topic, partition): worker}
+            moves += place(topics, after, able, script_times(brokers), stay=[(topic, partition), *keep])
+            if await self._write(owners, topics, moves):
+                self._memory = rest(self._memory, [(topic, partition)])
+                return
+        raise _busy()
+
+    def able(self, brokers: Collection[BrokerReport]) -> list[str]:
+        """The workers that can have partitions."""
+        return [broker.id for broker in brokers if broker.state == "serving" and self._is_alive(broker)]
+
+    async def _read(self) -> tuple[list[BrokerReport], Owners, dict[str, int]]:
+        owners = await self._engine.owners()
+        return await self._engine.brokers(), owners, await self._engine.partition_counts()
+
+    async def _write(self, owners: Owners, topics: Mapping[str, int], moves: Collection[wire.Move]) -> bool:
+        """Write what has changed; topics that are gone go."""
+        changed: dict[str, list[str] | None] = {
+            topic: names[: topics[topic]] if topic in topics else None
+            for topic, names in owners.topics.items()
+            if len(names) > topics.get(topic, 0)
+        }
+        for move in moves:
+            names = changed.get(move.topic)
+            if names is None:
+                before = owners.topics.get(move.topic, [])[: topics[move.topic]]
+                names = changed[move.topic] = before + [""] * (topics[move.topic] - len(before))
+            names[move.partition] = move.target
+        if not changed:
+            return True
+        if not await self._engine.assign(owners.version, changed):
+            return False
+        if moves:
+            log.info("%d partitions get another owner: %s", len(moves), _summary(moves))
+        await self._engine.announce("owners")
+        return True
+
+
+def _busy() -> Unavailable:
+    return Unavailable("the placement of partitions changes all the time; try again")
+
+
+def by_place(owners: Owners, topics: Mapping[str, int]) -> dict[Place, str]:
+    """The owner of each partition that has one."""
+    return {
+        (topic, number): worker
+        for topic, names in owners.topics.items()
+        if topic in topics
+        for number, worker in enumerate(names[: topics[topic]])
+        if worker
+    }
+
+
+def script_times(brokers: Collection[BrokerReport]) -> dict[Place, float]:
+    """Milliseconds of script time a second, of each partition that is not idle."""
+    return {
+        place: milliseconds
+        for broker in brokers
+        for place, (_, milliseconds) in loads_of(broker.load).items()
+    }
+
+
+def _summary(moves: Collection[wire.Move]) -> str:
+    some = [f"{move.topic}:{move.partition} to {move.target} ({move.reason})" for move in list(moves)[:5]]
+    return ", ".join(some) + (f" and {len(moves) - 5} more" if len(moves) > 5 else "")

@@ -1,0 +1,350 @@
+"""A worker's place in the cluster: who else is there, which partitions are its own, and what follows.
+
+Everything is in Redis. Events tell when to look; what they miss a heartbeat finds.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import anyio
+
+from keylane import wire
+from keylane.errors import BrokerError, Fenced, InvalidArgument, Unavailable
+from keylane_broker.cluster.controller import Controller
+from keylane_broker.cluster.load import Load, Place
+from keylane_broker.engine.values import BrokerReport, Owners
+from keylane_broker.logs import Trouble
+from keylane_broker.store.pool import Attempts
+
+if TYPE_CHECKING:
+    from keylane_broker.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_AGAIN = 0.2  # seconds until something that failed is tried again
+_JOINED = 10.0  # seconds that a worker tries to become one, on a Redis that has answered before
+_PLACED = 1.0  # seconds in which a new topic should have owners
+_LOST = 12  # leases after which a worker that is gone is not shown any more,
+_LOST_MS = 600_000  # but not before this
+
+
+class NotOwner(Fenced):
+    """Another worker serves the partition."""
+
+    def __init__(self, topic: str, partition: int, worker: str, address: str) -> None:
+        super().__init__(f"partition {partition} of {topic!r} is served by {worker or 'another worker'}")
+        self.topic = topic
+        self.partition = partition
+        self.address = address
+
+
+NotOwner.code = Fenced.code
+
+
+class Member:
+    """What a worker knows of the cluster, and its part in running it."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self.version = -1
+        self._known: Owners | None = None  # None: read them all
+        self.owners: dict[str, list[str]] = {}  # topic -> worker of each partition, "" for none
+        self.brokers: dict[str, BrokerReport] = {}
+        self.controller = ""  # who places partitions
+        self.load = Load()
+        self._worker = worker
+        self._engine = worker.engine
+        self._placing = Controller(worker.engine, self._is_alive)
+        self._state = "serving"
+        self._started_ms = 0
+        self._gone = False  # nobody is to hear of us any more
+        self._beaten = 0.0  # when we were last heard of, by the monotonic clock
+        self._trusted = 0.0  # when to believe again that a silent worker is dead
+        self._relieved = time.monotonic()  # when loads were last looked at
+        self._topics_changed = True
+        self._placed_for: object = None  # what the placement was made for
+        self._look_again = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None  # the next instant at which somebody may be lost
+        self._looking = Attempts()
+        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # What others ask
+
+    def owner(self, topic: str, partition: int) -> str | None:
+        """The worker that is to serve a partition, None if there is none yet."""
+        names = self.owners.get(topic)
+        return (names[partition] or None) if names is not None and partition < len(names) else None
+
+    def not_owner(self, topic: str, partition: int) -> NotOwner:
+        """What to say about a partition that another worker serves."""
+        name = self.owner(topic, partition) or ""
+        return NotOwner(topic, partition, name, self.address(name))
+
+    def address(self, worker: str) -> str:
+        """Where a worker listens, "" if that is not known."""
+        return self.brokers[worker].address if worker in self.brokers else ""
+
+    async def placement(self, topic: str) -> tuple[int, list[str]]:
+        """A topic's incarnation, and the worker of each partition, "" for those that have none yet."""
+        about = await self._engine.describe_topic(topic)
+        count = about.partitions
+        end = time.monotonic() + _PLACED
+        if not self._is_placed(topic, count):  # it is new, or another of that name
+            await self.topics_changed()
+            await self.refresh()
+            while not self._is_placed(topic, count) and time.monotonic() < end:
+                await self.news(_AGAIN)
+        names = self.owners.get(topic, [])[:count]
+        return about.incarnation, names + [""] * (count - len(names))
+
+    def _is_placed(self, topic: str, count: int) -> bool:
+        names = self.owners.get(topic, [])
+        return len(names) == count and all(names)
+
+    async def news(self, patience: float) -> None:
+        """Wait until something has changed, but no longer than so many seconds."""
+        await asyncio.wait({self._news}, timeout=patience)
+
+    async def refresh(self) -> None:
+        """Look at the cluster now; all who want to at once share one look."""
+        try:
+            async with asyncio.timeout(self._worker.lease_ms / 1_000):
+                await self._looking.join("look", self._look)
+        except TimeoutError:
+            raise Unavailable("Redis does not tell about the cluster") from None
+
+    def doubt(self) -> None:
+        """Redis may have lost writes: a version that we know can come a second time, and mean another."""
+        self._known = None
+        self.stir()
+
+    def stir(self) -> None:
+        """Look at the cluster soon."""
+        self._look_again.set()
+
+    async def topics_changed(self, deleted: str = "") -> None:
+        """A topic was made or deleted: have its partitions placed."""
+        self._topics_changed = True
+        await self._engine.announce(f"topics {deleted}".strip())
+        if self.controller == self._worker.id:
+            await self.refresh()
+
+    # Coming and going
+
+    async def join(self) -> None:
+        """Become one of the workers; a Redis that is slow is waited for."""
+        self._started_ms = self._worker.now_ms()
+        end = time.monotonic() + _JOINED
+        while True:
+            try:
+                await self._engine.enlist(self._report(), self._ttl_ms)
+                self._beaten = time.monotonic()
+                await self._engine.announce("brokers")
+                return await self.refresh()
+            except Unavailable:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(_AGAIN)
+
+    async def leave(self, patience: float) -> None:
+        """Hand all partitions to the others; returns when that is done, or cannot be."""
+        self._state = "stopping"
+        await self._engine.heartbeat(self._report(), self._ttl_ms)
+        await self._engine.announce("brokers")
+        with anyio.move_on_after(patience):
+            await self.refresh()
+            while self._worker.holds_any and self._serving_besides(self._worker.id):
+                await self.news(_AGAIN)
+
+    async def depart(self) -> None:
+        """Be a worker no more."""
+        self._gone = True
+        await self._engine.depart(self._worker.id)
+        await self._engine.announce("brokers")
+
+    def _serving_besides(self, worker: str) -> bool:
+        return any(
+            broker.state == "serving" and self._is_alive(broker)
+            for broker in self.brokers.values()
+            if broker.id != worker
+        )
+
+    # Heartbeats
+
+    async def beat(self) -> None:
+        """Renew the leases, then say that we are here: whoever seems dead has lost its leases before."""
+        now = time.monotonic()
+        if self._gone:
+            return
+        if now - self._beaten > self._worker.lease_ms / 2_000:  # a third is the rule
+            # We could not be heard, so others could not either: give them time to be heard again.
+            self._trusted = now + self._worker.lease_ms / 2_000
+        self.load.add(self._engine.take_loads(), max(now - self._beaten, 0.001))
+        try:
+            await self._worker.renew_leases()
+        finally:  # one node of a Redis Cluster may be away
+            await self._engine.heartbeat(self._report(), self._ttl_ms)
+            self._beaten = now
+            self.stir()
+        await self._worker.set_clock()
+
+    @property
+    def _ttl_ms(self) -> int:
+        """How long what we say about ourselves is kept."""
+        return max(self._worker.lease_ms * _LOST, _LOST_MS)
+
+    def _report(self) -> BrokerReport:
+        messages, script_ms = self.load.total()
+        worker = self._worker
+        return BrokerReport(
+            worker.id,
+            worker.address,
+            worker.release,
+            self._state,
+            self._started_ms,
+            round(messages, 2),
+            round(script_ms, 3),
+            self.load.busiest(),
+        )
+
+    def _is_alive(self, broker: BrokerReport) -> bool:
+        if broker.id == self._worker.id:
+            return True
+        return broker.age_ms < self._worker.lease_ms or (
+            time.monotonic() < self._trusted and broker.age_ms < self._ttl_ms
+        )
+
+    # Following
+
+    async def watch(self) -> None:
+        """Look whenever something may have changed, for as long as the worker runs."""
+        trouble = Trouble(log, "a look at the cluster")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._engine.listen, self._heard)
+            while True:
+                await self._look_again.wait()
+                self._look_again.clear()
+                try:
+                    await self.refresh()
+                    trouble.is_over()
+                except BrokerError as error:
+                    trouble.goes_on(error)
+                    await asyncio.sleep(_AGAIN)
+                    self.stir()
+                except Exception:
+                    log.exception("a bug while looking at the cluster; the worker goes on")
+                    await asyncio.sleep(_AGAIN)
+
+    def _heard(self, event: str) -> None:
+        kind, *names = event.split()[:3] or [""]
+        if kind == "subscription" and len(names) == 2:
+            self._worker.feed(*names)
+        elif kind == "released":
+            self._tell()
+        else:
+            if not event:  # we may have missed any
+                self._worker.feed()
+            elif names:
+                self._worker.feed(names[0])  # its consumers find out that they have none
+            self._topics_changed = self._topics_changed or kind in ("", "topics")
+            self.stir()
+
+    async def _look(self) -> None:
+        """Learn who is there and who owns what, and place partitions if that is on us."""
+        worker = self._worker
+        if self._gone:
+            return
+        self.controller, left_ms = await self._engine.lead(worker.id, worker.lease_ms)
+        owners, brokers = await self._engine.owners(self._known), await self._engine.brokers()
+        if self.controller == worker.id and await self._place(owners, brokers):
+            owners = await self._engine.owners()
+        self._learn(owners, brokers)
+        for broker in self.brokers.values():
+            if broker.id != worker.id and self._is_alive(broker):
+                left = worker.lease_ms - broker.age_ms
+                if left < 0:  # it is only trusted to come back
+                    left = round((self._trusted - time.monotonic()) * 1_000)
+                left_ms = min(left_ms, max(left, 0) + 1)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(left_ms / 1_000 + 0.001, self.stir)
+
+    async def _place(self, owners: Owners, brokers: list[BrokerReport]) -> bool:
+        """Place partitions if something changed, or to look at loads; answers whether any moved."""
+        now = time.monotonic()
+        by_load = now - self._relieved > self._worker.settings.rebalance_interval
+        situation = (owners.version, self._placing.able(brokers))
+        if not (by_load or self._topics_changed or situation != self._placed_for):
+            return False
+        self._topics_changed = False
+        if by_load:
+            self._relieved = now
+        try:
+            moves = await self._placing.balance(by_load=by_load)
+        except BaseException:
+            self._topics_changed = True
+            raise
+        self._placed_for = situation  # moves give it another version
+        if by_load:
+            await self._engine.forget_topics()
+        for broker in brokers:
+            if broker.age_ms > self._ttl_ms:
+                await self._engine.dismiss(broker.id, broker.heartbeat_ms)
+        return bool(moves)
+
+    def _learn(self, owners: Owners, brokers: list[BrokerReport]) -> None:
+        self.brokers = {broker.id: broker for broker in brokers}
+        self._known = owners
+        before, self.owners = self.owners, owners.topics
+        self.version = owners.version
+        moved = {
+            topic
+            for topic in before.keys() | self.owners.keys()
+            if before.get(topic) != self.owners.get(topic)
+        }
+        self._worker.follow(moved)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait for news."""
+        self._news.set_result(None)
+        self._news = asyncio.get_running_loop().create_future()
+
+    # Orders of an operator
+
+    async def rebalance(self, dry_run: bool) -> list[wire.Move]:
+        """Place partitions by counts and load, now; or only say how."""
+        moves = await self._placing.rebalance(dry_run=dry_run)
+        if moves and not dry_run:
+            await self.refresh()
+        return moves
+
+    async def move(self, topic: str, partition: int, worker: str, keep: Collection[Place] = ()) -> None:
+        """Give a partition to a worker."""
+        await self._placing.move(topic, partition, worker, keep)
+        await self.refresh()
+
+    async def drain(self, worker: str, draining: bool) -> None:
+        """Take all partitions from a worker, or let it have some again."""
+        await self.refresh()
+        if draining and not self._serving_besides(worker):
+            raise InvalidArgument(f"no other worker serves: nobody could take the partitions of {worker!r}")
+        await self._engine.drain(worker, draining)
+        await self._engine.announce("brokers")
+        await self.refresh()
+
+    def report(self, broker: BrokerReport) -> wire.WorkerReport:
+        """A worker as people see it."""
+        return wire.WorkerReport(
+            broker.id,
+            broker.address,
+            broker.release,
+            broker.state if self._is_alive(broker) else "lost",
+            broker.started_ms,
+            broker.heartbeat_ms,
+            sum(names.count(broker.id) for names in self.owners.values()),
+            broker.messages,
+            broker.script_ms,
+        )

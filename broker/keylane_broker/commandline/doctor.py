@@ -1,0 +1,252 @@
+"""`keylane doctor`: is everything as it should be, and if not, what to do."""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from keylane_broker.commandline.command import Session, Trouble, Usage, command
+
+if TYPE_CHECKING:
+    from keylane import AsyncClient, ClusterInfo
+    from keylane_broker.engine.engine import Engine
+
+__all__ = ["add_doctor"]
+
+TRIPS = 5
+REPORT = "do what it says there; else keep a copy of the data and report this: it is a bug in Keylane"
+ANSWER_SECONDS = 10.0  # whoever asks a doctor wants to know now
+TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
+LOOK_SECONDS = 0.2
+MOST_DRIFT = 1.0  # seconds
+
+
+class Finding(NamedTuple):
+    """The outcome of one check; `advice` says what to do when it is not ok."""
+
+    check: str
+    ok: bool
+    detail: str
+    advice: str = ""
+    warns: bool = False  # nothing is broken, and yet there is something to know
+
+
+def add_doctor(app: typer.Typer) -> None:
+    """Make it a command."""
+    command(app, "doctor")(doctor)
+
+
+async def doctor(
+    session: Session,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Look into the broker's Redis too.", show_default=False),
+    ] = None,
+) -> None:
+    """Check the broker, its clock, the payload store and, if named, its Redis."""
+    from rich.text import Text
+
+    findings = await _check_broker(session)
+    if redis:
+        findings += await _check_redis(redis)
+    marks = {True: Text("ok", "green"), False: Text("WRONG", "bold red")}
+    note = Text("note", "yellow")
+    rows = [(note if item.warns else marks[item.ok], item.check, item.detail) for item in findings]
+    session.table([item._asdict() for item in findings], ["", "check", "found"], rows)
+    wrong = [item for item in findings if not item.ok]
+    for item in findings:
+        if not session.json and (item.warns or not item.ok):
+            session.out.print(f"\n{item.check}: {item.advice}", markup=False, soft_wrap=True)
+    if wrong:
+        raise Trouble(f"{len(wrong)} of {len(findings)} checks found something wrong")
+
+
+async def _check_broker(session: Session) -> list[Finding]:
+    from keylane.errors import BrokerError, Unavailable
+
+    try:
+        async with session.client(timeout=ANSWER_SECONDS) as client:
+            info = await client.info()
+            return [
+                Finding("broker", True, f"{session.server}, version {info.version}"),
+                Finding("client", True, f"version {version('keylane')}, protocol {info.protocol}"),
+                *await _check_cluster(client),
+                *await _check_times(client),
+                await _check_payloads(info),
+            ]
+    except Unavailable as error:
+        advice = "this should pass by itself; if it does not, see the logs of the workers"
+        if "Redis" in str(error):
+            advice = "bring Redis back: workers go on by themselves, and restarting them does not help"
+        return [Finding("broker", False, str(error), advice)]
+    except BrokerError as error:
+        advice = "start a broker with `keylane serve`, or name another with --server"
+        return [Finding("broker", False, str(error), advice)]
+
+
+async def _check_cluster(client: "AsyncClient") -> list[Finding]:
+    """Who serves, and whether every partition is served; after a loss that takes a partition lease."""
+    from keylane_broker.commandline.cluster import all_partitions
+    from keylane_broker.commandline.cluster_view import count_of, partition_troubles
+
+    end = time.monotonic() + TAKE_OVER_SECONDS
+    while True:
+        report = await client.cluster()
+        topics = await all_partitions(client)
+        troubles = partition_troubles(topics)
+        if not troubles or time.monotonic() > end:
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+    workers = ", ".join(
+        f"{worker.id} at {worker.address}{'' if worker.state == 'serving' else f' ({worker.state})'}"
+        for worker in report.workers
+    )
+    partitions = count_of(sum(map(len, topics.values())), "partition")
+    served = f"{partitions} of {count_of(len(topics), 'topic')}, all served"
+    able = any(worker.state == "serving" for worker in report.workers)
+    advice = "see `keylane cluster` and the logs of the workers"
+    return [
+        Finding("workers", able, workers, "none takes partitions: start one, or undo the drain of one"),
+        Finding("partitions", not troubles, "; ".join(troubles) or served, advice),
+    ]
+
+
+async def _check_times(client: "AsyncClient") -> list[Finding]:
+    """The fastest of several round trips, and how far the two clocks are apart."""
+    best, drift = float("inf"), 0.0
+    for _ in range(TRIPS):
+        began = time.perf_counter()
+        info = await client.info()
+        trip = time.perf_counter() - began
+        if trip < best:
+            best, drift = trip, (info.time - datetime.now(UTC)).total_seconds() + trip / 2
+    clocks = f"the cluster's is {abs(drift):.3f} s {'ahead' if drift > 0 else 'behind'}"
+    return [
+        Finding("round trip", True, f"{best * 1000:.2f} ms"),
+        Finding(
+            "clocks",
+            abs(drift) <= MOST_DRIFT,
+            clocks,
+            "absolute times (deliver_at, deadlines) are off by this much: let NTP set the clocks of this "
+            "machine and of Redis",
+        ),
+    ]
+
+
+async def _check_payloads(info: "ClusterInfo") -> Finding:
+    """Store, read and delete a body."""
+    from keylane import ksuid
+    from keylane.errors import BrokerError
+    from keylane.payloads import open_store, public
+
+    [name], body = ksuid.take(1), b"keylane doctor"
+    advice = (
+        "clients cannot store or read bodies there: make the address reachable from this machine, or set "
+        "--payloads of the broker to one that is"
+    )
+    try:
+        store = open_store(info.payloads, lifetime=60)
+        try:
+            await store.put("doctor", [(name, body)])
+            [found] = await store.get("doctor", [name])
+            await store.delete("doctor", [name])
+        finally:
+            await store.close()
+    except (BrokerError, OSError) as error:
+        return Finding("payloads", False, str(error), advice)
+    return Finding("payloads", found == body, public(info.payloads), advice)
+
+
+async def _check_redis(url: str) -> list[Finding]:
+    from keylane.errors import BrokerError, InvalidArgument
+    from keylane_broker.engine.engine import Engine
+    from keylane_broker.inspect.fitness import advice_on, examine
+    from keylane_broker.store.store import check_url
+
+    try:
+        check_url(url)
+    except InvalidArgument as error:
+        raise Usage(f"--redis is {url!r}: {error}") from None
+    engine = Engine.connect(url)
+    try:
+        server = [
+            Finding(found.check, found.grade == "fit", found.detail, found.advice)
+            for found in await examine(engine.store)
+        ]
+        usable = all(found.ok for found in server if found.check == "redis")
+        return [*server, *(await _check_state(engine) if usable else [])]
+    except BrokerError as error:
+        return [Finding("redis", False, str(error), advice_on(error))]
+    finally:
+        await engine.close()
+
+
+async def _check_state(engine: "Engine") -> list[Finding]:
+    """What the broker keeps there."""
+    return [await _check_leads(engine), await _check_workers(engine), *await _check_topics(engine)]
+
+
+async def _check_workers(engine: "Engine") -> Finding:
+    """Whether what workers tell each other fits together."""
+    from keylane_broker.inspect.cluster_checker import check_cluster
+
+    problems = await check_cluster(engine)
+    detail = "; ".join(problems) or "what they tell each other fits"
+    return Finding("worker records", not problems, detail, REPORT)
+
+
+async def _check_leads(engine: "Engine") -> Finding:
+    """Partitions whose time is ahead of that of Redis: its clock has gone back."""
+    from keylane.errors import TopicNotFound
+    from keylane_broker.engine.topics import partition_keys
+
+    ahead: dict[str, int] = {}
+    for topic in sorted(await engine.topics()):
+        try:
+            count = (await engine.describe_topic(topic)).partitions
+        except TopicNotFound:
+            continue  # gone since
+        commands = [("HGET", partition_keys(topic, number).meta, "lead") for number in range(count)]
+        for number, lead in enumerate(await engine.store.read_all(commands)):
+            if int(lead or 0) > MOST_DRIFT * 1000:
+                ahead[f"partition {number} of {topic}"] = int(lead)
+    if not ahead:
+        return Finding("partition clocks", True, "none is notably ahead of Redis")
+    place, lead_ms = max(ahead.items(), key=lambda item: item[1])
+    return Finding(
+        "partition clocks",
+        True,
+        f"{len(ahead)} ahead of Redis, most {place}, by {lead_ms / 1000:.1f} s",
+        "the clock of Redis has gone back, or a replica with a clock behind took over. Leases, sessions, "
+        "delays and dedupe windows last as long as they should; published_at, and what seek to a time "
+        "compares it with, are ahead by this much, and stay so while the topic lives. Let NTP slew the "
+        "clocks of all Redis servers",
+        warns=True,
+    )
+
+
+async def _check_topics(engine: "Engine") -> list[Finding]:
+    """Every invariant of every topic."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from keylane.errors import TopicNotFound
+    from keylane_broker.inspect.snapshot import scan
+    from keylane_broker.inspect.topic_checker import check_leftovers, check_topic
+
+    scanned = await scan(engine.store)
+    left = await check_leftovers(engine, scanned)
+    findings = [Finding("topics", not left, "; ".join(left) or "none is half-made", "see there")]
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        for topic in progress.track(sorted(await engine.topics()), description="looking into topics"):
+            try:
+                problems = await check_topic(engine, topic, scanned)
+            except TopicNotFound:
+                continue  # gone since
+            detail = "; ".join(problems) or "every invariant holds"
+            findings.append(Finding(f"topic {topic}", not problems, detail, REPORT))
+    return findings

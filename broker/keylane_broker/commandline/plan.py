@@ -1,0 +1,180 @@
+"""`keylane rebalance --plan`: moves that somebody has thought out, checked and then made."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from keylane_broker.commandline import cluster_view as view
+from keylane_broker.commandline.command import Session, Trouble, Usage
+
+if TYPE_CHECKING:
+    from keylane import AsyncClient, PartitionInfo, PartitionMove
+
+VERSION = 1
+LOOK_SECONDS = 0.2  # between two looks at who has which lease
+MOVE_SECONDS = 30.0  # for all of them to arrive, from the last decision on
+
+Place = tuple[str, int]
+
+
+class PlannedMove(msgspec.Struct, frozen=True):
+    """Which worker is to serve a partition."""
+
+    topic: str
+    partition: int
+    worker: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A file with a plan; whatever else is in it is for people."""
+
+    version: int
+    moves: list[PlannedMove]
+
+
+def read_plan(path: Path) -> list[PlannedMove]:
+    """The moves of a plan, each partition once."""
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+    except OSError as error:
+        raise Usage(f"cannot read the plan: {error}") from None
+    except msgspec.DecodeError as error:
+        raise Usage(f"{path} is no plan: {error}; see `keylane pipeline skew`") from None
+    if plan.version != VERSION:
+        raise Usage(f"{path} is a plan of version {plan.version}; this release knows version {VERSION}")
+    often = Counter((move.topic, move.partition) for move in plan.moves)
+    twice = [f"{topic}:{partition}" for (topic, partition), times in often.items() if times > 1]
+    if twice:
+        raise Usage(f"{path} names a partition more than once: {', '.join(twice[:5])}")
+    return plan.moves
+
+
+async def follow(session: Session, path: Path, *, dry_run: bool) -> None:
+    """Check a plan, make its moves, and return when the new owners serve."""
+    from keylane import AsyncClient
+
+    plan = read_plan(path)
+    async with session.client() as client:
+        report = await client.cluster()
+        owners = await _owners(client)
+        check(plan, owners, [worker.id for worker in report.workers if worker.state == "serving"])
+        moves = moves_of(plan, owners)
+        # Who places partitions leaves alone for a while what it was told to move: so it is the one to tell.
+        address = next((worker.address for worker in report.workers if worker.id == report.controller), "")
+        if moves and not dry_run:
+            async with AsyncClient(f"keylane://{address}" if address else session.server) as controller:
+                await _make(controller, plan)
+                await _await_served(controller, plan)
+    about = {
+        "dry_run": dry_run,
+        "moves": msgspec.to_builtins(moves),
+        "already": len(plan) - len(moves),
+    }
+    if not moves:
+        there = (
+            f"all {view.count_of(len(plan), 'partition')} are there already" if plan else "the plan is empty"
+        )
+        session.say(about, f"nothing to move: {there}")
+        return
+    session.table(about, view.MOVE_COLUMNS, view.move_rows(moves))
+    if not session.json:
+        count = view.count_of(len(moves), "partition")
+        there = f", {len(plan) - len(moves)} are there already" if len(plan) > len(moves) else ""
+        session.out.print(f"\n{count} {'would move' if dry_run else 'moved'}{there}")
+
+
+def check(plan: Sequence[PlannedMove], owners: Mapping[Place, str], workers: Sequence[str]) -> None:
+    """Trouble, with what there is instead, if a plan cannot be followed, or would be undone at once."""
+    from keylane_broker.cluster.placement import place
+
+    topics = Counter(topic for topic, _ in owners)
+    for move in plan:
+        if move.topic not in topics:
+            raise Trouble(f"no topic {move.topic!r}; there are {', '.join(sorted(topics)) or 'none'}")
+        if (move.topic, move.partition) not in owners:
+            raise Trouble(
+                f"topic {move.topic!r} has no partition {move.partition}: "
+                f"it has 0 to {topics[move.topic] - 1}"
+            )
+        if move.worker not in workers:
+            there = ", ".join(sorted(workers)) or "none"
+            raise Trouble(f"worker {move.worker!r} cannot take partitions; those that can: {there}")
+    planned = {(move.topic, move.partition): move.worker for move in plan}
+    after = {**owners, **planned}
+    undone = [
+        f"{move.topic}:{move.partition} of {move.source}"
+        for move in place(dict(topics), after, workers, stay=list(planned))
+        if (move.topic, move.partition) in planned
+    ]
+    if undone:
+        raise Trouble(
+            f"the plan gives some workers more partitions than others, which the cluster undoes at once "
+            f"({', '.join(undone[:5])}): counts must be even within one; make a new plan"
+        )
+
+
+def moves_of(plan: Sequence[PlannedMove], owners: Mapping[Place, str]) -> list["PartitionMove"]:
+    """What of a plan is not so yet."""
+    from keylane import PartitionMove
+
+    return [
+        PartitionMove(move.topic, move.partition, owners[move.topic, move.partition], move.worker, "planned")
+        for move in plan
+        if owners[move.topic, move.partition] != move.worker
+    ]
+
+
+async def _make(client: "AsyncClient", plan: Sequence[PlannedMove]) -> None:
+    """Move one after the other; what is where the plan has it is not taken in exchange."""
+    for _ in range(len(plan)):
+        owners = await _owners(client)
+        left = [move for move in plan if owners.get((move.topic, move.partition)) != move.worker]
+        if not left:
+            return
+        there = [(move.topic, move.partition) for move in plan if move not in left]
+        move = left[0]
+        await client.move_partition(move.topic, move.partition, move.worker, keep=there)
+    if moves_of(plan, await _owners(client)):
+        raise Trouble(
+            "the placement changes while the plan is followed; see `keylane cluster`, and try again"
+        )
+
+
+async def _await_served(client: "AsyncClient", plan: Sequence[PlannedMove]) -> None:
+    """Wait until the workers have the leases of what they were given."""
+    end = monotonic() + MOVE_SECONDS
+    while True:
+        states = await _partitions(client, plan)
+        late = [
+            f"{move.topic}:{move.partition}"
+            for move in plan
+            if states[move.topic][move.partition].holder != move.worker
+        ]
+        if not late:
+            return
+        if monotonic() > end:
+            raise Trouble(
+                f"{view.count_of(len(late), 'partition')} ({', '.join(late[:5])}) were given to a worker "
+                f"that does not hold the lease after {MOVE_SECONDS:.0f} s; see its log"
+            )
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _partitions(client: "AsyncClient", plan: Sequence[PlannedMove]) -> "dict[str, list[PartitionInfo]]":
+    return {topic: await client.partitions(topic) for topic in sorted({move.topic for move in plan})}
+
+
+async def _owners(client: "AsyncClient") -> dict[Place, str]:
+    """The worker of every partition of every topic."""
+    from keylane_broker.commandline.cluster import all_partitions
+
+    return {
+        (topic, info.partition): info.worker
+        for topic, infos in (await all_partitions(client)).items()
+        for info in infos
+    }

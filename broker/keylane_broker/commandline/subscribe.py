@@ -1,0 +1,198 @@
+"""`keylane subscribe`: print messages as they come."""
+
+import base64
+import json
+from collections.abc import Iterator
+from select import PIPE_BUF
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from keylane_broker.commandline.arguments import (
+    ModeOption,
+    PartitionOption,
+    SubscriptionArgument,
+    TopicArgument,
+    position_of,
+)
+from keylane_broker.commandline.command import Session, Usage, command
+from keylane_broker.commandline.serve import cancel_on_signal
+
+if TYPE_CHECKING:
+    from keylane import AsyncClient, Batch, Consumer, Message, SubscriptionInfo
+    from keylane.types import Mode
+
+__all__ = ["add_subscribe"]
+
+PERMITS = 1_000
+MOST = 10_000  # permits that a consumer can have
+BATCH = 500  # messages that are printed together, so that others are on their way meanwhile
+
+
+def add_subscribe(app: typer.Typer) -> None:
+    """Make it a command."""
+    command(app, "subscribe")(subscribe)
+
+
+async def subscribe(
+    session: Session,
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    mode: ModeOption = None,
+    partition: PartitionOption = None,
+    offset: Annotated[
+        str | None,
+        typer.Option(
+            help="Where a new one starts: earliest, latest, an id or a time (UTC unless it says).",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--max", help="Leave after so many.", min=1, show_default=False)
+    ] = None,
+    no_ack: Annotated[bool, typer.Option("--no-ack", help="Give everything back when leaving.")] = False,
+) -> None:
+    """Print messages as they come, and ack them; Ctrl-C leaves.
+
+    The subscription is made if it is not there.
+    """
+    if no_ack and limit and limit > MOST:
+        raise Usage(
+            f"--no-ack keeps all that it prints, and {MOST:,} is the most: leave out --no-ack, or --max less"
+        )
+    async with session.client() as client:
+        existing = await _find(client, topic, subscription)
+        if existing and offset is not None:
+            session.note(
+                f"note: subscription {subscription!r} exists and goes on where it was; to move it: "
+                f"keylane subscription seek {topic} {subscription} {offset}"
+            )
+        most = MOST if no_ack else PERMITS
+        opened = client.subscribe(
+            topic,
+            subscription,
+            mode=cast("Mode", mode or (existing.mode if existing else "shared")),
+            start=position_of(offset or "latest"),
+            partitions=None if partition is None else [partition],
+            permits=min(limit or most, most),
+            on_stale=lambda message: session.note(
+                f"warning: message {message.id}: its lease has ended; it will come again"
+            ),
+        )
+        async with opened as consumer:
+            await _print_until_signal(session, consumer, limit, no_ack)
+
+
+async def _find(client: "AsyncClient", topic: str, subscription: str) -> "SubscriptionInfo | None":
+    from keylane.errors import SubscriptionNotFound
+
+    try:
+        return await client.describe_subscription(topic, subscription)
+    except SubscriptionNotFound:
+        return None
+
+
+async def _print_until_signal(
+    session: Session, consumer: "Consumer", limit: int | None, no_ack: bool
+) -> None:
+    """Print messages; a signal interrupts the waiting, and the consumer then leaves in good order.
+
+    What was printed is acked in the background, at the latest when the consumer leaves; the rest goes back.
+    """
+    import anyio
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
+        left = limit
+        while left is None or left:
+            batch = await consumer.take(min(left or BATCH, BATCH))
+            bodies = await _bodies(session, batch)
+            for piece in _pieces(batch, _texts(session, batch, bodies)):
+                session.write("".join(text for _, text in piece))
+                for message, _ in [] if no_ack else piece:
+                    async with message:
+                        pass
+            if left is not None:
+                left -= len(batch)
+        tasks.cancel_scope.cancel()
+
+
+async def _bodies(session: Session, batch: "Batch") -> list[bytes | None]:
+    """The body of each, None where it is gone."""
+    from keylane.errors import PayloadMissing
+
+    try:
+        return list(await batch.data())
+    except PayloadMissing:
+        return [await _body(session, message) for message in batch]
+
+
+async def _body(session: Session, message: "Message") -> bytes | None:
+    from keylane.errors import PayloadMissing
+
+    try:
+        return await message.data()
+    except PayloadMissing as error:
+        session.note(f"warning: {error}")
+        return None
+
+
+def _texts(session: Session, batch: "Batch", bodies: list[bytes | None]) -> list[str]:
+    """A line for each message."""
+    if session.json:
+        documents = map(_document, batch, bodies)
+        return [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
+    return session.lines(map(_line, batch, bodies))
+
+
+def _pieces(batch: "Batch", texts: list[str]) -> Iterator[list[tuple["Message", str]]]:
+    """Lines that a pipe takes together or not at all: whoever stops reading it gets no half of them."""
+    piece: list[tuple[Message, str]] = []
+    size = 0
+    for message, text in zip(batch, texts, strict=True):
+        length = len(text.encode())
+        if piece and size + length > PIPE_BUF:
+            yield piece
+            piece, size = [], 0
+        piece.append((message, text))
+        size += length
+    yield piece
+
+
+def _document(message: "Message", data: bytes | None) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "topic": message.topic,
+        "partition": message.partition,
+        "key": message.key,
+        **body_fields(data),
+        "attributes": dict(message.attributes),
+        "retry_count": message.retry_count,
+        "age": round(message.age, 3),
+        "produced_at": message.produced_at.isoformat(),
+        "published_at": message.published_at.isoformat(),
+        "deadline": message.deadline.isoformat(),
+        "uid": message.uid,
+        "producer_group": message.producer_group,
+        "token": message.token,
+    }
+
+
+def body_fields(data: bytes | None) -> dict[str, str | None]:
+    """A body as text, or in Base64 where it is none."""
+    if data is None:
+        return {"data": None}
+    try:
+        return {"data": data.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": base64.b64encode(data).decode()}
+
+
+def _line(message: "Message", data: bytes | None) -> list[tuple[str, str]]:
+    """The parts of a line, each with its style."""
+    body = "(its body is gone)" if data is None else data.decode(errors="backslashreplace")
+    parts = [(message.id, "dim"), ("  ", ""), (message.key or "-", "cyan"), ("  ", ""), (body, "")]
+    parts += [(f"  {name}={value}", "dim") for name, value in message.attributes.items()]
+    if message.retry_count:
+        parts.append((f"  retry {message.retry_count}", "yellow"))
+    return parts

@@ -1,0 +1,244 @@
+"""The settings of a broker: a flag, an environment variable and a key of the file share each name.
+
+For example `--max-frame`, `KEYLANE_MAX_FRAME` and `max_frame` in keylane.toml are the same setting; the flag
+wins over the environment, that over the file, that over the default:
+
+    settings = load(Path("keylane.toml"), port="9000")
+"""
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from keylane.errors import InvalidArgument
+from keylane_broker.engine.checks import MAX_PARTITIONS
+
+__all__ = ["ConfigError", "Settings", "load"]
+
+PREFIX = "KEYLANE_"
+MIB = 1024 * 1024
+MOST_WORKERS = 64  # on one machine
+LAST_PORT = 65_535
+LEAST_FRAME = 128 * 1024  # bytes: the largest message has to fit
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+
+Count = Annotated[int, Field(ge=1)]
+# A millisecond is the unit of the wire and of Redis: less would be nothing there.
+Seconds = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
+Patience = Annotated[
+    float, Field(ge=0.1, allow_inf_nan=False)
+]  # less, and a busy machine is taken for a dead one
+
+
+class ConfigError(ValueError):
+    """A setting cannot be right; the text says which and where it came from."""
+
+
+class Settings(BaseSettings):
+    """Everything that can be set about a broker; durations are in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(
+        default=9999,
+        ge=0,
+        le=LAST_PORT,
+        description="Port of the first worker, the next ones listen on those after it; 0 picks free ones.",
+    )
+    workers: int = Field(default=1, ge=1, le=MOST_WORKERS, description="Worker processes.")
+    redis: str = Field(default="", description="URL of Redis or Valkey; without it one is started here.")
+    data_dir: Path = Field(
+        default=Path("keylane-data"), description="Where the embedded server keeps its data."
+    )
+    advertise: str = Field(
+        default="",
+        description="host or host:port that clients are told; a port is the first worker's, as with --port.",
+    )
+    max_connections: Count = Field(default=10_000, description="Client connections of one worker.")
+    max_frame: ByteSize = Field(
+        default=ByteSize(16 * MIB), ge=LEAST_FRAME, description="Bytes of the largest frame."
+    )
+    heartbeat: Patience = Field(default=10.0, description="Seconds of silence before a heartbeat is sent.")
+    session: Patience = Field(
+        default=10.0, description="Seconds until the leases of a lost consumer come back."
+    )
+    partition_lease: Patience = Field(
+        default=5.0, description="Seconds until a lost worker's partitions are free."
+    )
+    rebalance_interval: Seconds = Field(
+        default=5.0, description="Seconds between looks at the load, each of which may move a partition."
+    )
+    default_partitions: Count = Field(default=8, description="Partitions of a topic that does not say.")
+    max_partitions: Count = Field(
+        default=MAX_PARTITIONS, le=MAX_PARTITIONS, description="Partitions that one topic may have."
+    )
+    max_inflight_bytes: ByteSize = Field(
+        default=ByteSize(64 * MIB),
+        ge=1024,
+        description="Bytes of publishes that may wait for Redis in one worker, and of unfinished frames.",
+    )
+    max_unsent_bytes: ByteSize = Field(
+        default=ByteSize(256 * MIB),
+        ge=1024,
+        description="Bytes that may wait in one worker for clients to read; beyond, the slowest are closed.",
+    )
+    payloads: str = Field(
+        default="", description="URL of the payload store for clients; by default the same Redis."
+    )
+    payload_lifetime: Seconds = Field(
+        default=7 * 86_400.0, description="Seconds that a body stays which no message needs."
+    )
+    stop_timeout: Seconds = Field(
+        default=10.0, description="Seconds that a worker has to stop in good order."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least log level."
+    )
+
+    @field_validator("redis")
+    @classmethod
+    def _is_a_redis_url(cls, url: str) -> str:
+        scheme, separator, _ = url.partition("://")
+        if url and (not separator or scheme not in REDIS_SCHEMES):
+            raise ValueError(
+                f"it should be a URL that starts with one of {', '.join(f'{s}://' for s in REDIS_SCHEMES)}"
+            )
+        if url:
+            from keylane_broker.store.store import check_url  # slow to import, and not needed without a URL
+
+            try:
+                check_url(url)
+            except InvalidArgument as error:
+                raise ValueError(str(error)) from None
+        return url
+
+    @field_validator("payloads")
+    @classmethod
+    def _is_a_store_that_clients_can_open(cls, url: str) -> str:
+        scheme, separator, place = url.partition("://")
+        if not url or (separator and place.strip("/") and scheme in REDIS_SCHEMES):
+            return url
+        if not separator or not place.strip("/"):
+            raise ValueError(
+                "it should be a URL like redis://host:6379/0, file:///folder or s3://bucket/folder"
+            )
+        if scheme == "memory":
+            raise ValueError("memory:// is of one process alone; clients of others could not read a body")
+        import fsspec  # type: ignore[import-untyped]  # only here: it takes its time
+
+        if scheme.partition("::")[0] not in fsspec.available_protocols():
+            raise ValueError(
+                f"nothing is known of {scheme}://; use redis, file, s3 or another that fsspec has"
+            )
+        return url
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        if address and _address(address) is None:
+            raise ValueError("it should be an address like broker.example.com or broker.example.com:9999")
+        return address
+
+    @model_validator(mode="after")
+    def _default_is_allowed(self) -> Self:
+        if self.default_partitions > self.max_partitions:
+            raise ValueError(
+                f"default_partitions is {self.default_partitions}; "
+                f"it should be at most max_partitions, {self.max_partitions}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_a_port_for_every_worker(self) -> Self:
+        _, advertised = _address(self.advertise) or ("", None)
+        for name, port in (("port", self.port), ("the port of advertise", advertised or 0)):
+            if port + self.workers - 1 > LAST_PORT:
+                raise ValueError(f"{name} is {port}: {self.workers} workers need ports up to {LAST_PORT}")
+        return self
+
+    def of_worker(self, number: int, port: int) -> Self:
+        """The settings of one of several workers, which listens on this port."""
+        host, first = _address(self.advertise) or ("", None)
+        advertised = f"{host}:{port if first is None else first + number}" if host else ""
+        return self.model_copy(update={"port": port, "advertise": advertised})
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given outright, then the environment; load() puts the file behind both."""
+        return init_settings, env_settings
+
+
+def _address(text: str) -> tuple[str, int | None] | None:
+    """Host and, if there is one, port; None if it is no address."""
+    found = re.fullmatch(r"(\[[^\]\s]+\]|[^:\s\[\]]+)(?::(\d{1,5}))?", text)
+    if found is None or (found[2] and not 0 < int(found[2]) <= LAST_PORT):
+        return None
+    return found[1], int(found[2]) if found[2] else None
+
+
+def load(file: Path | None = None, /, **flags: object) -> Settings:
+    """The settings from flags (None: not given), environment and file; ConfigError names what is wrong."""
+    in_file = _read(file) if file else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    set_outside = {name for name in Settings.model_fields if f"{PREFIX}{name.upper()}" in os.environ}
+    # Init arguments win over the environment, so a key of the file goes in only where that is silent.
+    values: dict[str, Any] = {key: value for key, value in in_file.items() if key not in set_outside}
+    try:
+        return Settings(**(values | given))
+    except ValidationError as error:
+        complaints = [_complaint(detail, given, set_outside, file) for detail in error.errors()]
+        raise ConfigError("; ".join(complaints)) from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The keys of a TOML or JSON file, all of them known."""
+    try:
+        text = file.read_text("utf-8")
+        content = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from None
+    except ValueError as error:
+        kind = "JSON" if file.suffix == ".json" else "TOML"
+        raise ConfigError(f"{file} is not valid {kind}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} holds a {type(content).__name__}; it should be an object of settings")
+    for key in content:
+        if key not in Settings.model_fields:
+            near = difflib.get_close_matches(key, Settings.model_fields, n=1)
+            hint = (
+                f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(Settings.model_fields)}"
+            )
+            raise ConfigError(f"{file} has an unknown setting {key!r}{hint}")
+    return content
+
+
+def _complaint(
+    detail: ErrorDetails, flags: dict[str, object], set_outside: set[str], file: Path | None
+) -> str:
+    problem = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+    if not detail["loc"]:
+        return problem
+    name = str(detail["loc"][0])
+    if name in flags:
+        where = f"--{name.replace('_', '-')}"
+    elif name in set_outside:
+        where = f"environment variable {PREFIX}{name.upper()}"
+    else:
+        where = f"{name!r} in {file}"
+    return f"{where} is {detail['input']!r}: {problem}"

@@ -1,0 +1,1 @@
+"""Every operation on topics, partitions and subscriptions, each one script."""

@@ -1,0 +1,125 @@
+"""Taking messages in: at once into the log, or for later."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from keylane_broker.engine.checks import check_dues, check_flat, check_int, flat_messages, pack, rows
+from keylane_broker.engine.tail import TailCache
+from keylane_broker.engine.topics import STEP, checked, partition_keys
+from keylane_broker.engine.values import DelayResult, Lease, Outgoing, PromoteResult, PublishResult
+from keylane_broker.store.store import Store
+
+
+class Publishing:
+    """What a partition's owner does for producers."""
+
+    store: Store
+    on_doomed: Callable[[str, int], None]
+    _tails: TailCache
+    _messages: dict[str, int]  # published and delivered, by the lease's key
+
+    async def publish(
+        self,
+        lease: Lease,
+        messages: Sequence[Outgoing],
+        *,
+        durability: str = "memory",
+        timeout_ms: int = 5_000,
+    ) -> PublishResult:
+        """Append a batch to the partition, each uid once within the topic's dedupe window."""
+        flat = flat_messages(messages)
+        check_flat(flat)
+        await self.require(lease, durability)
+        result = await self.publish_flat(lease, flat)
+        if result.stored or result.duplicates:
+            await self.confirm(lease, durability, timeout_ms)
+        return msgspec.structs.replace(result, durability=durability)
+
+    async def publish_flat(self, lease: Lease, flat: list[str]) -> PublishResult:
+        """Append key, uid and about of each message, flat, that check_flat has let pass; into memory."""
+        packed = pack(flat)
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run(
+            "partition/publish", [*keys, keys.delayed, keys.delayed_data], lease.text, packed
+        )
+        checked(answer, lease.topic, lease=lease)
+        _, now_ms, first, stored, unowed, pairs, marks_due_ms = answer
+        self._messages[keys.lease] += stored
+        result = PublishResult(
+            lease.epoch,
+            first,
+            stored,
+            unowed,
+            now_ms,
+            dict(rows(pairs, 2)),
+            "memory",
+            len(flat) // 3,
+            marks_due_ms,
+        )
+        self._tails.add(lease, flat, result, len(packed))
+        return result
+
+    async def delay(
+        self,
+        lease: Lease,
+        messages: Sequence[Outgoing],
+        dues: Sequence[int],
+        *,
+        durability: str = "memory",
+        timeout_ms: int = 5_000,
+    ) -> DelayResult:
+        """Keep a batch, each message until its time, in ms, has come: then promote() appends it."""
+        flat = flat_messages(messages)
+        check_flat(flat)
+        check_dues(flat, dues)
+        await self.require(lease, durability)
+        result = await self.delay_flat(lease, flat, dues)
+        await self.confirm(lease, durability, timeout_ms)
+        return msgspec.structs.replace(result, durability=durability)
+
+    async def delay_flat(self, lease: Lease, flat: list[str], dues: Sequence[int]) -> DelayResult:
+        """The same for what check_flat and check_dues have let pass; into memory."""
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run(
+            "partition/delay",
+            [*keys, keys.delayed, keys.delayed_data],
+            lease.text,
+            pack(flat),
+            pack(dues),
+        )
+        _, now_ms, kept, pairs, next_due_ms = checked(answer, lease.topic, lease=lease)
+        return DelayResult(now_ms, kept, dict(rows(pairs, 2)), next_due_ms, "memory")
+
+    async def require(self, lease: Lease, durability: str) -> None:
+        """Raise DurabilityNotReached where a level is out of reach right now, before anything is stored."""
+        await self.store.require(durability, partition_keys(lease.topic, lease.partition).lease)
+
+    async def confirm(self, lease: Lease, durability: str, timeout_ms: int = 5_000) -> None:
+        """Wait until all that was stored under a lease so far, duplicates too, is as safe as asked."""
+        check_int("timeout_ms", timeout_ms, 1, 60_000)
+        if durability == "memory":
+            return
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run_durably(
+            durability, timeout_ms, "partition/confirm", [keys.lease, keys.meta], lease.text
+        )
+        checked(answer, lease.topic, lease=lease)
+
+    async def own(self, lease: Lease) -> None:
+        """Know that bodies of the partition may be in stores that clients have brought along."""
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run("partition/own", [keys.lease, keys.meta], lease.text)
+        checked(answer, lease.topic, lease=lease)
+
+    async def promote(self, lease: Lease, limit: int = STEP) -> PromoteResult:
+        """Append delayed messages that are due to the log; bounded, so that the next may be due already."""
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run(
+            "partition/promote", [*keys, keys.delayed, keys.delayed_data, keys.bodies], lease.text, limit
+        )
+        result = PromoteResult(*checked(answer, lease.topic, lease=lease)[1:])
+        self._messages[keys.lease] += result.appended
+        if result.dropped:
+            self.on_doomed(lease.topic, lease.partition)
+        return result

@@ -1,0 +1,212 @@
+"""Subscriptions as a whole: a record beside the topic says how far each is made or deleted.
+
+A subscription is made and deleted partition by partition. Whoever comes next finishes what a crash, or
+somebody who is still at it, has left: the record has all that it takes, and is changed only by those who know
+it as it is.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from keylane.errors import SubscriptionExists, SubscriptionNotFound, TopicNotFound
+from keylane_broker.engine.checks import (
+    check_subscription_settings,
+    place_of,
+    subscription_fields,
+    subscription_settings,
+    to_flat,
+)
+from keylane_broker.engine.topics import Administration, near
+from keylane_broker.engine.values import SubscriptionSettings, TopicSettings
+from keylane_broker.store.keys import PartitionKeys, check_name, records_key, topic_key
+from keylane_broker.store.store import Call, Store
+
+
+class SubscriptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a subscription as a whole: its state is creating, ready or deleting."""
+
+    state: str
+    incarnation: int
+    settings: dict[str, str]
+    start: str  # "latest", "earliest", "time" or "entry"
+    at: int | str = ""  # ms, or an entry
+    partition: int | None = None  # that `start` is about: the others start at the end
+
+    @property
+    def text(self) -> str:
+        """As it is stored."""
+        return msgspec.json.encode(self).decode()
+
+    @property
+    def as_settings(self) -> SubscriptionSettings:
+        """What it was made with."""
+        settings = subscription_settings(self.settings)
+        return msgspec.structs.replace(settings, incarnation=self.incarnation)
+
+
+_decode = msgspec.json.Decoder(SubscriptionRecord).decode
+
+
+async def read_records(store: Store, topic: str) -> dict[str, SubscriptionRecord]:
+    """The records of all subscriptions of a topic, by name."""
+    found = await store.fields(records_key(topic))
+    return {name: _decode(text) for name, text in sorted(found.items())}
+
+
+class Subscriptions(Administration):
+    """Making, describing and deleting subscriptions."""
+
+    async def create_subscription(
+        self,
+        topic: str,
+        name: str,
+        settings: SubscriptionSettings | None = None,
+        *,
+        start: str | int | datetime = "latest",
+        partition: int | None = None,
+        exist_ok: bool = False,
+    ) -> None:
+        """Make a subscription on every partition; one that is there is left as it is, and mended.
+
+        `start` is "latest", "earliest", an entry number (inclusive) or an aware datetime; with `partition` it
+        is about that one, and the others start at the end.
+        """
+        check_name("subscription", name)
+        settings = settings or SubscriptionSettings()
+        check_subscription_settings(settings)
+        fields = subscription_fields(settings)
+        kind, at = place_of(start)
+        about = await self.describe_topic(topic)
+        self.check_partition(topic, partition, about.partitions)
+        record = SubscriptionRecord("creating", await self.number(), fields, kind, at, partition)
+        while not await self._change(topic, about, name, "", record.text):
+            found = await self._finish(topic, name)
+            about = await self.describe_topic(topic)
+            if found is None:
+                continue  # it was being deleted, or the topic was
+            await self.mend_subscription(topic, name)
+            if (mode := found.settings["mode"]) != settings.mode:
+                raise SubscriptionExists(
+                    f"subscription {name!r} of {topic!r} has mode {mode}, not {settings.mode}"
+                )
+            if not exist_ok:
+                raise SubscriptionExists(f"subscription {name!r} of {topic!r} exists already")
+            return
+        await self._finish(topic, name)
+
+    async def mend_subscription(self, topic: str, name: str) -> bool:
+        """Make a subscription in partitions that have lost it; False if there is none.
+
+        On a cluster the record is not where the partitions are: when one of these nodes fails over and loses
+        what was written last, and the others do not, only some know of a subscription that is ready.
+        """
+        about = await self.describe_topic(topic)
+        record = await self._record(topic, name)
+        if record is not None and record.state == "ready":
+            after = await self._make_everywhere(topic, about, name, record)
+            if after == record.text:
+                return True
+            await self._change(topic, about, name, record.text, after)
+        return await self._finish(topic, name) is not None
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        """Remove a subscription, and from the log what only it still owed."""
+        check_name("subscription", name)
+        while True:
+            about = await self.describe_topic(topic)
+            record = await self._record(topic, name)
+            if record is None:
+                raise await self._not_found(topic, name)
+            deleting = msgspec.structs.replace(record, state="deleting")
+            if record == deleting or await self._change(topic, about, name, record.text, deleting.text):
+                await self._finish(topic, name)
+                return
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionSettings:
+        """A subscription's settings; one that is half-made is finished."""
+        check_name("topic", topic)
+        check_name("subscription", name)
+        commands = [("HGET", topic_key(topic), "state"), ("HGET", records_key(topic), name)]
+        state, text = await self.store.read_all(commands)
+        record = _decode(text) if text else None
+        if state != "ready" or record is None or record.state != "ready":
+            record = await self._finish(topic, name)
+        if record is None:
+            raise await self._not_found(topic, name)
+        return record.as_settings
+
+    async def subscriptions(self, topic: str) -> list[str]:
+        """The names of all subscriptions of a topic, sorted; not those half-made or half-deleted."""
+        records = await read_records(self.store, topic)
+        return [name for name, record in records.items() if record.state == "ready"]
+
+    async def _not_found(self, topic: str, name: str) -> SubscriptionNotFound:
+        others = await self.subscriptions(topic)
+        return SubscriptionNotFound(f"no subscription {name!r} on {topic!r}{near(name, others)}")
+
+    async def _record(self, topic: str, name: str) -> SubscriptionRecord | None:
+        [text] = await self.store.read_all([("HGET", records_key(topic), name)])
+        return _decode(text) if text else None
+
+    async def _change(self, topic: str, about: TopicSettings, name: str, before: str, after: str) -> bool:
+        """Change a record; False if it is not as it was read, or the topic is not."""
+        keys = [topic_key(topic), records_key(topic)]
+        answer = await self.store.run("topic/record", keys, str(about.incarnation), name, before, after)
+        return bool(answer[0] == "OK")
+
+    async def _finish(self, topic: str, name: str) -> SubscriptionRecord | None:
+        """See to it that a subscription is ready, or gone, and answer what it is then."""
+        while True:
+            about = await self.describe_topic(topic)
+            record = await self._record(topic, name)
+            if record is None or record.state == "ready":
+                return record
+            step = self._make_everywhere if record.state == "creating" else self._delete_everywhere
+            after = await step(topic, about, name, record)
+            await self._change(topic, about, name, record.text, after)
+
+    async def _make_everywhere(
+        self, topic: str, about: TopicSettings, name: str, record: SubscriptionRecord
+    ) -> str:
+        """Make it in every partition where it is not; answers its next record."""
+
+        def call(partition: int, keys: PartitionKeys) -> Call:
+            here = record.partition in (None, partition)
+            place = [record.start, record.at] if here else ["latest", ""]
+            numbers = [str(about.incarnation), str(record.incarnation)]
+            arguments = ["", name, *numbers, *place, *to_flat(record.settings)]
+            return "subscription/create", keys.subscription(name), arguments
+
+        answers = await self.in_partitions(topic, about.partitions, call)
+        await self._check_there(topic, about, answers)
+        if {answer[0] for answer in answers} <= {"OK", "EXISTS"}:
+            return msgspec.structs.replace(record, state="ready").text
+        # Another was deleted meanwhile whose number is larger: a new one, and once more.
+        return msgspec.structs.replace(record, state="creating", incarnation=await self.number()).text
+
+    async def _delete_everywhere(
+        self, topic: str, about: TopicSettings, name: str, record: SubscriptionRecord
+    ) -> str:
+        """Delete it in every partition, and what only it owed; answers that there is no record then."""
+        numbers = [str(about.incarnation), str(record.incarnation)]
+        answers = await self.in_partitions(
+            topic,
+            about.partitions,
+            lambda _, keys: ("subscription/delete", keys.subscription(name), ["", name, *numbers]),
+        )
+        await self._check_there(topic, about, answers)
+        for partition, answer in enumerate(answers):
+            if answer[0] == "OK" and answer[1]:
+                await self.reclaim(topic, partition, name)
+        return ""
+
+    async def _check_there(self, topic: str, about: TopicSettings, answers: list[list[Any]]) -> None:
+        """Raise unless all partitions are there, or the topic is another one by now."""
+        missing = [number for number, answer in enumerate(answers) if answer[0] == "NO_TOPIC"]
+        if missing and (await self.describe_topic(topic)).incarnation == about.incarnation:
+            raise TopicNotFound(
+                f"partition {missing[0]} of topic {topic!r} is not there, though the topic is: its keys were "
+                "lost or deleted by hand. Delete the topic and make it anew"
+            )

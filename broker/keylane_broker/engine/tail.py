@@ -1,0 +1,172 @@
+"""The newest messages that this worker accepted, so that delivering them needs no second look at Redis."""
+
+from bisect import bisect_right
+from collections import deque
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from keylane_broker.engine.values import Lease, PublishResult
+
+_SEGMENT = 500  # messages; smaller batches are put together
+READ = 4 * 1024 * 1024  # bytes that a fetch reads, about
+FEWEST, MOST = 32, 500  # entries that are read from the log at once, however small they were before
+_BLOCKED = 100  # messages passed that had to wait, so that more is looked at at once
+_AHEAD = 30_000  # messages that are then looked at
+_LOOK = 2_000  # at a time, while one key comes again and again
+
+
+class Segment(msgspec.Struct):
+    """Consecutive entries: key, uid and about of each, flat, as they are delivered."""
+
+    first: int
+    flat: list[str]
+    size: int = 0
+
+    @property
+    def end(self) -> int:
+        """The entry after the last one."""
+        return self.first + len(self.flat) // 3
+
+
+class Tail:
+    """What is known of a partition in one epoch: its newest messages, cursors by subscription."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.starts: list[int] = []  # the first entry of each
+        self.cursors: dict[str, int] = {}
+        self.blocked: set[str] = set()  # subscriptions whose last fetch passed much that has to wait
+        self.stride = FEWEST  # entries to be read from the log at once
+
+    def __contains__(self, entry: int) -> bool:
+        return bool(self.starts) and self.starts[0] <= entry < self.segments[-1].end
+
+    def read(self, first: int, last: int) -> list[str] | None:
+        """Key, uid and about of each entry, flat, if all of them are known."""
+        if first not in self or last not in self:
+            return None
+        at = bisect_right(self.starts, first) - 1
+        found: list[str] = []
+        while first <= last:
+            segment = self.segments[at]
+            end = min(last + 1, segment.end)
+            found += segment.flat[(first - segment.first) * 3 : (end - segment.first) * 3]
+            first, at = end, at + 1
+        return found
+
+    def measured(self, entries: int, size: int) -> None:
+        """So many entries from the log have had so many bytes: the next are likely to be alike."""
+        fitting = READ // (size // entries + 1)
+        self.stride = max(FEWEST, min(fitting, self.stride * 2, MOST))
+
+    def keys_after(self, subscription: str, most: int) -> tuple[int, list[str | int]] | None:
+        """The next entry that a subscription has not seen, and the keys from there on, if known.
+
+        Where much has to wait, further ahead: how often a key comes again behind itself is then a number.
+        """
+        cursor = self.cursors.get(subscription)
+        if cursor is None or most < 1 or cursor + 1 not in self:
+            return None
+        if subscription in self.blocked:
+            return cursor + 1, self._stretches(cursor + 1)
+        flat = self.read(cursor + 1, min(cursor + most, self.segments[-1].end - 1))
+        return (cursor + 1, list(flat[::3])) if flat else None
+
+    def _stretches(self, first: int) -> list[str | int]:
+        """The keys from an entry on, with numbers; as long as they are few."""
+        found: list[str | int] = []
+        for start in range(first, min(first + _AHEAD, self.segments[-1].end), _LOOK):
+            flat = self.read(start, min(start + _LOOK, self.segments[-1].end) - 1) or []
+            for key, same in groupby(flat[::3]):
+                found.append(key)
+                if again := sum(1 for _ in same) - 1:
+                    found.append(again)
+            if len(found) > _LOOK // 10:
+                break
+        return found
+
+    def passed(self, subscription: str, cursor: int, found: list[int]) -> None:
+        """A fetch has gone as far as this, and leased ranges: place of the consumer, first, last, ..."""
+        leased = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
+        waiting = cursor - self.cursors.get(subscription, cursor) - leased
+        if waiting > _BLOCKED:
+            self.blocked.add(subscription)
+        else:
+            self.blocked.discard(subscription)
+        self.cursors[subscription] = cursor
+
+
+class _Added(NamedTuple):
+    tail: Tail
+    segment: Segment
+
+
+class TailCache:
+    """A tail for each partition that is held, all together bounded; losing any of it costs a read.
+
+    A tail is good for one lease: only its holder can append to the partition. It ends with the next lease,
+    and when entries come that do not go on where it ends, since then Redis has lost what they were.
+    """
+
+    def __init__(self, limit: int = 16 * 1024 * 1024) -> None:
+        self._limit = limit  # bytes, as they came from the producers; Python needs some times more
+        self._size = 0
+        self._tails: dict[tuple[str, int], tuple[Lease, Tail]] = {}
+        self._added: deque[_Added] = deque()
+
+    def newest_epoch(self, topic: str, partition: int) -> int:
+        """The newest epoch that this worker has held, 0 for none."""
+        lease, _ = self._tails.get((topic, partition), (None, None))
+        return lease.epoch if lease else 0
+
+    def begin(self, lease: Lease) -> None:
+        """Start anew for a lease just taken."""
+        self.forget(lease.topic, lease.partition)
+        self._tails[lease.topic, lease.partition] = (lease, Tail())
+
+    def forget(self, topic: str, partition: int) -> None:
+        """Let go of a partition that is no more."""
+        _, tail = self._tails.pop((topic, partition), (None, None))
+        if tail is not None and tail.segments:
+            self._added = deque(item for item in self._added if item.tail is not tail)
+            self._size -= sum(segment.size for segment in tail.segments)
+
+    def of(self, lease: Lease) -> Tail:
+        """The tail of a lease; an empty one that nobody keeps where there is none."""
+        held, tail = self._tails.get((lease.topic, lease.partition), (None, None))
+        return tail if tail is not None and held == lease else Tail()
+
+    def add(self, lease: Lease, flat: list[str], result: PublishResult, size: int) -> None:
+        """Remember a batch as it was just published: key, uid and about of each message, flat."""
+        if not result.stored:
+            return
+        tail = self.of(lease)
+        if tail.segments and result.first != tail.segments[-1].end:
+            self.begin(lease)
+            tail = self.of(lease)
+        if result.duplicates:
+            flat = [text for at, text in enumerate(flat) if at // 3 not in result.duplicates]
+        else:
+            flat = flat.copy()
+        published = f"{result.published_ms} "
+        flat[2::3] = [published + about for about in flat[2::3]]
+        newest = tail.segments[-1] if tail.segments else None
+        if newest is not None and len(newest.flat) < _SEGMENT * 3:
+            newest.flat += flat
+            newest.size += size
+        else:
+            segment = Segment(result.first, flat, size)
+            tail.segments.append(segment)
+            tail.starts.append(segment.first)
+            self._added.append(_Added(tail, segment))
+        self._size += size
+        while self._size > self._limit:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        tail, segment = self._added.popleft()
+        self._size -= segment.size
+        tail.segments.remove(segment)
+        tail.starts.remove(segment.first)

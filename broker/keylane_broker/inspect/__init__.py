@@ -1,0 +1,1 @@
+"""Looks at everything and changes nothing: counts, snapshots, and the checkers of the keyspace."""

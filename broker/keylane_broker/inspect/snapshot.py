@@ -1,0 +1,239 @@
+"""Reads all that a partition holds, for the checker and for those who look into a topic."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from keylane_broker.engine.checks import to_flat
+from keylane_broker.store.keys import (
+    BROKERS,
+    CONTROLLER,
+    OWNERS,
+    TOPICS,
+    PartitionKeys,
+    broker_key,
+    partition_of,
+    topic_key,
+)
+from keylane_broker.store.store import Store, as_fields
+
+_PAGE = 1_000
+_SMALL = 2_000  # fields and members that are read in one transaction, at most
+
+
+class SubscriptionSnapshot(msgspec.Struct):
+    """One subscription's keys on one partition, as they are stored."""
+
+    name: str
+    cursor: int
+    settings: dict[str, str]
+    lanes: dict[str, str]
+    runs: dict[str, float]
+    deadlines: dict[str, float]
+    leases: dict[str, dict[str, float]]  # consumer -> lane -> deadline
+    ready: list[str]
+    queue: list[str]
+    beyond: list[str]
+    retries: dict[str, str]
+    consumers: dict[str, float]
+    charged: dict[str, str]
+
+
+class PartitionSnapshot(msgspec.Struct):
+    """One partition; `log` maps entries to (ledger, key)."""
+
+    topic: str
+    partition: int
+    lease: str
+    lease_ms: int  # -1: for ever; -2: there is none
+    meta: dict[str, str]
+    log: dict[int, tuple[int, str]]
+    subscriptions: list[SubscriptionSnapshot]
+    journal: list[str]  # the ids of its records
+    journal_end: int  # the number that the next one was to have before these were read
+    delayed: list[str]  # "<number> <uid>"
+    delayed_data: set[str]  # uids
+
+
+class ClusterSnapshot(msgspec.Struct):
+    """What workers tell each other, as it is stored, and the topics that it is about."""
+
+    now_ms: int
+    heartbeats: dict[str, float]
+    brokers: dict[str, tuple[dict[str, str], int]]  # by worker: fields, and how long they last in ms
+    controller: str
+    controller_ms: int  # as lease_ms
+    owners: dict[str, str]
+    topics: dict[str, dict[str, str]]
+
+
+async def take_cluster_snapshot(store: Store) -> ClusterSnapshot:
+    """Read all that is stored outside of partitions; each key at an instant of its own."""
+    _, now_ms, heartbeats = await store.run("cluster/list", [BROKERS])
+    controller, controller_ms, names = await store.read_all(
+        [("GET", CONTROLLER), ("PTTL", CONTROLLER), ("HVALS", TOPICS)]
+    )
+    workers = sorted(key.removeprefix(broker_key("")) for key in await store.keys_like(broker_key("*")))
+    fields = await store.all_fields([broker_key(worker) for worker in workers])
+    lasting = await store.read_all([("PTTL", broker_key(worker)) for worker in workers])
+    owners = await store.fields(OWNERS)
+    stored = await store.all_fields([topic_key(name) for name in sorted(set(names))])
+    return ClusterSnapshot(
+        now_ms,
+        _scores(heartbeats),
+        {
+            worker: (found, left_ms)
+            for worker, found, left_ms in zip(workers, fields, lasting, strict=True)
+            if found
+        },
+        controller or "",
+        controller_ms,
+        owners,
+        dict(zip(sorted(set(names)), stored, strict=True)),
+    )
+
+
+class Scanned(msgspec.Struct):
+    """Which keys there are: of partitions, by topic and number, and of topics."""
+
+    partitions: dict[tuple[str, int], set[str]]
+    topics: set[str]
+
+
+async def scan(store: Store, topic: str = "") -> Scanned:
+    """The keys of a topic, or of all, with one walk over the keyspace."""
+    found = Scanned(defaultdict(set), set())
+    for key in await store.keys_like(f"kl:{{{topic}:*" if topic else "kl:[{t]*"):
+        if key.startswith(topic_key("")):
+            found.topics.add(key.removeprefix(topic_key("")))
+        with suppress(ValueError):  # it is none of a partition
+            found.partitions[partition_of(key)].add(key)
+    return found
+
+
+async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSnapshot:
+    """Read a partition: a small one's state in one transaction, else all in steps that hold nobody up."""
+    keys = PartitionKeys.of(topic, partition)
+    names = sorted(await store.command("HKEYS", keys.subs))
+    holders = [await store.command("ZRANGE", keys.subscription(name).deadlines, 0, -1) for name in names]
+    commands: list[tuple[str, ...]] = [
+        ("GET", keys.lease),
+        ("PTTL", keys.lease),
+        ("HGETALL", keys.meta),
+        ("HGETALL", keys.subs),
+        ("ZRANGE", keys.delayed, "0", "-1"),
+        ("HKEYS", keys.delayed_data),
+    ]
+    for name, holding in zip(names, holders, strict=True):
+        own = keys.subscription(name)
+        commands += [
+            ("HGETALL", own.sub),
+            ("HGETALL", own.lanes),
+            ("ZRANGE", own.runs, "0", "-1", "WITHSCORES"),
+            ("ZRANGE", own.deadlines, "0", "-1", "WITHSCORES"),
+            ("ZRANGE", own.ready, "0", "-1"),
+            ("ZRANGE", own.queue, "0", "-1"),
+            ("ZRANGE", own.beyond, "0", "-1"),
+            ("HGETALL", own.retries),
+            ("ZRANGE", own.consumers, "0", "-1", "WITHSCORES"),
+            ("HGETALL", own.charged),
+            *(("ZRANGE", own.leases(consumer), "0", "-1", "WITHSCORES") for consumer in holding),
+        ]
+    lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await _read(store, commands)
+    no_sub = keys.subscription("").sub
+    end = await store.run("partition/offsets", [keys.meta, keys.log, keys.subs, no_sub, keys.journal], "", 0)
+    cursors = as_fields(subs)
+    subscriptions = []
+    for name, holding in zip(names, holders, strict=True):
+        settings, lanes, runs, deadlines, ready, queue, beyond, retries, consumers, charged, *rest = rest
+        leases, rest = rest[: len(holding)], rest[len(holding) :]
+        if name in cursors:
+            subscriptions.append(
+                SubscriptionSnapshot(
+                    name,
+                    int(cursors[name]),
+                    as_fields(settings),
+                    as_fields(lanes),
+                    _scores(runs),
+                    _scores(deadlines),
+                    dict(zip(holding, map(_scores, leases), strict=True)),
+                    ready,
+                    queue,
+                    beyond,
+                    as_fields(retries),
+                    _scores(consumers),
+                    as_fields(charged),
+                )
+            )
+    return PartitionSnapshot(
+        topic,
+        partition,
+        lease or "",
+        lease_ms,
+        as_fields(meta),
+        await _read_log(store, keys.log),
+        subscriptions,
+        [id async for id, _ in _walk(store, keys.journal)],
+        end[6] if end[0] == "OK" else 1,
+        delayed,
+        set(delayed_data),
+    )
+
+
+async def _read(store: Store, commands: list[tuple[str, ...]]) -> list[Any]:
+    """Answer commands that read whole keys: as of one instant, unless that took too long."""
+    counting = {"H": "HLEN", "Z": "ZCARD"}
+    sizes = [(counting[name[0]], key) for name, key, *_ in commands if name[0] in counting]
+    if sum(await store.read_all(sizes)) <= _SMALL:
+        return await store.atomically(commands)
+    return [await _in_pages(store, command) for command in commands]
+
+
+async def _in_pages(store: Store, command: tuple[str, ...]) -> Any:
+    """Answer a command that reads a whole key, in steps; what changes meanwhile may be missing."""
+    name, key, *options = command
+    found: list[Any] = []
+    if name == "ZRANGE":
+        for start in itertools.count(0, _PAGE):
+            page = ("ZRANGE", key, str(start), str(start + _PAGE - 1), *options[2:])
+            [members] = await store.read_all([page])
+            found += members
+            if not members:
+                return found
+    if name in ("HGETALL", "HKEYS"):
+        cursor = "0"
+        while True:
+            [(cursor, pairs)] = await store.read_all([("HSCAN", key, str(cursor), "COUNT", str(_PAGE))])
+            fields = as_fields(pairs)
+            found += to_flat(fields) if name == "HGETALL" else fields
+            if int(cursor) == 0:
+                return found
+    [answer] = await store.read_all([command])
+    return answer
+
+
+async def _read_log(store: Store, log: str) -> dict[int, tuple[int, str]]:
+    entries: dict[int, tuple[int, str]] = {}
+    async for id, fields in _walk(store, log):
+        ledger, _, entry = id.partition("-")
+        entries[int(entry)] = (int(ledger), fields[1])
+    return entries
+
+
+async def _walk(store: Store, stream: str) -> AsyncIterator[tuple[str, list[str]]]:
+    start = "-"
+    while True:
+        page = await store.command("XRANGE", stream, start, "+", "COUNT", _PAGE)
+        for id, fields in page:
+            yield id, fields
+        if len(page) < _PAGE:
+            return
+        start = f"({page[-1][0]}"
+
+
+def _scores(flat: list[Any]) -> dict[str, float]:
+    return {member: float(score) for member, score in zip(flat[::2], flat[1::2], strict=True)}

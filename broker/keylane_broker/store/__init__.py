@@ -1,0 +1,1 @@
+"""Redis and nothing else: keys, scripts, connections, and what they promise."""

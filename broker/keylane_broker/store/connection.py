@@ -1,0 +1,259 @@
+"""Connections that many calls share: each call is written at once and answered in turn.
+
+redis-py opens a connection (TLS, credentials, Sentinel); after that its share of a call, some 200 us
+of Python, is more than Redis needs for a hundred messages. So the socket is handed over to this protocol:
+commands are packed and replies parsed by hiredis, and nothing stands between.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from secrets import token_hex
+from typing import Any
+
+import hiredis
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ClusterError,
+    ConnectionError,
+    DataError,
+    InvalidResponse,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
+
+from keylane.errors import InvalidArgument, Overloaded, Unavailable
+
+_pack: Any = hiredis.pack_command  # its stub takes only tuples of one
+
+_ERRORS: dict[str, type[Exception]] = {
+    "ASK": AskError,
+    "CLUSTERDOWN": ClusterDownError,
+    "LOADING": BusyLoadingError,
+    "MASTERDOWN": MasterDownError,
+    "MOVED": MovedError,
+    "NOAUTH": AuthenticationError,
+    "NOPERM": NoPermissionError,
+    "NOSCRIPT": NoScriptError,
+    "OOM": OutOfMemoryError,
+    "READONLY": ReadOnlyError,
+    "TRYAGAIN": TryAgainError,
+    "WRONGPASS": AuthenticationError,
+}
+
+# After these a server is asked for again: where it is, who is the master, which node has the slot.
+LOST = (ConnectionError, TimeoutError, ClusterError, ReadOnlyError)
+# Errors that redis-py has no class for, of a server that takes no commands or no writes for now.
+_REFUSALS = ("BUSY", "MISCONF", "NOREPLICAS")
+
+
+@contextlib.contextmanager
+def named_errors() -> Iterator[None]:
+    """Turn the trouble of Redis and redis-py into errors of ours."""
+    try:
+        yield
+    except (DataError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"an argument cannot be sent to Redis: {error}") from error
+    except OutOfMemoryError as error:
+        raise Overloaded(f"Redis has reached its maxmemory: {error}") from error
+    except (AuthenticationError, NoPermissionError) as error:
+        raise Unavailable(f"Redis refuses the broker's credentials: {error}") from error
+    except InvalidResponse as error:
+        raise Unavailable(f"what answers is no Redis: {error}") from error
+    except (*LOST, AskError, RedisClusterException, TryAgainError) as error:
+        text = str(error).partition(" : <")[0]  # behind it redis-py shows its objects
+        raise Unavailable(f"Redis cannot be reached: {text}") from error
+    except ResponseError as error:
+        reason = str(error).rpartition("caused error: ")[2]  # what redis-py puts before it in a transaction
+        if reason.partition(" ")[0] not in _REFUSALS:
+            raise
+        raise Unavailable(f"Redis refuses commands for now: {reason}") from error
+
+
+def _error(text: str) -> Exception:
+    word, _, rest = text.partition(" ")
+    kind = _ERRORS.get(word)
+    return kind(rest) if kind else ResponseError(text)
+
+
+class Displaced(ConnectionError):
+    """A new connection leads to another server than the one before."""
+
+
+class Link(asyncio.Protocol):
+    """A shared connection; calls are answered in the order in which they were made.
+
+    A server that owes answers and sends none for `patience` seconds counts as gone.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
+        self.patience = patience
+        self.on_lost: Callable[[], None] | None = None  # hears of its end before those who wait for answers
+        self.fsync: str | None = None  # how the server confirms fsync, once somebody has asked
+        self.replicas = (0, 0.0)  # how many follow the server, and until when that is good to know
+        self._writer = writer  # kept since it closes the transport when it goes
+        self._transport: asyncio.Transport | None = writer.transport  # type: ignore[assignment]
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=_error, encoding="utf-8")
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._unread: list[bytes] | None = None  # what has come of an answer that is to be handed on as it is
+        self._mark = b""  # and where it ends
+        self.corked = False  # more commands are about to come: gather them
+        self._unsent: list[bytes] = []
+        self._answered = 0
+        self._watch: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(cls, connection: Any, patience: float) -> "Link":
+        """Let redis-py connect, then take its socket over."""
+        try:
+            await connection.connect()
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            if isinstance(error, ResponseError) and not isinstance(error, NoPermissionError):
+                raise ConnectionError(
+                    str(error)
+                ) from error  # what it begins with, such as SELECT, is refused
+            raise
+        link = cls(connection._writer, patience)
+        connection._writer.transport.set_protocol(link)
+        connection._reader = connection._writer = None
+        return link
+
+    @property
+    def peer(self) -> object:
+        """The address of the server that it leads to."""
+        return self._writer.get_extra_info("peername")
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls can be made, here and now."""
+        transport = self._transport
+        return (
+            transport is not None and not transport.is_closing() and self._loop is asyncio.get_running_loop()
+        )
+
+    def call(self, *command: str | bytes | int) -> "asyncio.Future[Any]":
+        """Send a command; the future holds its answer."""
+        try:
+            packed = _pack(command)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidArgument(
+                f"an argument of {command[0]!r} cannot be sent to Redis: {error}"
+            ) from error
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._transport is None:
+            future.set_exception(ConnectionError("the connection is closed"))
+            return future
+        self._waiting.append(future)
+        if self.corked or len(self._waiting) > 1:
+            # With others of this turn of the event loop: a system call costs more than a command.
+            if not self._unsent:
+                self._loop.call_soon(self.flush)
+            self._unsent.append(packed)
+        else:
+            self._transport.write(packed)
+        if self._watch is None:
+            self._watch = self._loop.call_later(self.patience, self._look, self._answered)
+        return future
+
+    async def unread(self, *command: str | bytes | int) -> bytes:
+        """Run a command on a connection that has nothing else to do; its answer as it came.
+
+        Behind it comes an answer that nobody can know beforehand, so what ends with that is all.
+        """
+        word = token_hex(8)
+        self._unread, self._mark = [], b"$%d\r\n%b\r\n" % (len(word), word.encode())
+        try:
+            answer: bytes = await self._call_marked(command, word)
+        finally:
+            self._unread = None
+        if answer.startswith(b"-"):
+            raise _error(answer[1:].partition(b"\r\n")[0].decode("utf-8", "replace"))
+        return answer
+
+    def _call_marked(self, command: tuple[str | bytes | int, ...], word: str) -> "asyncio.Future[Any]":
+        self.corked = True
+        try:
+            answer = self.call(*command)
+            self._unsent.append(_pack(("PING", word)))
+        finally:
+            self.flush()
+        return answer
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        self.corked = False
+        if self._unsent and self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def close(self, reason: str = "closed") -> None:
+        """Close the connection; calls under way fail."""
+        transport = self._transport
+        self.connection_lost(ConnectionError(reason))
+        if transport is not None:
+            with contextlib.suppress(RuntimeError):  # its event loop is no more
+                transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand each complete reply to the call that it answers."""
+        if self._unread is not None:
+            self._gather(self._unread, data)
+            return
+        self._reader.feed(data)
+        while self._transport is not None and (reply := self._reader.gets()) is not False:
+            future = self._waiting.popleft()
+            self._answered += 1
+            if future.done():  # its caller has given up
+                continue
+            if isinstance(reply, Exception):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+    def _gather(self, parts: list[bytes], data: bytes) -> None:
+        self._answered += 1
+        parts.append(data)
+        if len(data) < len(self._mark):
+            parts[:] = [b"".join(parts)]  # the mark may come in pieces
+        refused = parts[0].startswith(b"-") and b"\r\n" in parts[0]  # perhaps the mark was, too
+        if self._waiting and (refused or parts[-1].endswith(self._mark)):
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(b"".join(parts).removesuffix(self._mark))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail every call that was not answered."""
+        if self._transport is not None and self.on_lost is not None:
+            self.on_lost()
+        self._transport = None
+        if self._watch is not None:
+            self._watch.cancel()
+        error = ConnectionError(f"the connection to Redis was lost: {exc or 'closed by the server'}")
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)
+
+    def _look(self, answered: int) -> None:
+        """Give up on a server that has answered nothing since the last look."""
+        self._watch = None
+        if not self._waiting:
+            return
+        if self._answered > answered:
+            self._watch = self._loop.call_later(self.patience, self._look, self._answered)
+        else:
+            self.close(f"no answer for {self.patience:g} s")

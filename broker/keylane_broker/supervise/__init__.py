@@ -1,0 +1,1 @@
+"""Keeps a broker running: the embedded server and the worker processes."""

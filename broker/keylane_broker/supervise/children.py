@@ -1,0 +1,198 @@
+"""The children of a supervisor: how a worker process starts and ends, and how a child is kept running."""
+
+import contextlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from keylane_broker.config import Settings
+from keylane_broker.supervise.embedded_server import ServerError
+
+__all__ = ["Keeper", "SupervisorError", "WorkerProcess"]
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 30.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+CALM_SECONDS = 30.0  # after so long, an end has nothing to do with the one before
+STOP_GRACE_SECONDS = 1.0
+LONGEST_REPORT = 65_536
+
+T = TypeVar("T")
+# The last two are what Python raises when there can be no thread or no memory.
+_PASSING = (ServerError, OSError, RuntimeError, MemoryError)
+
+
+class SupervisorError(ServerError):
+    """The broker could not be started."""
+
+
+class WorkerProcess:
+    """A worker in a child process."""
+
+    def __init__(self, settings: Settings, redis_url: str, worker_id: str) -> None:
+        self.id = worker_id
+        self.address = ""
+        self._settings = settings
+        self._redis_url = redis_url
+        self._process: Process | None = None
+        self._serves = False
+        self._told = False  # to stop: a second signal could hit it when it does not listen any more
+
+    @property
+    def pid(self) -> int:
+        """The process id of the worker that runs now."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start the process and return when the worker serves; SupervisorError says why it does not."""
+        await self._discard()
+        self._process = process = await self._open()
+        try:
+            with anyio.fail_after(START_SECONDS):
+                report = await self._converse(process)
+        except TimeoutError:
+            await self._discard()
+            raise SupervisorError(f"{self.id} was not ready within {START_SECONDS:.0f} s") from None
+        if "error" in report:
+            await self._discard()
+            raise SupervisorError(report["error"])
+        self.address = report["address"]
+        self._serves = True
+
+    async def _open(self) -> Process:
+        try:
+            return await anyio.open_process(
+                [sys.executable, "-P", "-m", "keylane_broker.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None,
+                # Ctrl-C in the terminal is for the supervisor to handle.
+                start_new_session=True,
+            )
+        except OSError as error:
+            # uvloop says no more than that it is error -1.
+            raise SupervisorError(
+                f"{self.id} cannot be started: {error}; the system may be out of files, processes or memory"
+            ) from error
+
+    async def _converse(self, process: Process) -> dict[str, str]:
+        """Give the order and return the report."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        order = {
+            "settings": self._settings.model_dump(mode="json"),
+            "redis_url": self._redis_url,
+            "worker_id": self.id,
+        }
+        try:
+            await process.stdin.send(json.dumps(order).encode() + b"\n")
+            line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", LONGEST_REPORT)
+        except (anyio.BrokenResourceError, anyio.IncompleteRead):
+            status = await process.wait()
+            return {"error": f"{self.id} ended with status {status} before it was ready; see its log above"}
+        report: dict[str, str] = json.loads(line)
+        return report
+
+    async def wait(self) -> int:
+        """Wait until the process ends and return its exit status."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self, *, hand_over: bool) -> None:
+        """End the worker in good order; kill it when the time it has for that is over.
+
+        With `hand_over` its partitions go to other workers first; without, nobody is to have them after it.
+        """
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if not self._serves:
+                process.kill()  # it does not listen yet, and has nothing to give up
+            elif not self._told:
+                self._told = True
+                process.send_signal(signal.SIGTERM if hand_over else signal.SIGINT)
+        # The worker keeps to the same limit by itself; this is for one that cannot.
+        with anyio.move_on_after(self._settings.stop_timeout + STOP_GRACE_SECONDS) as patience:
+            await process.wait()
+        if patience.cancelled_caught:
+            log.warning("%s did not stop in time; killing it", self.id)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _discard(self) -> None:
+        self._serves = self._told = False
+        if self._process is not None:
+            with anyio.CancelScope(shield=True):
+                if self._process.returncode is None:
+                    self._process.kill()
+                await self._process.aclose()
+            self._process = None
+
+    async def close(self) -> None:
+        """Leave nothing of the process behind."""
+        await self._discard()
+
+
+class Keeper:
+    """Starts a child again whenever it ends, with longer pauses while that does not help."""
+
+    def __init__(
+        self, name: str, wait: Callable[[], Awaitable[int]], start: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._name = name
+        self._wait = wait
+        self._start = start
+        self._running = True  # as far as is known
+        self._back: anyio.Event | None = None  # somebody has ended the child, and waits for the next
+
+    async def keep(self) -> None:
+        """Do so for ever; the child has been started."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            began = anyio.current_time()
+            status = await self._insist("cannot be watched", self._wait)
+            self._running = False
+            if anyio.current_time() - began > CALM_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            if self._back is None:
+                log.warning("%s ended with status %s; starting it again", self._name, status)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await self._insist("does not start", self._start)
+            self._running = True
+            if self._back is None:
+                log.info("%s is back", self._name)
+            else:
+                self._back.set()
+                self._back = None
+
+    async def _insist(self, trouble: str, step: Callable[[], Awaitable[T]]) -> T:
+        """Try until it works: a system that has no files, processes or memory left may have some again."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await step()
+            except _PASSING as error:
+                log.error("%s %s, next try in %.1f s: %s", self._name, trouble, pause, error)
+            await anyio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def replace(self, stop: Callable[[], Awaitable[None]]) -> None:
+        """End the child with `stop` and return when the next one runs."""
+        self._back = back = anyio.Event()
+        if self._running:  # else a new one is on its way
+            await stop()
+        await back.wait()

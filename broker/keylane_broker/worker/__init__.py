@@ -1,0 +1,1 @@
+"""The worker: sockets, the partitions that it serves, and what clients ask."""

@@ -1,0 +1,386 @@
+"""A client's connection: frames in, frames out, and what keeps either side from drowning the other."""
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from keylane import wire
+from keylane.errors import (
+    BrokerError,
+    DurabilityNotReached,
+    Fenced,
+    InvalidArgument,
+    ProtocolError,
+    Unavailable,
+)
+from keylane.wire import Frame, FrameReader, Type
+from keylane_broker.cluster.membership import NotOwner
+from keylane_broker.engine.checks import MAX_PERMITS, check_int
+from keylane_broker.worker.confirmations import Pending
+from keylane_broker.worker.consumer import Consumer
+from keylane_broker.worker.partition import Partition
+from keylane_broker.worker.requests.table import HEAVY
+
+if TYPE_CHECKING:
+    from keylane_broker.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
+_FETCHES = 16  # under way for one client, each of which may bring each consumer a megabyte
+_INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
+_REQUESTS = 200  # requests that one connection may have under way
+_TURNS = 2  # of those that may read and answer a lot: while Redis reads for one, the other is answered
+
+
+class Connection(asyncio.Protocol):
+    """One client; any number of producers and consumers share it."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self.worker = worker
+        self.streams: dict[int, Consumer] = {}
+        self.opening: set[int] = set()  # streams whose SUBSCRIBE is under way
+        self.refused: dict[tuple[str, int], BrokerError] = {}  # where publishes must come again
+        self.topics: set[str] = set()  # whose maps it has, and so hears of moves
+        self.store = ""  # the payload store that it can delete from: see keylane_broker.worker.disposal
+        self.writable = True
+        self.unsent = 0  # bytes that waited to be sent when that was last looked at
+        self.greeted = False  # INFO has been exchanged
+        self.heard = 0.0  # when the last frame came, by the loop's clock
+        self.peer = ""  # its address, and who it says it is: for the log
+        self._reader = FrameReader(worker.settings.max_frame)
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._greeting: asyncio.TimerHandle
+        self._unsent: list[bytes] = []
+        self._inflight = 0
+        self._requests = 0
+        self._fetches = 0  # under way for its consumers
+        self._full = False  # as many as there may be have been
+        self._heavy: deque[Frame] = deque()  # requests that wait for their turn
+        self._turns = 0  # of these that are under way
+        self._drained = asyncio.Event()  # the client reads
+        self._drained.set()
+        self._reading = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything that is sent can still arrive."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether messages may be fetched for it."""
+        return self.writable and not self._full
+
+    def begin_fetch(self) -> None:
+        """A fetch is under way for consumers of it."""
+        self._fetches += 1
+        self._full |= self._fetches >= _FETCHES
+
+    def end_fetch(self) -> None:
+        """It has ended; relieve() then says so."""
+        self._fetches -= 1
+
+    def relieve(self) -> None:
+        """Fetches have ended: those that wait for their turn may go on."""
+        if self._full and self._fetches <= _FETCHES // 2:
+            self._full = False
+            consumers = list(self.streams.values())
+            for consumer in consumers:  # all of them have room before the first is asked,
+                consumer.crowd.has_grown(consumer)
+            for stream in list(self.streams)[:1]:  # and another one is first each time
+                self.streams[stream] = self.streams.pop(stream)
+            for consumer in consumers:
+                consumer.give(0)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of a frame whose end has not come yet."""
+        return self._reader.waiting
+
+    def uses(self, topic: str) -> bool:
+        """Whether the client has to do with a topic."""
+        return topic in self.topics or any(consumer.topic == topic for consumer in self.streams.values())
+
+    def silent_since(self, instant: float) -> bool:
+        """Whether nothing has come since then, though the worker listened or the client did not read."""
+        return self.heard < instant and (self._reading or not self.writable)
+
+    def stop_waiting(self) -> None:
+        """Let requests go on that wait until the client reads."""
+        self._drained.set()
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, if there is room for one more."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class
+        self._transport.set_write_buffer_limits(high=_BUFFERED)
+        self.peer = ":".join(map(str, (transport.get_extra_info("peername") or ("?",))[:2]))
+        self.heard = self._loop.time()
+        self._greeting = self._loop.call_later(self.worker.settings.heartbeat * 3, self._expect_greeting)
+        if refusal := self.worker.admit(self):
+            self.send(wire.Error(refusal.code, str(refusal)))
+            self.close()
+
+    def _expect_greeting(self) -> None:
+        """Who has not said INFO by now only holds a place, whatever else may come byte by byte."""
+        if not self.greeted and self.alive:
+            log.info("%s has not greeted", self.peer)
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle each frame that is complete now."""
+        self.heard = self._loop.time()
+        reader, store = self._reader, self.worker.engine.store
+        before = reader.waiting
+        store.cork()
+        try:
+            for frame in reader.feed(data):
+                if not self.alive:
+                    return
+                self._receive(frame)
+        except ProtocolError as error:
+            log.info("%s breaks the protocol: %s", self.peer, error)
+            self.send(wire.Error(error.code, str(error)))
+            self.worker.buffered += reader.waiting - before
+            self.close()
+            return
+        finally:
+            store.flush()
+        self.worker.buffered += reader.waiting - before
+        if self.worker.buffered > self.worker.settings.max_inflight_bytes:
+            self.worker.drop_the_largest()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: neither deliver to it nor listen to it until it has caught up."""
+        self.writable = False
+        self._drained.clear()
+        self.regulate()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self.writable = True
+        self._drained.set()
+        self.regulate()
+        for consumer in self.streams.values():
+            consumer.give(0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client; its consumers' sessions run out unless they come back."""
+        self._transport = None
+        self._greeting.cancel()
+        self._drained.set()
+        self._drop_input()
+        self.worker.unsent -= self.unsent
+        self.unsent = 0
+        self.worker.miss(self.streams.values())
+        for consumer in list(self.streams.values()):
+            consumer.forget()
+        self.worker.forget(self)
+
+    # Sending
+
+    def send(self, properties: wire.Properties, sequence: int = 0, body: bytes = b"") -> None:
+        """Send a frame, with the others of this turn of the event loop; nothing if it has ended."""
+        if self._transport is not None:
+            if not self._unsent:
+                self._loop.call_soon(self.flush)
+            self._unsent.append(wire.frame(properties, sequence, self.worker.now_ms(), body))
+
+    def flush(self) -> None:
+        """Write what was sent, now."""
+        if self._unsent and self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+            self.measure()
+            if self.worker.unsent > self.worker.settings.max_unsent_bytes:
+                self.worker.drop_slow_readers()
+        self._unsent.clear()
+
+    def measure(self) -> None:
+        """Look at what waits to be sent."""
+        if self._transport is not None:
+            before, self.unsent = self.unsent, self._transport.get_write_buffer_size()
+            self.worker.unsent += self.unsent - before
+
+    def refuse(self, error: Exception, sequence: int) -> None:
+        """Answer a request with an error."""
+        if isinstance(error, NotOwner):
+            self.send(wire.Redirect(error.topic, error.partition, error.address), sequence)
+        elif isinstance(error, BrokerError):
+            stored = isinstance(error, DurabilityNotReached) and error.stored
+            self.send(wire.Error(error.code, str(error), stored), sequence)
+        else:
+            self.send(wire.Error("broker_error", "the broker failed; its log says how"), sequence)
+
+    def close(self) -> None:
+        """Close when what was sent before has gone out; nothing more is read."""
+        self.flush()
+        self._drop_input()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _drop_input(self) -> None:
+        self.worker.buffered -= self._reader.waiting
+        self._reader = FrameReader(0)
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Requests
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.type == Type.OK:  # the answer to a heartbeat, or bodies have been deleted
+            self.worker.disposal.answered(self, frame.sequence)
+            return
+        if not self.greeted and frame.type != Type.INFO:
+            raise ProtocolError("the first frame of a connection must be INFO")
+        try:
+            if frame.type == Type.PUBLISH:
+                self._publish(frame)
+            elif frame.type == Type.FLOW:
+                self._flow(wire.properties_of(frame, wire.Flow), frame.sequence)
+            elif frame.type == Type.HEARTBEAT:
+                self.send(wire.Properties(), frame.sequence)
+            else:
+                self._requests += 1
+                self.regulate()
+                self._begin(frame)
+        except BrokerError as error:
+            self.refuse(error, frame.sequence)
+
+    async def _request(self, frame: Frame) -> None:
+        """Carry out what is not hot."""
+        try:
+            if self.worker.stopping:
+                raise Unavailable("the worker is stopping")
+            reply, body = await self.worker.carry_out(self, frame)
+            self.send(reply, frame.sequence, body)
+        except Exception as error:
+            if not isinstance(error, BrokerError):
+                log.exception("a bug, while handling a frame of type %d from %s", frame.type, self.peer)
+            self.refuse(error, frame.sequence)
+        finally:
+            self._requests -= 1
+            self.regulate()
+
+    def _begin(self, frame: Frame) -> None:
+        """Start on a request; of those that may read and answer a lot, few at a time."""
+        if frame.type not in HEAVY:
+            self.worker.start(self._request, frame)
+            return
+        self._heavy.append(frame)
+        if self._turns < _TURNS:
+            self._turns += 1
+            self.worker.start(self._request_in_turn)
+
+    async def _request_in_turn(self) -> None:
+        try:
+            while self._heavy and self.alive and not self.worker.stopping:
+                frame = self._heavy.popleft()
+                await self._drained.wait()
+                await self._request(frame)
+        finally:
+            self._turns -= 1
+
+    def _flow(self, request: wire.Flow, sequence: int) -> None:
+        consumer = self.streams.get(request.stream)
+        if consumer is None:  # it has just ended; the client will have been told
+            if request.limit is not None:
+                raise InvalidArgument(f"there is no consumer with stream {request.stream} on this connection")
+            return
+        if request.paused is not None:
+            consumer.paused = request.paused
+        if request.limit is not None:
+            check_int("limit", request.limit, 0, MAX_PERMITS)
+            consumer.limit(request.limit, sequence, request.gone)
+        if request.permits > 0 and consumer.at_most_once:
+            consumer.take_back(request.permits, request.partition)
+        else:
+            consumer.give(0)
+
+    # Publishing
+
+    def _publish(self, frame: Frame) -> None:
+        request = wire.properties_of(frame, wire.Publish)
+        place = (request.topic, request.partition)
+        if request.again:
+            self.refused.pop(place, None)
+        elif refusal := self.refused.get(place):
+            raise self._refused_still(request, refusal)
+        flat = self.worker.check_publish(request, frame.body)
+        try:
+            partition = self.worker.partition(request.topic, request.partition)
+        except NotOwner as error:  # should it come back, what is behind this one must not overtake it
+            self.refused[place] = error
+            raise
+        size = len(frame.body)
+        self._inflight += size
+        self.worker.inflight += size
+        partition.publish(
+            Pending(
+                self,
+                frame.sequence,
+                flat,
+                size,
+                request.durability,
+                request.timeout_ms,
+                request.due_ms,
+                request.incarnation,
+            )
+        )
+        self.regulate()
+
+    def _refused_still(self, request: wire.Publish, refusal: BrokerError) -> BrokerError:
+        """Why what comes behind a refused publish is refused, too; the partition may be elsewhere by now."""
+        if not isinstance(refusal, NotOwner):
+            return refusal
+        self.worker.partition(request.topic, request.partition)  # or its owner of now
+        return Fenced(
+            f"partition {request.partition} of {request.topic!r} was elsewhere and has come back: send what "
+            "was refused once more, in its order, the first frame with `again`"
+        )
+
+    def published(self, pending: Pending, reply: wire.PublishReply) -> None:
+        """Answer a PUBLISH."""
+        self._done(pending)
+        self.send(reply, pending.sequence)
+
+    def publish_failed(self, pending: Pending, error: Exception) -> None:
+        """Answer a PUBLISH."""
+        self._done(pending)
+        self.refuse(error, pending.sequence)
+
+    def hold_back(self, partition: Partition, error: Exception) -> None:
+        """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
+        if isinstance(error, BrokerError):
+            self.refused[partition.topic, partition.number] = error
+
+    def _done(self, pending: Pending) -> None:
+        self._inflight -= pending.size
+        self.worker.inflight -= pending.size
+        self.regulate()
+        self.worker.relieve()
+
+    def regulate(self) -> None:
+        """Listen only while there is room for what the client may ask."""
+        wanted = (
+            self.writable
+            and self._inflight < _INFLIGHT
+            and self._requests < _REQUESTS
+            and not (self._inflight and self.worker.crowded)
+        )
+        if wanted != self._reading and self.alive:
+            assert self._transport is not None
+            self._reading = wanted
+            if wanted:
+                self.heard = self._loop.time()
+                self._transport.resume_reading()
+                self.worker.held_back.discard(self)
+            else:
+                self._transport.pause_reading()
+                self.worker.held_back.add(self)

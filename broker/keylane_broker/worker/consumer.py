@@ -1,0 +1,245 @@
+"""A consumer as its worker sees it: who it is, and how much it may still be sent."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from keylane import wire
+
+if TYPE_CHECKING:
+    from keylane_broker.worker.connection import Connection
+    from keylane_broker.worker.dispatcher import Dispatcher
+
+FRAME = 250_000  # characters of messages in one frame, about
+SHARE = 1024 * 1024  # bytes of messages for one consumer in one fetch
+_SHARE = 64  # permits below which a share of them is not worth its own call
+
+
+class Consumer:
+    """One stream of deliveries on a connection, from any number of partitions."""
+
+    __slots__ = (
+        "at_most_once",
+        "connection",
+        "credit",
+        "crowd",
+        "dispatchers",
+        "gone",
+        "incarnation",
+        "lease_ms",
+        "left",
+        "listing",
+        "lowered",
+        "name",
+        "out",
+        "partitions",
+        "paused",
+        "permits",
+        "place",
+        "reserved",
+        "stream",
+        "subscription",
+        "topic",
+        "waiting",
+        "wanted",
+    )
+
+    def __init__(
+        self, connection: "Connection", request: wire.Subscribe, lease_ms: int, incarnation: int
+    ) -> None:
+        self.connection = connection
+        self.stream = request.stream
+        self.topic = request.topic
+        self.incarnation = incarnation  # of the topic
+        self.subscription = request.subscription
+        self.name = request.consumer
+        self.lease_ms = lease_ms
+        self.partitions: set[int] = set()
+        self.left: set[int] = set()  # partitions that were open and are not
+        self.permits = request.permits
+        self.credit = request.permits  # permits that stand for no message right now
+        self.reserved = 0  # permits that fetches under way may use
+        self.out: Counter[int] = Counter()  # messages that are not settled, by partition
+        self.gone = 0  # permits that went with partitions, ever
+        self.lowered: list[int] = []  # sequences of FLOW frames that wait until no more than the limit is out
+        self.wanted = False  # the client knows that there may be messages, but no permits
+        self.paused = False
+        self.at_most_once = False  # nothing is settled: the client says when there is room again
+        self.dispatchers: dict[int, Dispatcher] = {}  # by partition
+        self.waiting: dict[int, Dispatcher] = {}  # partitions that may have something once there are permits
+        self.place: tuple[int, int] | None = None  # in the crowd
+        self.crowd = connection.worker.crowds[self.topic, self.subscription]
+        self.crowd.add(self)
+        # Partition -> token, first, last of leases that have ended since we asked what the name holds there.
+        self.listing: dict[int, list[tuple[int, int, int]]] = {}
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What there is only one consumer of."""
+        return self.topic, self.subscription, self.name
+
+    @property
+    def spare(self) -> int:
+        """How many more messages it could hold, of all partitions together."""
+        return self.credit + self.reserved
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """By which the roomiest is the least, and of equals the one whose turn it is."""
+        return -self.spare, self.place[1] if self.place else 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a fetch may name it now."""
+        return self.credit > 0 and not self.paused and self.connection.takes_more
+
+    def reserve(self) -> int:
+        """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
+        credit = self.credit
+        share = credit if len(self.dispatchers) == 1 else max(min(credit, _SHARE), credit // 2)
+        self.credit -= share
+        self.reserved += share
+        return share
+
+    def want(self) -> None:
+        """Let the client know that there may be messages, if it has given no permits."""
+        if not self.permits and not self.wanted and not self.paused:
+            self.wanted = True
+            self.connection.send(wire.Flow(self.stream, wanted=True))
+
+    def unreserve(self, permits: int, left: int) -> None:
+        """A fetch has ended, with some of its permits left; give() then says so."""
+        self.reserved -= permits
+        self.credit = min(self.permits, self.credit + left)
+
+    def give(self, permits: int) -> None:
+        """Add permits, and let the partitions that wait for them know, another one first each time."""
+        self.credit = min(self.permits, self.credit + permits)
+        if self.lowered and self.credit >= 0:
+            self._answer_lowered()
+        if not self.has_room:
+            return
+        self.crowd.has_grown(self)
+        while self.waiting and self.has_room:  # those who are told may use it up at once
+            dispatcher = self.waiting.pop(next(iter(self.waiting)))
+            dispatcher.ask(self)
+            # One whose Redis is away has no use for them yet.
+            if self.credit < _SHARE and len(self.dispatchers) > 1 and not dispatcher.troubled:
+                return
+
+    def count(self, partition: int, messages: int) -> None:
+        """Messages of a partition are out, for which no permits were reserved."""
+        self.out[partition] += messages
+        self.credit -= messages
+
+    def recount(self, partition: int, messages: int) -> int:
+        """So many messages of a partition are out, as Redis says; answers how many more were."""
+        more = self.out[partition] - messages
+        if more > 0:
+            self.take_back(more, partition)
+        elif more < 0:
+            self.count(partition, -more)
+        return more
+
+    def ended(self, partition: int, parts: list[tuple[int, int, int]]) -> None:
+        """Leases have ended that nobody has settled: the client is told, and there is room for others."""
+        if partition in self.listing:
+            self.listing[partition] += parts
+            return
+        permits = min(sum(last - first + 1 for _, first, last in parts), self.out[partition])
+        listed = wire.pack([number for part in parts for number in part])
+        self.connection.send(wire.Ended(self.stream, partition, permits), body=listed)
+        self.take_back(permits, partition)
+
+    def take_back(self, messages: int, partition: int | None) -> None:
+        """Messages of a partition are settled, or have ended otherwise: there is room for others."""
+        if partition is None and self.out:  # the client does not say
+            partition = max(self.out, key=self.out.__getitem__)
+        if partition is not None:
+            messages = min(messages, self.out[partition])
+            self.out[partition] -= messages
+            if not self.out[partition] and (dispatcher := self.dispatchers.get(partition)):
+                dispatcher.holders.pop(self.name, None)
+            self.give(messages)
+
+    def limit(self, permits: int, sequence: int, gone: int) -> None:
+        """Allow more or fewer unsettled messages; answers once no more than that are out.
+
+        `gone` is what the client knew to have gone with partitions: what has since is not for us any more.
+        """
+        permits = max(0, permits - max(0, self.gone - gone))
+        self.credit += permits - self.permits
+        self.permits = permits
+        self.wanted = False
+        self.lowered.append(sequence)
+        self.give(0)
+        if not permits:
+            for dispatcher in list(self.waiting.values()):
+                dispatcher.ask(self)  # it asks for permits
+
+    def _answer_lowered(self) -> None:
+        for sequence in self.lowered:
+            self.connection.send(wire.Properties(), sequence)
+        self.lowered.clear()
+
+    def part(self, partition: int, address: str) -> None:
+        """Another worker serves a partition from now on; what is held of it, and its permits, go there."""
+        gone = self._drop(partition)
+        left = max(0, self.permits - gone)  # none, where the limit has been lowered below what was out
+        self.credit += gone - (self.permits - left)
+        self.permits = left
+        self.gone += gone
+        self.connection.send(wire.Redirect(self.topic, partition, address, self.stream, gone))
+        self.give(0)
+
+    def reopen(self, partition: int) -> None:
+        """Begin again with a partition: what is held of it will be listed, and counted, once more."""
+        self.give(self._drop(partition))
+
+    def _drop(self, partition: int) -> int:
+        self.partitions.discard(partition)
+        self.left.add(partition)
+        dispatcher = self.dispatchers.pop(partition, None)
+        if dispatcher is not None:
+            dispatcher.detach(self)
+        return self.out.pop(partition, 0)
+
+    def deliver(
+        self, data: wire.Data, ranges: list[int], flat: list[str], retries: list[int], kept: list[str | int]
+    ) -> None:
+        """Send messages, in as many frames as it takes to keep each of them small."""
+        if sum(map(len, flat)) <= FRAME:
+            self.connection.send(data, body=wire.pack((ranges, flat, retries, kept)))
+            return
+        entries = [
+            entry
+            for first, last in zip(ranges[::2], ranges[1::2], strict=True)
+            for entry in range(first, last + 1)
+        ]
+        start, size = 0, 0
+        for index in range(len(entries) + 1):
+            size += sum(map(len, flat[index * 3 : index * 3 + 3]))
+            if index == len(entries) or (size > FRAME and index > start):
+                part = [entry for entry in entries[start:index] for _ in range(2)]
+                body = wire.pack((part, flat[start * 3 : index * 3], retries, kept))
+                self.connection.send(data, body=body)
+                start, size = index, sum(map(len, flat[index * 3 : index * 3 + 3]))
+
+    def end(self, code: str, message: str) -> None:
+        """Tell the client that the consumer is no more, and forget it."""
+        self.forget()
+        self.connection.send(wire.Error(code, message, stream=self.stream))
+
+    def forget(self) -> None:
+        """Take it off every partition, its connection and its worker; what it holds stays leased."""
+        for dispatcher in self.dispatchers.values():
+            dispatcher.detach(self)
+        self.dispatchers.clear()
+        self.crowd.remove(self)
+        if not self.crowd.members:
+            self.connection.worker.crowds.pop((self.topic, self.subscription), None)
+        self._answer_lowered()
+        streams, consumers = self.connection.streams, self.connection.worker.consumers
+        if streams.get(self.stream) is self:
+            del streams[self.stream]
+        if consumers.get(self.identity) is self:
+            del consumers[self.identity]

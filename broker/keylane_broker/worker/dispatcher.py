@@ -1,0 +1,520 @@
+"""Hands the messages of one partition to the consumers of one subscription, as soon as there is work.
+
+It acts when something happens (a publish, a settle, permits) and at the instant that the last script named
+as the next at which something falls due: no polling, no sweep.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from keylane import wire
+from keylane.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
+from keylane_broker.cluster.membership import NotOwner
+from keylane_broker.engine.codec import count_messages, flat_receipts, held_frames, without
+from keylane_broker.engine.receipts import receipts_of
+from keylane_broker.engine.values import Delivery, Fetched, Lease, Room, Share
+from keylane_broker.worker.clock import NEVER, instant
+from keylane_broker.worker.consumer import SHARE, Consumer
+
+if TYPE_CHECKING:
+    from keylane_broker.worker.partition import Partition
+
+log = logging.getLogger(__name__)
+
+FEW, MANY = (
+    8,
+    64,
+)  # consumers with the most room that a fetch names; many while there is more to give than to few
+OWN = 64  # and at most so many of those to whom something may come that is theirs alone; twice
+_LEAST = 16  # messages that a fetch may lease, however large they are
+_PATIENCE = (0.05, 1.0)  # seconds between attempts while Redis is away, shortest and longest
+_BY_ROOM = attrgetter("rank")
+
+
+class Dispatcher:
+    """One partition and one subscription; lives as long as it has consumers, or sessions are to be ended."""
+
+    def __init__(self, partition: "Partition", subscription: str, mode: str, delivery: str) -> None:
+        self.partition = partition
+        self.subscription = subscription
+        self.incarnation = partition.incarnation  # of the topic: what is done here is not for another one
+        self.ordered = mode != "shared"  # settling one message can set others free
+        self.consumers: dict[str, Consumer] = {}
+        self.hungry = True  # there may be something that any consumer could take
+        self.holders: dict[str, Consumer] = {}  # those with unsettled messages of this partition
+        self._asking: dict[str, Consumer] = {}  # those for whom something may wait that is theirs alone
+        self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
+        self._starved = False  # nobody has room, and whoever gets some will tell us
+        self._width = FEW  # how many of the roomiest the next fetch names
+        self._limit = wire.MAX_BATCH  # messages that the next fetch may lease
+        self._others = 0  # who has room besides those that the fetch names
+        self._settles = delivery == "at_most_once"
+        self._cursor = 0  # the last entry that a fetch has passed
+        self._expected = 0  # the last entry that was published while a fetch was under way
+        self._token = 0  # of the last fetch that was answered
+        self._void: int | None = None  # up to which token a seek has ended leases; not known yet
+        self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
+        self._lost_since = 0  # the token before that fetch
+        self._doubtful: dict[str, Consumer] = {}  # whose leases may have ended without our hearing of it
+        self._due = 0.0  # when to look for what has timed out, by the event loop's clock
+        self._sooner = NEVER  # what due() was told while a call was under way that may not know of it
+        self._timer: asyncio.TimerHandle | None = None
+        self._pumping = False
+        self.troubled = False  # the last attempt at anything has failed
+        self._quiet = asyncio.Event()  # no fetch is under way
+        self._quiet.set()
+
+    def __str__(self) -> str:
+        return f"subscription {self.subscription!r} on {self.partition}"
+
+    # Who is served
+
+    def attach(self, consumer: Consumer) -> None:
+        """Serve one more consumer."""
+        self.consumers[consumer.name] = consumer
+        for known in (self._lost, self._doubtful):
+            known.pop(consumer.name, None)  # it has just been handed all that it holds
+        consumer.dispatchers[self.partition.number] = self
+        if consumer.out[self.partition.number]:
+            self.holders[consumer.name] = consumer
+        self.ask(consumer)
+
+    def detach(self, consumer: Consumer) -> None:
+        """Serve it no more."""
+        if self.consumers.get(consumer.name) is consumer:
+            for known in (self.consumers, self.holders, self._asking, self._later, self._doubtful):
+                known.pop(consumer.name, None)
+        consumer.waiting.pop(self.partition.number, None)
+        if not self.consumers:
+            self.due(0.0)  # are there sessions left to be ended?
+
+    def end_all(self, error: BrokerError) -> None:
+        """Tell every consumer that there is nothing more to come, and why."""
+        for consumer in list(self.consumers.values()):
+            consumer.end(error.code, str(error))
+        self._finish()
+
+    def _finish(self) -> None:
+        """There is nothing more to do, unless somebody comes."""
+        self._due = self._sooner = NEVER
+        self._set_timer(NEVER)
+        if not self.consumers and self.partition.dispatchers.get(self.subscription) is self:
+            del self.partition.dispatchers[self.subscription]
+
+    def part(self) -> None:
+        """Another worker serves the partition: the consumers go on there, with all that they hold."""
+        gone = self.partition.worker.member.not_owner(self.partition.topic, self.partition.number)
+        for consumer in list(self.consumers.values()):
+            consumer.part(self.partition.number, gone.address)
+        self._finish()
+
+    def hand_back(self, consumer: Consumer, held: list[Delivery]) -> None:
+        """Send what a consumer holds already."""
+        for data, ranges, texts, retries in held_frames(held, consumer.stream, self.partition.number):
+            self._token = max(self._token, data.token)
+            consumer.deliver(data, ranges, texts, retries, [])
+
+    # What happens
+
+    def feed(self) -> None:
+        """There may be something that any consumer could take."""
+        self.hungry = True
+        self.wake()
+
+    def ask(self, consumer: Consumer) -> None:
+        """There may be something for a consumer; if it has no room, for when it has."""
+        if self.consumers.get(consumer.name) is consumer:
+            self._asking[consumer.name] = consumer
+            self.wake()
+
+    def look_again(self) -> None:
+        """Anything may have happened, and leases have ended with it."""
+        self.due(0.0)
+        self._asking.update(self.consumers)
+        self.feed()
+
+    def doubt(self, consumers: Iterable[Consumer]) -> None:
+        """Something was asked of Redis that ends or moves leases, and not answered: it may have been done."""
+        if not self._settles:  # else what is out is not leased
+            found = {one.name: one for one in consumers if one is self.consumers.get(one.name)}
+            self._doubtful.update(found)
+            self._asking.update(found)
+            self.due(0.0)
+            self.feed()
+
+    def expect(self, entry: int) -> None:
+        """An entry has been published; a fetch that was sent behind it may have got it."""
+        if not self._quiet.is_set():
+            self._expected = max(self._expected, entry)
+        elif self._cursor < entry:
+            self.feed()
+
+    def due(self, due: float) -> None:
+        """Something falls due then, by the event loop's clock, perhaps before all else."""
+        self._sooner = min(self._sooner, due)
+        if due < self._due:
+            self._due = due
+            if not self._pumping:
+                self._set_timer(due)
+
+    async def fetched(self) -> None:
+        """Wait until what a fetch under way leases has been sent."""
+        await self._quiet.wait()
+
+    def wake(self) -> None:
+        """Somebody has room, or something has fallen due."""
+        if not self._pumping and not self.partition.worker.stopping:
+            self._pumping = True
+            self.partition.worker.start(self._pump)
+
+    # Delivering
+
+    async def _pump(self) -> None:
+        """Deliver until there is nothing to deliver, or nobody to deliver to."""
+        pause = _PATIENCE[0]
+        try:
+            while not self.partition.worker.stopping:
+                try:
+                    more = await self._step()
+                    self.troubled = False
+                    if not more:
+                        break
+                    pause = _PATIENCE[0]
+                    continue
+                except (TopicNotFound, SubscriptionNotFound) as error:
+                    self.end_all(error)
+                    break
+                except NotOwner:
+                    if not self.partition.leaving:  # else it goes when the lease has gone
+                        self.part()
+                    break
+                except BrokerError as error:
+                    log.warning("%s: %s", self, error)
+                except Exception:
+                    log.exception("%s: a bug; trying again", self)
+                self.troubled = True
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _PATIENCE[1])
+        finally:
+            self._pumping = False
+            self._set_timer(self._due)
+            if not self.consumers and self._due == NEVER:
+                self._finish()
+
+    async def _step(self) -> bool:
+        """Do what there is to do now; answers whether there may be more."""
+        late = self._due <= asyncio.get_running_loop().time()
+        more = late and await self._expire()
+        if self._lost:
+            await self._recover()
+        if self._doubtful:
+            await self._count_again()
+        rooms = self._rooms() if self.hungry or self._asking else []
+        if rooms:
+            await self._fetch(rooms)
+        if more:
+            self._due = 0.0
+        return more or bool(rooms)
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due < NEVER and not self.partition.worker.stopping:
+            loop = asyncio.get_running_loop()
+            # At least a millisecond: what falls due then is not due before.
+            self._timer = loop.call_at(max(due, loop.time() + 0.001), self.wake)
+
+    async def _expire(self) -> bool:
+        """Give back what is due, but not all at once: others are waiting. Answers whether there is more."""
+        await self.partition.spare(self.subscription)
+        self._sooner = NEVER
+        try:
+            result = await self.partition.call(
+                lambda engine, lease: engine.expire_some(lease, self.subscription), self.incarnation
+            )
+        except Unavailable:
+            self.doubt([one for one in self.consumers.values() if one.out[self.partition.number]])
+            raise
+        self._set_due(instant(result.next_due_ms, result.now_ms))
+        self.hungry = True
+        self.part_with(result.expired_consumers)
+        self._tell_ended(result.ended)
+        if result.void != self._void:
+            await self._follow_seek(result.void)
+        return result.more
+
+    def _tell_ended(self, ended: list[tuple[str, int, int, int]]) -> None:
+        """Tell consumers, also one that is just coming back, which of their leases are over."""
+        parts: dict[str, list[tuple[int, int, int]]] = {}
+        for name, token, first, last in ended:
+            parts.setdefault(name, []).append((token, first, last))
+        known, place = self.partition.worker.consumers, (self.partition.topic, self.subscription)
+        for name, its in parts.items():
+            if (consumer := known.get((*place, name))) is not None:
+                consumer.ended(self.partition.number, its)
+
+    async def _follow_seek(self, void: int) -> None:
+        """The subscription was moved, by whichever worker: find out what is still leased, and tell."""
+        number = self.partition.number
+        if self._void is not None or void >= self._token:  # else all was listed to us after it
+            for consumer in [one for one in self.consumers.values() if one.out[number]]:
+                _, more = await self._recount(consumer)
+                if more > 0:
+                    consumer.connection.send(wire.Ended(consumer.stream, number, more, void))
+        self._void = void
+
+    async def _recount(self, consumer: Consumer) -> tuple[list[Delivery], int]:
+        """What a consumer holds; and how many more messages had seemed to be out."""
+        number, listing = self.partition.number, list[tuple[int, int, int]]()
+        if self.consumers.get(consumer.name) is not consumer:
+            return [], 0  # it went: what it has is listed where it comes back, perhaps just now
+        consumer.listing[number] = listing
+        held: list[Delivery] | None = None
+        try:
+            held = await self.partition.held_by(self.subscription, consumer.name, self.incarnation)
+        finally:
+            came_back = consumer.listing.get(number) is not listing
+            if not came_back:
+                del consumer.listing[number]
+                if held is None:
+                    consumer.take_back(sum(last - first + 1 for _, first, last in listing), number)
+        held = without(held, listing)
+        if came_back or self.consumers.get(consumer.name) is not consumer:
+            return [], 0  # it went meanwhile
+        return held, consumer.recount(number, count_messages(held))
+
+    def part_with(self, names: list[str]) -> None:
+        """Let go of consumers without a session: what they held is with others, and they must know."""
+        for name in names:
+            if name in self.consumers:
+                self.consumers[name].end("unavailable", "its session ended while Redis was away")
+
+    async def _recover(self) -> None:
+        """Hand over what was leased by a fetch whose answer was lost, before anything that comes after it."""
+        for name, consumer in list(self._lost.items()):
+            if self._settles:
+                await self._return_lost(name)
+            else:
+                held, _ = await self._recount(consumer)  # nothing of one that came back: it was given all
+                # Tokens only grow: what is newer was never sent.
+                self.hand_back(consumer, [one for one in held if one.receipt.token > self._lost_since])
+            self._lost.pop(name, None)  # unless it was attached anew, and so handed all
+
+    async def _count_again(self) -> None:
+        """Give back the permits of leases that have ended without our hearing of it."""
+        doubtful = list(self._doubtful.values())
+        for consumer, counted in zip(
+            doubtful, await asyncio.gather(*map(self._recount, doubtful), return_exceptions=True), strict=True
+        ):
+            if isinstance(counted, BaseException):
+                raise counted
+            if self._doubtful.get(consumer.name) is consumer:
+                del self._doubtful[consumer.name]
+
+    async def _return_lost(self, name: str) -> None:
+        """At most once: what was leased and not settled was never sent."""
+        held = await self.partition.held_by(self.subscription, name, self.incarnation)
+        receipts = [one.receipt for one in held if one.receipt.token > self._lost_since][: wire.MAX_BATCH]
+        if receipts:
+            await self.partition.call(
+                lambda engine, lease: engine.nack(lease, self.subscription, receipts, charged=False),
+                self.incarnation,
+            )
+
+    def _set_due(self, due: float) -> None:
+        """When to look again: by a script's answer, by what came meanwhile, and for those it did not name."""
+        now = asyncio.get_running_loop().time()
+        for name in [name for name, own in self._later.items() if own <= now]:
+            del self._later[name]
+            self._asking[name] = self.consumers[name]
+        self._due = min(due, self._sooner, *self._later.values())
+
+    # Whom a fetch names
+
+    def _rooms(self) -> list[Room]:
+        """Room for the next fetch; none where there is nothing to ask for, or nobody has any."""
+        for consumer in [one for one in self._asking.values() if not one.has_room]:
+            self._wait_for(consumer)
+        if not (self.hungry or self._asking):
+            return []
+        named = []
+        for consumer in self._candidates():
+            if consumer.has_room:
+                named.append(consumer)
+            else:
+                consumer.want()
+        named.sort(key=_BY_ROOM)
+        for connection in {one.connection for one in named}:
+            connection.begin_fetch()
+        rooms = [Room(one.name, one.reserve(), one.lease_ms, one.spare, SHARE) for one in named]
+        for consumer in (
+            named[1:] + named[:1]
+        ):  # of those with the same room another one comes first next time
+            consumer.crowd.place(consumer)
+        if not rooms and not self._starved:
+            self._starved = True
+            for consumer in self.consumers.values():
+                self._wait_for(consumer)
+        return rooms
+
+    def _wait_for(self, consumer: Consumer) -> None:
+        """Have a consumer tell when it has room."""
+        self._asking.pop(consumer.name, None)
+        consumer.waiting[self.partition.number] = self
+        consumer.want()
+
+    def _candidates(self) -> Iterable[Consumer]:
+        """Those for whom something may wait, those to whom something more may come, and the roomiest."""
+        self._others = 0
+        if len(self.consumers) <= self._width:
+            return self.consumers.values()
+        found = dict(islice(self._asking.items(), OWN))
+        if self.ordered:
+            found.update(islice(self.holders.items(), OWN))
+            if len(self.holders) > OWN:
+                for name in found.keys() & self.holders.keys():  # others next time
+                    self.holders[name] = self.holders.pop(name)
+        crowd = next(iter(self.consumers.values())).crowd
+        roomiest = crowd.roomiest(self._width, self.consumers)
+        found.update((one.name, one) for one in roomiest)
+        if len(roomiest) == self._width:
+            self._others = max(0, min(len(self.consumers), crowd.size) - len(found))
+        return found.values()
+
+    async def _fetch(self, rooms: list[Room]) -> None:
+        spare = {room.consumer: room.permits for room in rooms}
+        takers = {name: self.consumers[name] for name in spare}
+        for name in takers:
+            self._asking.pop(name, None)
+            self._later.pop(name, None)
+        self.hungry = False
+        self._expected, self._sooner = 0, NEVER
+        self._quiet.clear()
+        try:
+            fetched, settled = await self.partition.call(
+                lambda _, lease: self._lease(lease, rooms, takers), self.incarnation
+            )
+            if self.partition.lapsed and not self._settles:
+                # Another worker may have the partition by now, and has handed over what this fetch leased.
+                raise Unavailable("the lease of the partition may have ended meanwhile")
+        except BaseException:
+            if not self._lost:
+                self._lost_since = self._token
+            self._lost.update(takers)
+            self.hungry, self._starved = True, False
+            self._asking.update(self.consumers)  # whoever may have been left out
+            self._give_back(rooms, takers, spare)
+            raise
+        finally:
+            self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
+        there = spare.keys() - fetched.unknown_consumers
+        for share in fetched.shares:
+            if self.consumers.get(share.consumer) is not takers[share.consumer] and not self._settles:
+                there.discard(share.consumer)
+                continue  # it went meanwhile: what it has is listed where it comes back
+            spare[share.consumer] -= len(share.flat) // 3
+            self._send(takers[share.consumer], share, fetched, settled)
+        if fetched.shares:
+            self._token = max(self._token, fetched.token)
+        self._cursor = fetched.cursor
+        behind = fetched.cursor < self._expected
+        full = not any(spare[name] for name in there)  # others may have room
+        self._starved = self._starved and full
+        self._width = min(self._width * 2, MANY) if fetched.more or full else FEW
+        if behind or fetched.more or full or (settled is not None and fetched.shares):
+            self.hungry = True
+        self._ask_next(fetched, spare)
+        self._set_due(instant(fetched.next_due_ms, fetched.now_ms))
+        self.part_with(fetched.unknown_consumers)
+        self._give_back(rooms, takers, spare)
+
+    def _give_back(self, rooms: list[Room], takers: dict[str, Consumer], left: dict[str, int]) -> None:
+        """Let the other partitions have the permits that are left: all of them, before the first is told."""
+        for room in rooms:
+            takers[room.consumer].unreserve(room.permits, left[room.consumer])
+        connections = {consumer.connection for consumer in takers.values()}
+        for connection in connections:
+            connection.end_fetch()
+        for consumer in takers.values():
+            consumer.give(0)
+        for connection in connections:
+            connection.relieve()
+
+    def _ask_next(self, fetched: Fetched, spare: dict[str, int]) -> None:
+        """Note for whom there may be more than this fetch has given."""
+        more = [name for name in fetched.left_out if name not in spare]
+        more += [name for name, left in spare.items() if not left]
+        for name, due_ms in fetched.later:
+            if due_ms <= fetched.now_ms:
+                more.append(name)
+            elif name in self.consumers:
+                self._later[name] = instant(due_ms, fetched.now_ms)
+        for name in more:
+            if name in self.consumers:
+                self._asking[name] = self.consumers[name]
+
+    async def _lease(
+        self, lease: Lease, rooms: list[Room], takers: dict[str, Consumer]
+    ) -> tuple[Fetched, list[int] | None]:
+        """Fetch; at most once is settled before anybody sees it."""
+        engine = self.partition.worker.engine
+        # Who went, or began anew, while we waited for the lease has been told what it holds: nothing more.
+        rooms = [room for room in rooms if self.consumers.get(room.consumer) is takers[room.consumer]]
+        if not rooms:
+            raise Unavailable("those who had room have gone meanwhile")
+        at_ms = self.partition.worker.now_ms()
+        fetched = await engine.fetch_flat(
+            lease, self.subscription, rooms, self._limit, others=self._others, at_ms=at_ms
+        )
+        await self._return_unread(lease, fetched)
+        if not self._settles:
+            return fetched, None
+        forgotten: list[int] = []
+        for share in fetched.shares:
+            receipts = flat_receipts(fetched, share)
+            for start in range(0, len(receipts), wire.MAX_BATCH * 4):
+                some = receipts_of(receipts[start : start + wire.MAX_BATCH * 4])
+                try:
+                    result = await engine.ack(lease, self.subscription, some, "")  # who reads bodies deletes
+                except Fenced as error:
+                    # Not to be fetched once more at once: what is leased now comes first.
+                    self.partition.lose(lease)
+                    raise Unavailable(str(error)) from error
+                forgotten += [number for bounds in result.forgotten for number in bounds]
+        return fetched, forgotten
+
+    async def _return_unread(self, lease: Lease, fetched: Fetched) -> None:
+        """Give back at once what is more than a fetch may send, and lease as much as fits the next time."""
+        if not fetched.unread:
+            self._limit = min(self._limit * 2, wire.MAX_BATCH)
+            return
+        self._limit = max(_LEAST, sum(len(share.flat) for share in fetched.shares) // 3)
+        try:
+            await self.partition.worker.engine.nack(
+                lease, self.subscription, receipts_of(fetched.unread), charged=False
+            )
+        except Fenced as error:
+            self.partition.lose(lease)
+            raise Unavailable(str(error)) from error  # as after an ack that is fenced, below
+
+    def _send(self, consumer: Consumer, share: Share, fetched: Fetched, settled: list[int] | None) -> None:
+        if not share.flat:
+            return
+        data = wire.Data(
+            consumer.stream,
+            self.partition.number,
+            fetched.token,
+            fetched.now_ms + consumer.lease_ms,
+            fetched.ledgers,
+            settled=settled,
+        )
+        consumer.out[self.partition.number] += len(share.flat) // 3
+        if self.ordered and consumer.out[self.partition.number]:
+            self.holders[consumer.name] = consumer
+        consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
+        consumer.connection.flush()  # before the answers of this turn: somebody waits for it

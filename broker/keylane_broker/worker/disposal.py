@@ -1,0 +1,232 @@
+"""Deletes bodies whose messages have left the log, as the scripts have written down who they are.
+
+A record goes when its bodies are gone, so nothing that crashes leaves any behind: whoever serves the
+partition next works off what is there. Where the cluster's payload store is a Redis the worker deletes; from
+any other store, and from those that applications bring along, clients do, each record one of them.
+"""
+
+import asyncio
+import logging
+from itertools import islice
+from random import choice
+from typing import TYPE_CHECKING, NamedTuple
+
+from keylane import wire
+from keylane.errors import BrokerError
+from keylane.payloads import PayloadStore, is_redis, open_store
+from keylane_broker.engine.remains import (
+    Place,
+    Remains,
+    count_remains,
+    leave_behind,
+    left_behind,
+    read_remains,
+    remove_remains,
+)
+from keylane_broker.logs import Trouble
+
+if TYPE_CHECKING:
+    from keylane_broker.worker.connection import Connection
+    from keylane_broker.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+LOOK = 30.0  # seconds between looks at all partitions: for what a worker left that was not their owner
+_GATHER = 0.1  # seconds in which records gather
+_PLACES = 100  # partitions in one round
+_RECORDS = 100  # of a partition in one round
+_PATIENCE = 10.0  # seconds that a client has to delete what it was asked to
+_PAUSE = 1.0  # seconds until the next attempt while the store is away
+
+OWN, ADVERTISED = "own", "advertised"  # payload stores that a client can delete from, as INFO says it
+
+
+class _Handed(NamedTuple):
+    """A record that a client is at work on."""
+
+    connection: "Connection"
+    place: Place
+    record: str
+    timer: asyncio.TimerHandle
+
+
+class Disposal:
+    """What one worker does about bodies that nobody needs any more, in any partition."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self._keys = worker.engine.store
+        url, lifetime = worker.payloads, worker.settings.payload_lifetime
+        self.store: PayloadStore | None = open_store(url, lifetime=lifetime) if is_redis(url) else None
+        self._dirty: dict[Place, None] = {}  # where there may be records
+        self._left: set[Place] = set()  # of topics that are gone
+        self._wanted = asyncio.Event()
+        self._handed: dict[int, _Handed] = {}  # by sequence
+        self._out: dict[tuple[Place, str], int] = {}  # record -> sequence
+        self._failed: dict[tuple[Place, str], Connection] = {}  # who has not deleted it in time
+        self._sequence = 0
+        self._answered = asyncio.Event()
+
+    # What others tell
+
+    def wake(self, topic: str, partition: int) -> None:
+        """There may be records in a partition."""
+        self._dirty[topic, partition] = None
+        self._wanted.set()
+
+    async def look(self) -> None:
+        """There may be some anywhere."""
+        for topic, partition in self._worker.partitions:
+            self.wake(topic, partition)
+        self._left = set(await left_behind(self._keys))
+        self.joined()
+
+    def joined(self) -> None:
+        """A client has come that can delete: it may do what was left when a topic went."""
+        for place in self._left:
+            self.wake(*place)
+
+    def recorded(self, connection: "Connection", place: Place, record: str, names: list[str]) -> None:
+        """A client has settled messages: their bodies are to be deleted by it, or by us."""
+        mine = ADVERTISED if self.store is None else OWN
+        if connection.store == mine and names:
+            self._hand(connection, place, record, names)
+        else:
+            self.wake(*place)
+
+    def answered(self, connection: "Connection", sequence: int) -> None:
+        """A client has deleted what it was asked to."""
+        handed = self._handed.get(sequence)
+        if handed is not None and handed.connection is connection:
+            self._take_back(sequence)
+            self._worker.start(self._remove, handed.place, [handed.record])
+
+    def gone(self, connection: "Connection") -> None:
+        """A client has gone: others are to do what it has not."""
+        for sequence in [
+            number for number, handed in self._handed.items() if handed.connection is connection
+        ]:
+            self.wake(*self._take_back(sequence).place)
+
+    # Working records off
+
+    async def run(self) -> None:
+        """Work off what there is, for as long as the worker runs."""
+        trouble = Trouble(log, "deleting bodies")
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(_GATHER)
+            self._wanted.clear()
+            places = list(islice(self._dirty, _PLACES))
+            for place in places:
+                del self._dirty[place]
+            try:
+                self._dirty.update(dict.fromkeys(await self._work_off(places)))
+                trouble.is_over()
+            except BrokerError as error:
+                self._dirty.update(dict.fromkeys(places))
+                trouble.goes_on(error)
+                await asyncio.sleep(_PAUSE)
+            except Exception:
+                log.exception("a bug while deleting bodies; the worker goes on")
+            if self._dirty:
+                self._wanted.set()
+
+    async def finish(self, topic: str, partitions: int) -> None:
+        """Work off all of a topic; what no client deletes in time is left for those who come later."""
+        end = asyncio.get_running_loop().time() + _PATIENCE
+        places = [(topic, number) for number in range(partitions)]
+        while places:
+            self._answered.clear()
+            more = []
+            for first in range(0, len(places), _PLACES):
+                more += await self._work_off(places[first : first + _PLACES])
+            counts = await count_remains(self._keys, places)
+            places = [place for place, count in zip(places, counts, strict=True) if count]
+            if places and not more:
+                if {place for place, _ in self._out}.isdisjoint(places):
+                    break  # nobody is at it
+                try:
+                    async with asyncio.timeout_at(end):
+                        await self._answered.wait()
+                except TimeoutError:
+                    break
+        if places:
+            log.warning("bodies of %r stay for now: no client is there that deletes them", topic)
+            await leave_behind(self._keys, places)
+            self._left.update(places)
+            self.joined()
+
+    async def close(self) -> None:
+        """Do what is left to do now; the rest is for whoever comes next."""
+        if self.store is not None:
+            try:
+                async with asyncio.timeout(_PAUSE):
+                    await self._work_off(list(islice(self._dirty, _PLACES)))
+            except (BrokerError, TimeoutError) as error:
+                log.info("bodies are left to be deleted: %s", error)
+            await self.store.close()
+
+    async def _work_off(self, places: list[Place]) -> list[Place]:
+        """Delete what records name, the oldest first; answers where there may be more."""
+        doomed: dict[str, list[str]] = {}
+        done: dict[Place, list[str]] = {}
+        more = []
+        for place, records in zip(places, await read_remains(self._keys, places, _RECORDS), strict=True):
+            for record in records:
+                if self.store is not None:
+                    doomed.setdefault(place[0], []).extend(record.names)
+                if record.names and (record.own or self.store is None):
+                    self._offer(place, record)
+                else:
+                    done.setdefault(place, []).append(record.id)
+            if len(records) == _RECORDS and place in done:
+                more.append(place)
+        if self.store is not None:
+            for topic, names in doomed.items():
+                await self.store.delete(topic, names)
+        for place, gone in done.items():
+            await self._remove(place, gone)
+        return more
+
+    async def _remove(self, place: Place, records: list[str]) -> None:
+        await remove_remains(self._keys, place, records)
+        self._answered.set()
+
+    # Having clients do it
+
+    def _offer(self, place: Place, record: Remains) -> None:
+        """Ask a client that can delete them; without one it is tried again at the next look."""
+        if (place, record.id) in self._out:
+            return
+        store = OWN if record.own else ADVERTISED
+        able = [
+            connection
+            for connection in self._worker.connections
+            if connection.alive
+            and connection.store == store
+            and (connection.uses(place[0]) or not record.own or place in self._left)
+        ]
+        if len(able) > 1 and (failed := self._failed.get((place, record.id))) in able:
+            able.remove(failed)
+        if able:
+            self._hand(choice(able), place, record.id, record.names)
+
+    def _hand(self, connection: "Connection", place: Place, record: str, names: list[str]) -> None:
+        self._sequence += 1
+        timer = asyncio.get_running_loop().call_later(_PATIENCE, self._late, self._sequence)
+        self._handed[self._sequence] = _Handed(connection, place, record, timer)
+        self._out[place, record] = self._sequence
+        connection.send(wire.DeleteBodies(place[0]), self._sequence, wire.pack(names))
+
+    def _late(self, sequence: int) -> None:
+        handed = self._take_back(sequence)
+        self._failed[handed.place, handed.record] = handed.connection
+        self.wake(*handed.place)
+
+    def _take_back(self, sequence: int) -> _Handed:
+        handed = self._handed.pop(sequence)
+        handed.timer.cancel()
+        del self._out[handed.place, handed.record]
+        self._failed.pop((handed.place, handed.record), None)
+        return handed

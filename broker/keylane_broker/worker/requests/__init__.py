@@ -1,0 +1,1 @@
+"""What each request does, by what it is about."""

@@ -1,0 +1,123 @@
+"""The Keylane client: publish to topics and consume from subscriptions.
+
+from keylane import AsyncClient
+
+async with AsyncClient("keylane://localhost") as client:
+    await client.publish("orders", b"42", key="customer-7")
+"""
+
+from keylane.async_client import AsyncClient
+from keylane.consume.consumer import Consumer
+from keylane.consume.message import Batch, Message
+from keylane.errors import (
+    BacklogFull,
+    BrokerError,
+    ConnectionClosed,
+    ConnectionFailed,
+    ConsumerReplaced,
+    DurabilityNotReached,
+    Fenced,
+    Forbidden,
+    IncompatibleVersion,
+    InvalidArgument,
+    InvalidName,
+    MessageLeased,
+    MessageNotFound,
+    MessagesLost,
+    MessageTooLarge,
+    Overloaded,
+    PayloadMissing,
+    ProtocolError,
+    PublishFailed,
+    StaleReceipt,
+    SubscriptionBusy,
+    SubscriptionExists,
+    SubscriptionMoved,
+    SubscriptionNotFound,
+    TopicExists,
+    TopicNotFound,
+    TopicReplaced,
+    Unauthorized,
+    Unavailable,
+)
+from keylane.payloads import PayloadStore
+from keylane.produce.columns import Columns, Tally
+from keylane.sync.client import Client
+from keylane.sync.consumer import SyncConsumer
+from keylane.sync.message import SyncMessage
+from keylane.types import (
+    Backoff,
+    Claim,
+    ClusterInfo,
+    ClusterReport,
+    LedgerInfo,
+    OutgoingMessage,
+    Page,
+    PartitionInfo,
+    PartitionMove,
+    PartitionOffsets,
+    PeekedMessage,
+    Published,
+    SubscriptionInfo,
+    TopicInfo,
+    WorkerAddress,
+    WorkerInfo,
+)
+
+__all__ = [
+    "AsyncClient",
+    "BacklogFull",
+    "Backoff",
+    "Batch",
+    "BrokerError",
+    "Claim",
+    "Client",
+    "ClusterInfo",
+    "ClusterReport",
+    "Columns",
+    "ConnectionClosed",
+    "ConnectionFailed",
+    "Consumer",
+    "ConsumerReplaced",
+    "DurabilityNotReached",
+    "Fenced",
+    "Forbidden",
+    "IncompatibleVersion",
+    "InvalidArgument",
+    "InvalidName",
+    "LedgerInfo",
+    "Message",
+    "MessageLeased",
+    "MessageNotFound",
+    "MessageTooLarge",
+    "MessagesLost",
+    "OutgoingMessage",
+    "Overloaded",
+    "Page",
+    "PartitionInfo",
+    "PartitionMove",
+    "PartitionOffsets",
+    "PayloadMissing",
+    "PayloadStore",
+    "PeekedMessage",
+    "ProtocolError",
+    "PublishFailed",
+    "Published",
+    "StaleReceipt",
+    "SubscriptionBusy",
+    "SubscriptionExists",
+    "SubscriptionInfo",
+    "SubscriptionMoved",
+    "SubscriptionNotFound",
+    "SyncConsumer",
+    "SyncMessage",
+    "Tally",
+    "TopicExists",
+    "TopicInfo",
+    "TopicNotFound",
+    "TopicReplaced",
+    "Unauthorized",
+    "Unavailable",
+    "WorkerAddress",
+    "WorkerInfo",
+]

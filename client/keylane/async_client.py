@@ -1,0 +1,258 @@
+"""The client for asyncio.
+
+async with AsyncClient("keylane://localhost") as client:
+    await client.publish("orders", b"42", key="customer-7")
+
+    async with client.subscribe("orders", "billing", mode="key_shared") as consumer:
+        async for message in consumer:
+            async with message:                 # ack on exit, nack when it raises
+                await charge(await message.data())
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import count
+from types import TracebackType
+from weakref import WeakSet
+
+from keylane import wire
+from keylane.administration import Administration
+from keylane.connect.cluster import Cluster
+from keylane.connect.seeds import server_or_default, token_or_default
+from keylane.consume.consumer import Consumer
+from keylane.consume.handlers import Handler
+from keylane.consume.message import Message
+from keylane.consume.options import Options
+from keylane.errors import InvalidArgument, TopicNotFound, answers
+from keylane.payloads import PayloadStore
+from keylane.payloads.bodies import Bodies
+from keylane.produce.columns import Columns, Tally
+from keylane.produce.producer import Producer
+from keylane.reading import Reading
+from keylane.tasks import finished
+from keylane.times import Position, Seconds, seconds
+from keylane.types import Body, Mode, OutgoingMessage, Published
+
+_CLOSE = 5.0  # seconds to delete the bodies that nobody needs any more
+
+
+class AsyncClient(Administration, Reading):
+    """A client of a Keylane cluster; use it as an async context manager.
+
+    `seeds` is a URL, a list, or "keylane://a:9999,b:9999"; keylanes:// is TLS. Without it KEYLANE_SERVER
+    counts, without that keylane://127.0.0.1:9999; without `token`, KEYLANE_TOKEN. `payloads` is where bodies
+    are stored, by default where the cluster says. `on_time_drift` is called with the seconds that the
+    cluster's clock is ahead of this machine's, if that is more than one. `timeout` is for how many seconds
+    an operation tries again while the broker cannot be reached.
+    """
+
+    def __init__(
+        self,
+        seeds: str | Iterable[str] | None = None,
+        *,
+        token: str | None = None,
+        payloads: PayloadStore | str | None = None,
+        producer_group: str | None = None,
+        on_time_drift: Callable[[float], None] | None = None,
+        timeout: Seconds = 30.0,
+    ) -> None:
+        limit = seconds("timeout", timeout)
+        self._bodies = Bodies(payloads, self._greeting, self._owed, lambda: self._cluster.now)
+        self._cluster = Cluster(
+            server_or_default(seeds),
+            token=token_or_default(token),
+            timeout=limit,
+            on_time_drift=on_time_drift,
+            bodies=self._bodies,
+        )
+        self._producer = Producer(self._cluster, self._bodies, producer_group)
+        self._streams = count(1)
+        self._consumers: WeakSet[Consumer] = WeakSet()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "AsyncClient":
+        await self._cluster.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout: Seconds = 30.0) -> None:  # noqa: ASYNC109
+        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed.
+
+        Handlers that run have up to `timeout` to end.
+        """
+        patience = seconds("timeout", timeout)
+        for consumer in list(self._consumers):
+            consumer.excuse()
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(patience))
+        await finished(self._closing, self._hurry)
+
+    def _hurry(self) -> None:
+        for consumer in list(self._consumers):
+            consumer.hurry()
+
+    async def _close(self, patience: float) -> None:
+        try:
+            # All at once: while the broker is away each takes its time.
+            await asyncio.gather(*(consumer.close(patience) for consumer in list(self._consumers)))
+        finally:
+            await self._producer.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE):
+                    await self._bodies.finish()
+            with suppress(TimeoutError):  # a store may wait for threads
+                async with asyncio.timeout(_CLOSE):
+                    await self._bodies.close()
+            await self._cluster.close()
+
+    async def publish(
+        self,
+        topic: str,
+        data: Body = None,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        uid: str | None = None,
+        durability: str | None = None,
+        delay: Seconds | None = None,
+        deliver_at: datetime | None = None,
+    ) -> Published:
+        """Publish a message; answers when it is stored as durably as asked for.
+
+        With `delay`, or `deliver_at`, it is kept apart until then; it takes its place in the order, and its
+        id, when it is due. A `uid` of your own names the message, with its key: the same published again
+        within the topic's dedupe window is answered with the first one's id, and `duplicate`.
+
+        >>> published = await client.publish("orders", b"42", key="customer-7")
+        """
+        message = OutgoingMessage(data, key, attributes, partition, uid, durability, delay, deliver_at)
+        return await self._producer.publish_one(topic, message)
+
+    async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
+        """Publish messages, those of a partition in the order given; answers when all are stored.
+
+        If some are and others are not it raises PublishFailed, whose `published` has what became of each: one
+        that cannot be published keeps none of the others back. If all have failed alike it raises just that:
+        TopicNotFound, say.
+
+        >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
+        """
+        return answers(await self._producer.publish(topic, messages))
+
+    async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
+        """Queue messages given by columns, a few thousand at a time; await the task for what became of them.
+
+        It returns when they are queued, behind those of the call before, so that several calls are under way.
+        Once a part could not be published, nothing behind it in its partition is, by this client: publish all
+        of it again, with the same uids, by another one. If the topic was replaced that holds for all of it.
+
+        >>> under_way = await client.publish_columns("orders", Columns(keys=["a", "b"], bodies=[b"1", b"2"]))
+        >>> (await under_way).stored
+        2
+        """
+        return await self._producer.publish_columns(topic, columns)
+
+    async def fan_out(
+        self,
+        topics: Iterable[str],
+        data: Body = None,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        durability: str | None = None,
+    ) -> dict[str, Published]:
+        """Publish the same message to several topics; raises the first error when all have ended."""
+        if isinstance(topics, str):
+            raise InvalidArgument(f"topics is {topics!r}: use a list of names, or publish")
+        names = list(dict.fromkeys(topics))
+        found = await asyncio.gather(
+            *(
+                self.publish(topic, data, key=key, attributes=attributes, durability=durability)
+                for topic in names
+            ),
+            return_exceptions=True,
+        )
+        published = {}
+        for topic, answer in zip(names, found, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            published[topic] = answer
+        return published
+
+    def subscribe(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        mode: Mode | None = "shared",
+        start: Position = "latest",
+        name: str | None = None,
+        permits: int = 1_000,
+        lease: Seconds | None = None,
+        auto_extend: bool | Seconds = True,
+        on_stale: Callable[[Message], None] | None = None,
+        partitions: Sequence[int] | None = None,
+        handler: Handler | None = None,
+        concurrency: int = 16,
+    ) -> Consumer:
+        """A consumer of a subscription, to be entered with `async with`; the subscription is made if need be.
+
+        `mode` has to be the subscription's, None takes any; `start` is "earliest", "latest", an id or a time,
+        and counts only if the subscription is made. `permits` is how many messages it may hold. `lease`
+        overrides the subscription's for what this consumer gets. Leases are extended while messages wait
+        here, and for up to an hour, or as long as `auto_extend` says, while one is in the application's
+        hands; if it takes none for that long, what waits goes back uncharged. `on_stale` is called with each
+        message that was settled in the background, and too late. With `handler` it runs that for each
+        message, up to `concurrency` at a time; messages of a lane one after the other.
+
+        >>> async with client.subscribe("orders", "billing") as consumer:
+        ...     async for message in consumer:
+        ...         async with message:
+        ...             print(await message.data())
+        """
+        options = Options(
+            mode,
+            start,
+            name,
+            permits,
+            lease,
+            auto_extend,
+            on_stale,
+            partitions,
+            handler,
+            concurrency,
+        )
+        consumer = Consumer(self._cluster, self._bodies, self._streams, topic, subscription, options)
+        self._consumers.add(consumer)
+        return consumer
+
+    async def _owed(self, topic: str, before: str) -> set[str]:
+        """The names of bodies that a topic needs still; none, if there is no such topic."""
+        names = set[str]()
+        try:
+            count = (await self.describe_topic(topic)).partitions
+        except TopicNotFound:
+            return names
+        for partition in range(count):
+            position = ""
+            while True:
+                question = wire.Owed(topic, partition, position, before)
+                answer = await self._cluster.request_near(topic, partition, question)
+                names.update(wire.unpack(answer.body, list[str]))
+                position = wire.properties_of(answer, wire.OwedReply).position
+                if not position:
+                    break
+        return names
+
+    async def _greeting(self) -> wire.InfoReply:
+        return (await self._cluster.connection(self._cluster.timeout)).info

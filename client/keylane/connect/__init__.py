@@ -1,0 +1,1 @@
+"""The way to the workers: addresses, connections, and who serves what."""

@@ -1,0 +1,402 @@
+"""One connection to a worker: frames out, answers and pushes in, heartbeats both ways."""
+
+import asyncio
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import cast
+
+from keylane import errors, wire
+from keylane.connect.dialling import Resolver, open_any
+from keylane.errors import BrokerError, ConnectionClosed, DurabilityNotReached, Fenced, ProtocolError
+from keylane.wire import Frame, Properties, Type
+
+_ERRORS = {
+    item.code: item
+    for item in vars(errors).values()
+    if isinstance(item, type) and issubclass(item, BrokerError)
+}
+_LOST_AFTER = 3  # heartbeat intervals without a byte from the other side
+_SILENCE = 2.0  # seconds without a byte from a worker that owes an answer, until it is suspected
+
+
+class Redirected(Fenced):
+    """Another worker serves the partition now; `address` is "" where that is not known."""
+
+    def __init__(self, topic: str, partition: int, address: str) -> None:
+        super().__init__(f"partition {partition} of {topic!r} is served by {address or 'another worker'}")
+        self.partition = partition
+        self.address = address
+
+
+Redirected.code = Fenced.code  # to users it is the same
+
+
+def error_from(said: wire.Error) -> BrokerError:
+    """The exception for what an ERROR frame says."""
+    kind = _ERRORS.get(said.code, BrokerError)
+    if kind is DurabilityNotReached:
+        return DurabilityNotReached(said.message, stored=said.stored)
+    return kind(said.message)
+
+
+def give_up(answer: asyncio.Future[Frame], error: BrokerError) -> None:
+    """Wait no longer for an answer; if it comes all the same, nobody hears it."""
+    if not answer.done():
+        answer.set_exception(error.again())  # others may hear the same
+        answer.exception()  # retrieved: not everybody who asked looks
+
+
+class Events:
+    """What a connection tells whoever keeps it."""
+
+    def told_time(self, drift: float, trip: float) -> None:
+        """So many seconds is the cluster's clock ahead of ours, give or take half of `trip`."""
+
+    store = ""  # the payload store that it can delete from: "advertised" or its "own"
+
+    def doomed(self, connection: "Connection", topic: str, names: list[str], sequence: int) -> None:
+        """A worker wants bodies to be deleted, and to hear when they are."""
+
+    def moved(self, topic: str) -> None:
+        """The partition map of a topic has changed."""
+
+    def fell_silent(self, connection: "Connection") -> None:
+        """The worker owes an answer, and nothing has come from it for a while."""
+
+
+class Connection(asyncio.Protocol):
+    """Made by `connect`; `closed` is done when it has ended, with the reason as its result."""
+
+    def __init__(self, address: str, events: Events) -> None:
+        self.address = address
+        self.maps: set[str] = set()  # topics whose map was asked for here: MOVED tells when they change
+        self.used = 0.0  # when something was last asked, heartbeats apart
+        self.streams: dict[int, Callable[[Frame], None]] = {}  # who gets what comes for a consumer
+        self.info: wire.InfoReply
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[BrokerError] = self._loop.create_future()
+        self._transport: asyncio.Transport
+        self._reader = wire.FrameReader()
+        self._answers: dict[int, asyncio.Future[Frame]] = {}
+        self._sequence = 0
+        self._largest: int | None = None  # frame that the worker takes
+        self._out: list[bytes] = []
+        self._writable = True
+        self._wake: dict[Callable[[], None], None] = {}
+        self._heard = 0.0
+        self._answering = False  # somebody has an answer, and has not gone on yet
+        self._timer: asyncio.TimerHandle | None = None
+        self._reason: BrokerError | None = None
+        self._events = events
+        self._watch: asyncio.TimerHandle | None = None  # while an answer is owed
+        self._owed = 0.0  # since when one is
+        self._doubtful: dict[asyncio.Future[Frame], BrokerError] = {}  # to be given up when it is silent
+        self._probed = 0.0  # when a heartbeat was sent to find out whether the worker is there
+        self._suspected = 0.0  # when it was found that it may not be
+
+    # What others call
+
+    @property
+    def silent(self) -> bool:
+        """Whether the worker owes an answer and has said nothing for a while."""
+        return self._suspected > self._heard
+
+    @property
+    def busy(self) -> bool:
+        """Whether a consumer or an answer is to come over it."""
+        return bool(self.streams) or any(not answer.done() for answer in self._answers.values())
+
+    @property
+    def writable(self) -> bool:
+        """Whether the network takes what is written."""
+        return self._writable
+
+    def when_writable(self, call: Callable[[], None]) -> None:
+        """Call once, as soon as the network takes more or the connection has ended."""
+        self._wake[call] = None
+
+    def request(self, properties: Properties, body: bytes = b"") -> asyncio.Future[Frame]:
+        """Send a frame that is answered; the future has the OK frame, or raises what the worker said."""
+        answer: asyncio.Future[Frame] = self._loop.create_future()
+        if self._reason is not None:
+            give_up(answer, self._reason)
+            return answer
+        data = wire.frame(properties, self._sequence + 1, body=body)
+        if self._largest is not None and len(data) - 4 > self._largest:
+            # The worker would end the connection, and with it all that others have asked.
+            give_up(
+                answer,
+                errors.MessageTooLarge(
+                    f"a frame of {len(data) - 4} bytes: the worker takes up to {self._largest} (max_frame)"
+                ),
+            )
+            return answer
+        self.used = self._loop.time()
+        if self._watch is None:
+            self._owed = self.used
+            self._watch = self._loop.call_later(_SILENCE / 2, self._look)
+        self._sequence += 1
+        self._answers[self._sequence] = answer
+        self._write(data)
+        return answer
+
+    def wait_while_heard(self, answer: asyncio.Future[Frame], error: BrokerError) -> None:
+        """Give a request up with an error if the worker says nothing: another can be asked instead."""
+        if self.silent:
+            give_up(answer, error)
+        elif not answer.done():
+            self._doubtful[answer] = error
+            answer.add_done_callback(lambda answer: self._doubtful.pop(answer, None))
+
+    def send(self, properties: Properties) -> None:
+        """Send a frame that is not answered."""
+        self._write(wire.frame(properties))
+
+    def answer(self, sequence: int) -> None:
+        """Say that what the worker has asked is done."""
+        if self._reason is None:
+            self._write(wire.frame(Properties(), sequence))
+
+    def abort(self) -> None:
+        """End at once."""
+        self._end(ConnectionClosed("the client was closed"))
+
+    async def close(self) -> None:
+        """Send what is queued, and end."""
+        if not self.closed.done():
+            self._flush()
+            self._reason = self._reason or ConnectionClosed("the client was closed")
+            self._transport.close()
+            await asyncio.wait({self.closed}, timeout=1.0)
+            if not self.closed.done():
+                self._transport.abort()
+                await asyncio.wait({self.closed})
+
+    async def greet(self, token: str | None, topic: str = "") -> wire.InfoReply:
+        """Exchange INFO frames: the beginning of every connection, and later a question."""
+        sent, began = time.time(), time.monotonic()
+        who = f"keylane-python, process {os.getpid()} on {socket.gethostname()}"
+        versions = (wire.OLDEST_VERSION, wire.VERSION)
+        asked = self.request(
+            wire.Info(versions=versions, token=token or "", client=who, topic=topic, store=self._events.store)
+        )
+        if topic:
+            self.watch(topic, asked)
+        answer = await asked
+        info = wire.properties_of(answer, wire.InfoReply)
+        if not wire.OLDEST_VERSION <= info.version <= wire.VERSION:
+            raise errors.IncompatibleVersion(
+                f"the worker at {self.address} speaks version {info.version} of the protocol, this client "
+                f"{wire.OLDEST_VERSION} to {wire.VERSION}"
+            )
+        self._told_time(info.time_ms, sent, began)
+        self.info = info
+        self._largest = info.max_frame
+        self._reader.limit = max(wire.MAX_FRAME, info.max_frame)
+        return info
+
+    def watch(self, topic: str, asked: asyncio.Future[Frame]) -> None:
+        """A topic's map was asked for: unless that is refused, MOVED tells when it changes."""
+        self.maps.add(topic)
+        asked.add_done_callback(lambda answer: self._watched(topic, answer))
+
+    def _watched(self, topic: str, answer: asyncio.Future[Frame]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            self.maps.discard(topic)
+
+    def begin_heartbeats(self) -> None:
+        """Say from time to time that we are there, and notice when the worker is not."""
+        interval = self.info.heartbeat_ms / 1000
+        silent = self._loop.time() - self._heard
+        if silent > interval * _LOST_AFTER:
+            self._end(ConnectionClosed(f"nothing came from the worker at {self.address} for {silent:.1f} s"))
+            return
+        if self._reason is None:
+            self._beat()
+            self._timer = self._loop.call_later(interval, self.begin_heartbeats)
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._heard = self._loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all that waits."""
+        why = f" ({exc})" if exc else ""
+        reason = self._reason or ConnectionClosed(f"the connection to {self.address} was lost{why}")
+        self._reason = reason
+        for timer in (self._timer, self._watch):
+            if timer is not None:
+                timer.cancel()
+        for answer in self._answers.values():
+            give_up(answer, reason)
+        self._answers.clear()
+        self.streams.clear()
+        if not self.closed.done():
+            self.closed.set_result(reason)
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """The network is slower than we are."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """The network has caught up."""
+        self._writable = True
+        waiting, self._wake = self._wake, {}
+        for call in waiting:
+            call()
+
+    def data_received(self, data: bytes) -> None:
+        """Deal with every frame that is complete."""
+        self._heard = self._loop.time()
+        try:
+            for frame in self._reader.feed(data):
+                self._received(frame)
+        except ProtocolError as error:
+            self._break_off(error)
+
+    # Below: how
+
+    def _received(self, frame: Frame) -> None:
+        if frame.type == Type.DATA:
+            stream = wire.properties_of(frame, _Stream).stream
+        elif frame.type == Type.HEARTBEAT:
+            self.answer(frame.sequence)
+            return
+        elif frame.type == Type.DELETE_BODIES:
+            topic = wire.properties_of(frame, wire.DeleteBodies).topic
+            self._events.doomed(self, topic, wire.unpack(frame.body, list[str]), frame.sequence)
+            return
+        elif frame.sequence:
+            self._answered(frame)
+            return
+        elif frame.type == Type.ERROR:
+            said = wire.properties_of(frame, wire.Error)
+            if said.stream is None:
+                self._end(error_from(said))
+                return
+            stream = said.stream
+        elif frame.type in (Type.REDIRECT, Type.FLOW, Type.ENDED):
+            stream = wire.properties_of(frame, _Stream).stream
+        else:
+            if frame.type == Type.MOVED:
+                self._events.moved(wire.properties_of(frame, wire.Moved).topic)
+            return
+        take = self.streams.get(stream)
+        if take is None:
+            return
+        if self._answering:
+            # In the order of the wire: whoever waits for an answer that came before goes on before.
+            self._loop.call_soon(self._push, take, frame)
+        else:
+            self._push(take, frame)
+
+    def _push(self, take: Callable[[Frame], None], frame: Frame) -> None:
+        try:
+            take(frame)
+        except ProtocolError as error:
+            self._break_off(error)
+
+    def _answered(self, frame: Frame) -> None:
+        answer = self._answers.pop(frame.sequence, None)
+        if answer is None or answer.done():
+            return
+        if not self._answering:
+            self._answering = True
+            self._loop.call_soon(self._loop.call_soon, self._all_answered)
+        if frame.type == Type.OK:
+            answer.set_result(frame)
+            return
+        if frame.type == Type.ERROR:
+            answer.set_exception(error_from(wire.properties_of(frame, wire.Error)))
+        elif frame.type == Type.REDIRECT:
+            to = wire.properties_of(frame, wire.Redirect)
+            answer.set_exception(Redirected(to.topic, to.partition, to.address))
+        else:
+            answer.set_exception(ProtocolError(f"the worker answered with a frame of type {frame.type}"))
+        answer.exception()  # retrieved: not everybody who asked still waits
+
+    def _all_answered(self) -> None:
+        self._answering = False
+
+    def _write(self, data: bytes) -> None:
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(data)
+
+    def _flush(self) -> None:
+        if self._out and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def _break_off(self, error: ProtocolError) -> None:
+        self._end(ConnectionClosed(f"what came from {self.address} breaks the protocol: {error}"))
+
+    def _end(self, reason: BrokerError) -> None:
+        if self._reason is None:
+            self._reason = reason
+        self._transport.abort()
+
+    def _look(self) -> None:
+        """While answers are owed: is the worker there at all? Ask it before it is suspected."""
+        self._watch = None
+        if self._reason is not None or not any(not answer.done() for answer in self._answers.values()):
+            return
+        self._watch = self._loop.call_later(_SILENCE / 2, self._look)
+        now = self._loop.time()
+        since = max(self._heard, self._owed)
+        if now - since >= _SILENCE * 0.9 and self._probed >= since:
+            self._suspected = now
+            for answer, error in list(self._doubtful.items()):
+                give_up(answer, error)
+            self._events.fell_silent(self)
+        elif now - since >= _SILENCE * 0.4:
+            self._probed = now
+            self._beat()
+
+    def _beat(self) -> None:
+        sent, began, used = time.time(), time.monotonic(), self.used
+        self.request(wire.Heartbeat()).add_done_callback(
+            lambda answer: self._heartbeat_answered(answer, sent, began)
+        )
+        self.used = used
+
+    def _heartbeat_answered(self, answer: asyncio.Future[Frame], sent: float, began: float) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self._told_time(answer.result().timestamp_ms, sent, began)
+
+    def _told_time(self, cluster_ms: int, sent: float, began: float) -> None:
+        if cluster_ms:
+            trip = time.monotonic() - began
+            self._events.told_time(cluster_ms / 1000 - (sent + trip / 2), trip)
+
+
+class _Stream(Properties, frozen=True):
+    stream: int
+
+
+async def connect(
+    host: str, port: int, *, tls: bool, token: str | None, events: Events, resolver: Resolver
+) -> Connection:
+    """Open a connection and greet the worker; OSError if nobody is there."""
+    context = ssl.create_default_context() if tls else None
+    address = wire.address_of(host, port)
+    addresses = await resolver.addresses(host)
+    connection = await open_any(lambda: Connection(address, events), host, addresses, port, context)
+    try:
+        await connection.greet(token)
+    except BaseException as error:
+        connection._end(ConnectionClosed("the worker did not greet"))
+        if isinstance(error, ConnectionClosed) and not tls:
+            raise ConnectionClosed(
+                f"{error} before anybody greeted; a port for TLS takes keylanes://"
+            ) from error
+        raise
+    connection.begin_heartbeats()
+    return connection

@@ -1,0 +1,81 @@
+"""Where workers may listen, and how long to wait before looking there again."""
+
+import os
+import random
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from keylane import wire
+from keylane.errors import InvalidArgument
+
+DEFAULT_SERVER = f"keylane://127.0.0.1:{wire.PORT}"
+
+
+def server_or_default(seeds: str | Iterable[str] | None) -> str | Iterable[str]:
+    """What was given, else what KEYLANE_SERVER says, else this machine."""
+    return os.environ.get("KEYLANE_SERVER") or DEFAULT_SERVER if seeds is None else seeds
+
+
+def token_or_default(token: str | None) -> str | None:
+    """What was given, else what KEYLANE_TOKEN says."""
+    return os.environ.get("KEYLANE_TOKEN") or None if token is None else token
+
+
+class Seed(NamedTuple):
+    """Where a worker may listen."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def address(self) -> str:
+        """`host:port`, as workers write it."""
+        return wire.address_of(self.host, self.port)
+
+    def __str__(self) -> str:
+        return f"keylane{'s' if self.tls else ''}://{self.address}"
+
+
+def parse_seeds(seeds: str | Iterable[str]) -> list[Seed]:
+    """Seeds from one URL, a list of them, or one with several hosts."""
+    found = []
+    for url in [seeds] if isinstance(seeds, str) else seeds:
+        scheme, separator, rest = str(url).partition("://")
+        if not separator or scheme not in ("keylane", "keylanes"):
+            raise InvalidArgument(f"seed {url!r}: use keylane://host:port, or keylanes:// for TLS")
+        if "@" in rest:  # not shown: there may be a password in it
+            raise InvalidArgument(
+                "a seed has a user or password, which workers do not take: give a token, with token=… or "
+                "KEYLANE_TOKEN"
+            )
+        for place in rest.rstrip("/").split(","):
+            if place != (plain := re.split("[/?#]", place)[0]):
+                raise InvalidArgument(
+                    f"seed {url!r}: {place.removeprefix(plain)!r} means nothing here; use host and port only"
+                )
+            seed = parse_address(place, scheme == "keylanes")
+            if seed is None:
+                raise InvalidArgument(f"seed {url!r}: {place!r} is not a host and port")
+            found.append(seed)
+    if not found:
+        raise InvalidArgument("no seeds: name at least one worker, such as keylane://127.0.0.1:9999")
+    return found
+
+
+def parse_address(address: str, tls: bool) -> Seed | None:
+    """`host:port` or `host`; None if it is something else."""
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return Seed(host, port or wire.PORT, tls) if host else None
+
+
+def backoff(attempt: int, initial: float = 0.05, maximum: float = 2.0) -> float:
+    """Seconds to wait before the next attempt: exponential, jittered."""
+    ceiling: float = min(maximum, initial * 2.0 ** min(attempt, 20))
+    return ceiling * random.uniform(0.5, 1.0)

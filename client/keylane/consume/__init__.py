@@ -1,0 +1,1 @@
+"""Consuming: what workers push, leases, settling."""

@@ -1,0 +1,396 @@
+"""A consumer: takes what the worker pushes, hands it out, and comes back after a lost connection."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from datetime import datetime
+from time import monotonic
+from types import TracebackType
+from typing import Any, TypeVar
+
+from keylane import wire
+from keylane.connect.cluster import Cluster
+from keylane.consume.block import BUFFERED, HANDED, Block
+from keylane.consume.buffer import Buffer
+from keylane.consume.downloads import Downloads
+from keylane.consume.handlers import Handlers
+from keylane.consume.lease_extender import Keeper
+from keylane.consume.leases import Held, Part
+from keylane.consume.message import Batch, Message
+from keylane.consume.options import PATIENCE, Options, fresh_name
+from keylane.consume.receipts import ACK, GIVE_BACK, NACK, Terms
+from keylane.consume.settler import Settler, extend_terms, nack_terms
+from keylane.consume.streams import Links
+from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument
+from keylane.payloads.bodies import Bodies
+from keylane.tasks import finished
+from keylane.times import Seconds, seconds
+from keylane.types import Outcome
+from keylane.wire import Frame
+
+_CLOSE = 5.0  # seconds for the last answers when it closes
+_REFUSED = 1_000  # ids to remember
+_REFUSED_MS = 1_000  # after which what cannot be read comes again, at first
+T = TypeVar("T")
+_log = logging.getLogger("keylane.client")
+
+
+class Consumer:
+    """Messages of a subscription.
+
+    async with client.subscribe("orders", "billing") as consumer:
+        async for message in consumer:
+            async with message:
+                print(await message.data())
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        bodies: Bodies,
+        streams: Iterator[int],
+        topic: str,
+        subscription: str,
+        options: Options,
+    ) -> None:
+        self.topic = topic
+        self.subscription = subscription
+        self.name = options.name or fresh_name()
+        self._cluster = cluster
+        self._bodies = bodies
+        request = options.request(topic, subscription, self.name)
+        patience = options.patience()
+        self.links = Links(
+            cluster,
+            streams,
+            request,
+            self._opening,
+            self._opened,
+            self._received,
+            self._lost,
+            self._void,
+            self._ended,
+        )
+        self.held = Held(self.links.credit, self._lapsed)
+        self.settler = Settler(self, options.on_stale)
+        self.downloads = Downloads(topic, bodies)
+        self.keeper = Keeper(self, patience)
+        self._buffer = Buffer(self.held, (patience or PATIENCE) / 10)
+        self._handlers = Handlers(self, options.handler, options.concurrency) if options.handler else None
+        self._permits = options.permits
+        self._at_most_once = False
+        self._refused: dict[str, None] = {}  # messages that cannot be read, by id: each is told once
+        self._waiting: list[asyncio.Future[None]] = []
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def drift(self) -> float:
+        """Seconds that the cluster's clock is ahead of ours."""
+        return self._cluster.drift
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is about to be."""
+        return self._closed
+
+    @property
+    def mode(self) -> str:
+        """The subscription's mode."""
+        return self.held.mode
+
+    # Opening and closing
+
+    async def __aenter__(self) -> "Consumer":
+        if self._closed:
+            raise ConnectionClosed("the consumer was closed: make another")
+        await self.links.open()
+        if self._handlers is not None:
+            self._handlers.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout: Seconds = 30.0) -> None:  # noqa: ASYNC109
+        """Wait for running handlers, settle what is queued, and give back the rest at once and uncharged."""
+        patience = seconds("timeout", timeout)
+        self.excuse()
+        if self._closing is None:
+            self._closed = True
+            self._wake()
+            self._closing = asyncio.create_task(self._close(patience))
+        await finished(self._closing, self.hurry)
+
+    def excuse(self) -> None:
+        """The handler that calls this waits until all is closed: nobody is to wait for it."""
+        if self._handlers is not None:
+            self._handlers.excuse()
+
+    def hurry(self) -> None:
+        """Wait for no handler any more."""
+        if self._handlers is not None:
+            self._handlers.hurry()
+
+    async def _close(self, patience: float) -> None:
+        try:
+            if self._handlers is not None and self.links.opened_all:
+                await self._handlers.close(patience)
+            self.keeper.close()
+            for last in (self.settler.finish, self.links.leave):
+                with suppress(
+                    TimeoutError
+                ):  # each has its own: what is not answered does not keep it from leaving
+                    async with asyncio.timeout(_CLOSE):
+                        await last()
+        finally:
+            self.keeper.close()
+            self.held.clear()
+            await self.settler.close()
+            await self.downloads.close()
+            await self.links.close()
+
+    async def wait(self) -> None:
+        """Wait until it is closed; raises what ended it, if anything did."""
+        while not self._closed and self.links.error is None:
+            await self._more()
+        if self.links.error is not None:
+            raise self.links.error.again()
+
+    # Taking messages
+
+    def check_by_hand(self) -> None:
+        """Refuse who wants to take messages that a handler gets."""
+        if self._handlers is not None:
+            raise InvalidArgument(
+                "this consumer has a handler, which gets every message: wait() for its end, or subscribe "
+                "without handler= to take messages yourself"
+            )
+
+    def __aiter__(self) -> "Consumer":
+        self.check_by_hand()
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._closed:
+            if (message := self._buffer.pop()) is not None:
+                return message
+            await self._more()
+        raise StopAsyncIteration
+
+    async def receive(self, timeout: Seconds | None = None) -> Message:  # noqa: ASYNC109
+        """The next message; TimeoutError if none comes in time."""
+        self.check_by_hand()
+        return await self._within(timeout, self.__anext__())
+
+    async def _within(self, timeout: Seconds | None, work: Coroutine[Any, Any, T]) -> T:  # noqa: ASYNC109
+        limit = None if timeout is None else seconds("timeout", timeout)
+        try:
+            async with asyncio.timeout(limit):
+                return await work
+        except TimeoutError:
+            raise TimeoutError(
+                f"no message from {self.subscription!r} of {self.topic!r} in {limit} s"
+            ) from None
+        except StopAsyncIteration:
+            raise ConnectionClosed("the consumer is closed") from None
+
+    def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> "Batches":
+        """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
+        self.check_by_hand()
+        if type(max_messages) is not int or max_messages < 1:
+            raise InvalidArgument(f"max_messages is {max_messages!r}: use a whole number from 1")
+        # More than the permits never come together.
+        return Batches(self, min(max_messages, self._permits), seconds("max_wait", max_wait))
+
+    async def take(self, limit: int, wait: float = 0.0, *, handed: bool = True) -> Batch:
+        """At least one message, and what else is there or comes within so many seconds."""
+        end: float | None = None
+        while not self._closed:
+            # Nothing is taken before it is returned: who is cancelled while waiting loses nothing.
+            if (waiting := len(self._buffer)) and end is None:
+                end = monotonic() + wait
+            if end is not None and (waiting >= limit or monotonic() >= end):
+                if parts := self._buffer.take(limit, handed=handed):
+                    return Batch(parts)
+                end = None
+            try:
+                async with asyncio.timeout(None if end is None else end - monotonic()):
+                    await self._more()
+            except TimeoutError:
+                pass
+        raise StopAsyncIteration
+
+    async def pull(self, limit: int, wait: float = 0.0, timeout: Seconds | None = None) -> Batch:  # noqa: ASYNC109
+        """The same, to be handed to the application one by one: see hand. At the end ConnectionClosed."""
+        return await self._within(timeout, self.take(limit, wait, handed=False))
+
+    async def hand(self, message: Message) -> bool:
+        """Put what was pulled into the application's hands, after a pause; False if it has gone back."""
+        while self.held.paused and not self._closed and self.links.error is None:
+            await self._news()
+        return self.held.hand(message._block, message._index)
+
+    # Settling and flow
+
+    async def ack(self, messages: Iterable[Message]) -> list[Outcome]:
+        """Settle messages for good; "settled" or "stale" for each, in the order given."""
+        return await self.settler.many(ACK, messages)
+
+    async def nack(
+        self, messages: Iterable[Message], delay: Seconds | None = None, *, until: datetime | None = None
+    ) -> list[Outcome]:
+        """Give messages back; "settled" or "stale" for each, in the order given."""
+        return await self.settler.many(nack_terms(delay, until), messages)
+
+    async def extend(
+        self, messages: Iterable[Message], seconds: Seconds | None = None, *, until: datetime | None = None
+    ) -> list[Outcome]:
+        """Move the ends of leases; "settled" or "stale" for each, in the order given."""
+        return await self.settler.many(extend_terms(seconds, until), messages)
+
+    async def pause(self) -> None:
+        """Stop deliveries at once; what is not yet with the application goes back uncharged."""
+        self.held.paused = True
+        self.links.pause(True)
+        self._buffer.hold()  # at most once: it cannot go back, and waits for resume
+        await self.give_back()
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        self.held.paused = False
+        self.links.pause(False)
+        self._buffer.release()
+        self._wake()
+
+    def give_back(self, parts: Iterable[Part] | None = None) -> asyncio.Future[None]:
+        """Of these messages, or of all, what is not yet with the application goes back uncharged."""
+        return self.settler.submit(GIVE_BACK, self.held.withdraw(parts))
+
+    # What comes
+
+    def _opening(self, partitions: Collection[int]) -> AbstractContextManager[None]:
+        return self.held.foreseeing(partitions)
+
+    def _opened(self, partitions: Collection[int], reply: wire.SubscribeReply) -> None:
+        self._at_most_once = reply.delivery == "at_most_once"
+        self.held.mode = reply.mode
+        self.held.lease = reply.lease_ms / 1000
+        self.held.reopen(partitions, reply.held)
+
+    def _received(self, frame: Frame, data: wire.Data) -> None:
+        if self._closed:
+            return  # it goes back with the rest
+        block = Block(self, frame, data, monotonic())
+        if not len(block):
+            return  # all of what it held was settled while the worker looked
+        if data.settled is None and data.held:
+            self.held.keep(block)
+        elif data.settled is None:
+            self.held.add(block)
+        if block.faults:
+            self._refuse(block)
+        if self.held.paused and data.settled is None:
+            self.give_back([(block, 0, len(block))])
+        else:
+            self._buffer.add(block)
+        self.keeper.wake_at(block.soonest)
+        self._wake()
+
+    def _lost(self, frame: Frame, said: wire.Ended) -> None:
+        """The worker says that leases are over."""
+        if said.up_to:
+            self.held.void(said.partition, said.up_to)
+        elif frame.body:
+            self.held.lose(said.partition, wire.unpack(frame.body, list[int]))
+
+    def _refuse(self, block: Block) -> None:
+        """Give back what cannot be read, charged, later each time; the application never has it."""
+        for index, fault in block.faults.items():
+            if block.states[index] != BUFFERED:
+                continue
+            if (id := block.id(index)) not in self._refused:
+                self._refused[id] = None
+                if len(self._refused) > _REFUSED:
+                    del self._refused[next(iter(self._refused))]
+                _log.warning("message %s of %r cannot be read, so it is nacked: %s", id, self.topic, fault)
+            if block.gone is not None:  # at most once: it is settled already
+                self.held.end(block, index)
+                self.held.credit(block.partition, 1)
+                continue
+            delay_ms = _REFUSED_MS << min(block.retries.get(block.entries[index], 0), 8)
+            self.settler.submit(Terms(int(wire.Type.NACK), delay_ms), [(block, index, index + 1)])
+
+    def _lapsed(self, parts: list[Part]) -> None:
+        """The deadline of a lane has passed: its first message is nacked, unless all goes back anyway."""
+        if self._closed:
+            return
+        self.give_back(parts)
+        if in_hands := [part for part in parts if part[0].states[part[1]] == HANDED]:
+            self.settler.submit(NACK, in_hands)
+
+    def _void(self, partitions: Collection[int]) -> None:
+        """A worker has let go of the consumer."""
+        self.held.clear(partitions)
+        self._wake()
+
+    def _ended(self, error: BrokerError) -> None:
+        self.held.clear()
+        self._wake()
+
+    def forget(self, names: list[str]) -> None:
+        """At most once: nobody needs these bodies any more."""
+        self._bodies.forget(self.topic, names)
+
+    # Waiting
+
+    async def _more(self) -> None:
+        """Wait until something has come or it has ended; raises what ended it."""
+        if self.links.error is not None:
+            raise self.links.error.again()
+        if not self.links.opened_all:
+            raise InvalidArgument(
+                "the consumer is not open: use it with `async with` (without await: `with`)"
+            )
+        await self._news()
+
+    async def _news(self) -> None:
+        more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(more)
+        try:
+            await more
+        except BaseException:
+            if more in self._waiting:
+                self._waiting.remove(more)
+            raise
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for more in waiting:
+            if not more.done():
+                more.set_result(None)
+
+
+class Batches:
+    """Iterates over the batches of a consumer."""
+
+    def __init__(self, consumer: Consumer, max_messages: int, max_wait: float) -> None:
+        self._consumer = consumer
+        self._max_messages = max_messages
+        self._max_wait = max_wait
+
+    def __aiter__(self) -> "Batches":
+        return self
+
+    async def __anext__(self) -> Batch:
+        return await self._consumer.take(self._max_messages, self._max_wait)
+
+    async def pull(self) -> Batch:
+        """The next batch, to be handed to the application message by message: see Consumer.hand."""
+        return await self._consumer.pull(self._max_messages, self._max_wait)

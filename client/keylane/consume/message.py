@@ -1,0 +1,191 @@
+"""Messages as they are consumed, one by one and in batches."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import overload
+
+from keylane.consume.block import Block
+from keylane.consume.receipts import ACK, GIVE_BACK, NACK, Terms
+from keylane.times import Seconds, moment
+
+
+class Message:
+    """A delivered message; ack or nack it before its lease ends.
+
+    async with message:                 # ack on exit, nack when the block raises
+        await charge(await message.data())
+
+    A block that is cancelled, or left because the program ends, gives it back uncharged.
+    """
+
+    __slots__ = ("_block", "_index")
+
+    def __init__(self, block: Block, index: int) -> None:
+        self._block = block
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} of {self.topic!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self._block is other._block and self._index == other._index
+
+    def __hash__(self) -> int:
+        return hash((id(self._block), self._index))
+
+    @property
+    def topic(self) -> str:
+        """The topic it was published to."""
+        return self._block.consumer.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition it is in."""
+        return self._block.partition
+
+    @property
+    def id(self) -> str:
+        """`<partition>:<ledger>-<entry>`, the same as Published.id."""
+        return self._block.id(self._index)
+
+    @property
+    def key(self) -> str | None:
+        """The key it was published with."""
+        return self._block.texts[self._index * 3] or None
+
+    @property
+    def uid(self) -> str:
+        """The producer's name for it."""
+        return self._block.texts[self._index * 3 + 1]
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What the producer attached."""
+        return self._block.about(self._index).attributes
+
+    @property
+    def producer_group(self) -> str | None:
+        """The group of the client that published it."""
+        return self._block.about(self._index).producer_group or None
+
+    @property
+    def size(self) -> int:
+        """The bytes of its body."""
+        return self._block.body_size(self._index)
+
+    @property
+    def produced_at(self) -> datetime:
+        """When the producer made it, by the producer's clock."""
+        return moment(self._block.about(self._index).produced_ms)
+
+    @property
+    def published_at(self) -> datetime:
+        """When it was stored, by the cluster's clock."""
+        return moment(self._block.about(self._index).published_ms)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was stored."""
+        now = time.time() + self._block.consumer.drift
+        return max(0.0, now - self._block.about(self._index).published_ms / 1000)
+
+    @property
+    def retry_count(self) -> int:
+        """How often it was delivered in vain before; 0 at the first delivery."""
+        return self._block.retries.get(self._block.entries[self._index], 0)
+
+    @property
+    def token(self) -> int:
+        """Grows with every delivery in a partition and subscription: a fence for side effects."""
+        return self._block.token
+
+    @property
+    def deadline(self) -> datetime:
+        """When its lease ends, by the cluster's clock."""
+        consumer = self._block.consumer
+        left = consumer.held.deadline(self._block, self._index) - time.monotonic()
+        if left == float("inf"):  # at most once: settled already
+            return datetime.max.replace(tzinfo=UTC)
+        return moment((time.time() + consumer.drift + left) * 1000)
+
+    async def data(self) -> bytes:
+        """Its body, downloaded if need be; PayloadMissing if it is gone."""
+        block = self._block
+        body = block.bodies.get(self._index)
+        return await block.consumer.downloads.one(block, self._index) if body is None else body
+
+    async def ack(self) -> None:
+        """Settle it for good; StaleReceipt if its lease has ended."""
+        await self._block.consumer.settler.ack_one(self._block, self._index)
+
+    async def nack(self, delay: Seconds | None = None, *, until: datetime | None = None) -> None:
+        """Give it back, to be delivered again: by default after the subscription's backoff."""
+        await self._block.consumer.settler.nack_one(self._block, self._index, delay, until)
+
+    async def extend(self, seconds: Seconds | None = None, *, until: datetime | None = None) -> None:
+        """Move the end of its lease to so many seconds from now, or to a time."""
+        await self._block.consumer.settler.extend_one(self._block, self._index, seconds, until)
+
+    async def __aenter__(self) -> "Message":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._block.consumer.settler.settle_later(self._block, self._index, terms_after(kind)):
+            await asyncio.sleep(0)  # much is to be sent: a loop that never waits must let that happen
+
+
+def terms_after(error: type[BaseException] | None) -> Terms:
+    """How to settle a message after what was done with it; what is no Exception is not about the message."""
+    if error is None:
+        return ACK
+    return NACK if issubclass(error, Exception) else GIVE_BACK
+
+
+class Batch(Sequence[Message]):
+    """Messages that were taken together; `consumer.ack(batch)` settles them together."""
+
+    __slots__ = ("_size", "parts")
+
+    def __init__(self, parts: list[tuple[Block, int, int]]) -> None:
+        self.parts = parts  # block, first index, index behind the last
+        self._size = sum(stop - start for _, start, stop in parts)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Message]:
+        for block, start, stop in self.parts:
+            for index in range(start, stop):
+                yield Message(block, index)
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Message]: ...
+    def __getitem__(self, at: int | slice) -> Message | list[Message]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        if at < 0:
+            at += self._size
+        for block, start, stop in self.parts:
+            if 0 <= at < stop - start:
+                return Message(block, start + at)
+            at -= stop - start
+        raise IndexError("a batch has no message at that place")
+
+    def __repr__(self) -> str:
+        return f"<Batch of {self._size} messages>"
+
+    async def data(self) -> list[bytes]:
+        """All bodies, downloaded together; PayloadMissing if one is gone."""
+        return await self.parts[0][0].consumer.downloads.all(self.parts) if self.parts else []

@@ -1,0 +1,62 @@
+"""How a consumer is to consume."""
+
+import re
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from os import getpid
+from typing import NamedTuple
+
+from keylane import wire
+from keylane.consume.handlers import Handler
+from keylane.consume.message import Message
+from keylane.errors import InvalidArgument
+from keylane.times import Position, Seconds, milliseconds, position_text, seconds
+
+MAX_PERMITS = 10_000
+PATIENCE = 3600.0  # seconds that an idle application keeps its leases
+
+
+class Options(NamedTuple):
+    """How to consume; see AsyncClient.subscribe."""
+
+    mode: str | None
+    start: Position
+    name: str | None
+    permits: int
+    lease: Seconds | None
+    auto_extend: bool | Seconds
+    on_stale: Callable[[Message], None] | None
+    partitions: Sequence[int] | None
+    handler: Handler | None
+    concurrency: int
+
+    def request(self, topic: str, subscription: str, name: str) -> wire.Subscribe:
+        """What to ask of the worker; InvalidArgument if it cannot be right."""
+        if type(self.permits) is not int or not 1 <= self.permits <= MAX_PERMITS:
+            raise InvalidArgument(f"permits is {self.permits!r}: use 1 to {MAX_PERMITS}")
+        if self.partitions is not None and not self.partitions:
+            raise InvalidArgument("partitions is empty: a consumer needs at least one partition; None is all")
+        return wire.Subscribe(
+            0,
+            topic,
+            subscription,
+            name,
+            self.mode,
+            position_text("start", self.start),
+            milliseconds("lease", self.lease),
+            self.permits,
+            None if self.partitions is None else list(self.partitions),
+        )
+
+    def patience(self) -> float:
+        """For how many seconds to extend the leases of an idle application; 0 for never."""
+        if isinstance(self.auto_extend, bool):
+            return PATIENCE if self.auto_extend else 0.0
+        return seconds("auto_extend", self.auto_extend)
+
+
+def fresh_name() -> str:
+    """A name for a consumer that no other has."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:100] or "host"
+    return f"{host}-{getpid()}-{secrets.token_hex(4)}"

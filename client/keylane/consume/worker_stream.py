@@ -1,0 +1,235 @@
+"""A consumer's part at one worker: the partitions that are open there, and those that are to be."""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from keylane import wire
+from keylane.connect.connection import Connection, Redirected, error_from
+from keylane.connect.pool import Peer
+from keylane.connect.seeds import backoff
+from keylane.errors import BrokerError, ConnectionClosed, Fenced, SubscriptionBusy
+from keylane.wire import Frame, Properties, Type
+
+if TYPE_CHECKING:
+    from keylane.consume.streams import Links
+
+
+class Link:
+    """Keeps the partitions it is to serve subscribed: on one connection to its worker, then on the next."""
+
+    def __init__(self, links: "Links", peer: Peer) -> None:
+        self.peer = peer
+        self.wanted: set[int] = set()
+        self.open: set[int] = set()
+        self.current: Connection | None = None  # on which its stream is open
+        self._links = links
+        self._limit = 0  # permits
+        self._gone = 0  # permits that have gone with partitions from this stream
+        self._opening: frozenset[int] = frozenset()
+        self._early: list[Frame] = []  # what came before we knew that it is subscribed
+        self._asked: dict[int, set[asyncio.Future[Frame]]] = {}  # by partition, not answered yet
+        self._trouble: BrokerError | None = None  # what ended its stream
+        self._credit: Counter[int] = Counter()  # by partition
+        self._woken = asyncio.Event()
+        self._quiet = asyncio.Event()  # no SUBSCRIBE is under way
+        self._quiet.set()
+
+    # What the other links' owner calls
+
+    def wake(self) -> None:
+        """What it is to serve has changed."""
+        self._woken.set()
+
+    def ask(self, partition: int, properties: Properties, body: bytes) -> asyncio.Future[Frame]:
+        """Send a request about a partition that it serves."""
+        assert self.current is not None
+        answer = self.current.request(properties, body)
+        waiting = self._asked.setdefault(partition, set())
+        waiting.add(answer)
+        answer.add_done_callback(waiting.discard)
+        return answer
+
+    def release(self, partition: int) -> None:
+        """Another worker serves the partition.
+
+        What was asked here and is not answered may have been done: this one says so, unless it says nothing.
+        """
+        self.open.discard(partition)
+        for answer in self._asked.pop(partition, ()):
+            if self.current is not None:
+                self.current.wait_while_heard(answer, Redirected(self._links.topic, partition, ""))
+        self.wake()
+
+    def pause(self, paused: bool) -> None:
+        """Have the worker stop or go on."""
+        if self.current is not None:
+            self.current.send(wire.Flow(self._links.stream, paused=paused))
+
+    def credit(self, partition: int, count: int) -> None:
+        """Messages ended without an ACK or NACK: there is room for others."""
+        if not self._credit:
+            asyncio.get_running_loop().call_soon(self._give_credit)
+        self._credit[partition] += count
+
+    def _give_credit(self) -> None:
+        for partition, count in self._credit.items():
+            if self.current is not None and self._links.serving(partition) is self:
+                self.current.send(wire.Flow(self._links.stream, permits=count, partition=partition))
+        self._credit.clear()
+
+    def grant(self, limit: int) -> None:
+        """Let the worker have so many messages out."""
+        self._limit = limit
+        if self.current is not None:
+            self.current.request(self._flow(limit))
+
+    def _flow(self, limit: int) -> wire.Flow:
+        return wire.Flow(self._links.stream, limit=limit, gone=self._gone)
+
+    async def lower(self, limit: int) -> None:
+        """Let it have no more than so many out, and wait until that is so."""
+        self._limit = limit
+        await self._quiet.wait()
+        if self.current is not None:
+            with suppress(BrokerError):  # what comes next over another connection keeps to the limit
+                await self.current.request(self._flow(limit))
+
+    async def leave(self) -> None:
+        """Tell the worker that the consumer is closed: what it holds goes back."""
+        if (connection := self._let_go()) is not None:
+            with suppress(BrokerError):  # then the worker has ended it, or will when the session does
+                await connection.request(wire.Unsubscribe(self._links.stream, sorted(self.open)))
+
+    def close(self) -> None:
+        """Hear nothing more; a worker that it has not left lets go of the consumer."""
+        if (connection := self._let_go()) is not None:
+            connection.request(wire.Unsubscribe(self._links.stream))
+
+    def _let_go(self) -> Connection | None:
+        connection, self.current = self.current, None
+        if connection is not None:
+            connection.streams.pop(self._links.stream, None)
+            connection.closed.remove_done_callback(self._lost)
+        return connection
+
+    # Subscribing
+
+    async def run(self) -> None:
+        """Subscribe whenever something is missing, until nothing is to be served here any more."""
+        attempt = 0
+        while self.wanted or self.open:
+            self._woken.clear()
+            error, self._trouble = self._trouble, None
+            missing = frozenset(self.wanted - self.open)
+            if error is None and missing and self._links.may_open(self):
+                try:
+                    with self._links.on_opening(missing):
+                        await self._subscribe(missing)
+                    attempt = 0
+                except BrokerError as problem:
+                    error = problem
+            elif error is None:
+                await self._woken.wait()
+            if error is not None:
+                if final(error):
+                    self._links.end(error)
+                    return
+                if attempt or not isinstance(error, ConnectionClosed):
+                    await asyncio.sleep(backoff(attempt))
+                    await self._links.look_again(error)
+                attempt += 1
+        self._links.drop(self)
+        if (connection := self._let_go()) is not None:
+            # The worker may have partitions again that are open elsewhere: nothing of them goes back.
+            connection.request(wire.Unsubscribe(self._links.stream, []))
+
+    async def _subscribe(self, partitions: frozenset[int]) -> None:
+        """Open partitions: with a new stream, or added to the one that is open."""
+        connection = await self.peer.connect()
+        stream = self._links.stream
+        fresh = connection is not self.current
+        if fresh:
+            self._early.clear()
+            self._gone = 0
+            connection.streams[stream] = partial(self._pushed, connection)
+            self._links.permits.take_along(self, partitions)
+        self._opening, limit = partitions, self._limit
+        self._quiet.clear()
+        asked = connection.request(self._links.subscribe(partitions, limit))
+        try:
+            reply = wire.properties_of(await asyncio.shield(asked), wire.SubscribeReply)
+        except BaseException as error:
+            if fresh:
+                connection.streams.pop(stream, None)
+                self._links.permits.lost(self, partitions)
+                if isinstance(error, asyncio.CancelledError):  # the worker lets it in all the same
+                    asked.add_done_callback(lambda _: connection.request(wire.Unsubscribe(stream)))
+            raise
+        finally:
+            self._opening = frozenset()
+            self._quiet.set()
+        if fresh:
+            self.current = connection
+            connection.closed.add_done_callback(self._lost)
+            if self._links.paused:
+                connection.send(wire.Flow(stream, paused=True))
+            if self._limit != limit:
+                connection.request(self._flow(self._limit))
+        elif self.current is not connection:
+            return  # it has ended meanwhile
+        self.open |= partitions
+        self._links.opened(self, partitions, reply)
+        if (partitions - self.open) & self.wanted:
+            self._trouble = Fenced(f"the worker at {self.peer.address} has an old lease")
+        early, self._early = self._early, []
+        for frame in early:
+            self._pushed(connection, frame)
+
+    # What the worker pushes
+
+    def _pushed(self, connection: Connection, frame: Frame) -> None:
+        if connection is not self.current:
+            self._early.append(frame)
+        elif frame.type == Type.DATA:
+            data = wire.properties_of(frame, wire.Data)
+            if data.partition in self._opening:
+                self._early.append(frame)
+            elif self._links.serving(data.partition) is self:
+                self._links.on_data(frame, data)
+            # Else another worker has the partition: it lists what we hold.
+        elif frame.type == Type.REDIRECT:
+            to = wire.properties_of(frame, wire.Redirect)
+            if to.partition in self._opening:
+                self._early.append(frame)
+            else:
+                self._gone += to.permits
+                self._links.moved(self, to.partition, to.address, to.permits)
+        elif frame.type == Type.ENDED:
+            ended = wire.properties_of(frame, wire.Ended)
+            if ended.partition in self._opening:
+                self._early.append(frame)
+            elif self._links.serving(ended.partition) is self:
+                self._links.on_ended(frame, ended)
+        elif frame.type == Type.FLOW:
+            if wire.properties_of(frame, wire.Flow).wanted:
+                self._links.permits.wanted(self)
+        else:  # the worker has let go of the consumer, and so of all the leases that it had there
+            self._break(error_from(wire.properties_of(frame, wire.Error)), void=True)
+
+    def _lost(self, closed: asyncio.Future[BrokerError]) -> None:
+        self._break(closed.result(), void=False)
+
+    def _break(self, error: BrokerError, *, void: bool) -> None:
+        self._let_go()
+        lost, self.open = self.open, set()
+        self._trouble = error
+        self._links.closed(self, lost, void)
+        self.wake()
+
+
+def final(error: BrokerError) -> bool:
+    """Whether it is of no use to subscribe again."""
+    return not error.retriable or isinstance(error, SubscriptionBusy)

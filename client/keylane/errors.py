@@ -1,0 +1,223 @@
+"""What can go wrong, by name; the same codes in Python, the protocol, REST and `--json`.
+
+BrokerError
+├── ConnectionFailed         retriable
+├── ConnectionClosed         retriable
+├── Unavailable              retriable   the broker cannot reach Redis
+├── Overloaded               retriable
+├── Fenced                   retriable   another worker owns the partition now
+├── Unauthorized
+├── Forbidden
+├── TopicNotFound
+│   └── TopicReplaced                    it was deleted, and another one of its name made since
+├── TopicExists
+├── SubscriptionNotFound
+├── SubscriptionExists
+├── SubscriptionBusy         retriable
+├── SubscriptionMoved                    a seek has moved it since it was read
+├── MessagesLost                         the server has lost what was read, and given its places to others
+├── ConsumerReplaced                     a newer connection has the consumer's name
+├── InvalidName
+├── InvalidArgument
+├── MessageTooLarge
+├── MessageLeased            retriable
+├── MessageNotFound
+├── BacklogFull              retriable
+├── StaleReceipt
+├── PayloadMissing
+├── DurabilityNotReached     retriable
+├── PublishFailed                        of some messages of a call; retriable where all its errors are
+├── IncompatibleVersion
+└── ProtocolError
+"""
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+if TYPE_CHECKING:
+    from keylane.types import Published
+
+
+class BrokerError(Exception):
+    """The broker said no; `code` says why and `retriable` whether trying again can help."""
+
+    code: ClassVar[str] = "broker_error"
+    retriable: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without __init__, whose arguments may be others than the text that was made of them.
+        return _made_again, (type(self), self.args), vars(self)
+
+    def again(self) -> Self:
+        """The same, to be raised once more: what is kept must not keep the frames of all who raise it."""
+        error = copy.copy(self)
+        error.__cause__ = self.__cause__
+        return error
+
+
+def _made_again(kind: type[BrokerError], args: tuple[Any, ...]) -> BrokerError:
+    return kind.__new__(kind, *args)
+
+
+class ConnectionFailed(BrokerError):
+    """No broker could be reached."""
+
+    retriable = True
+
+
+class ConnectionClosed(BrokerError):
+    """The connection ended before the answer came."""
+
+    retriable = True
+
+
+class Unavailable(BrokerError):
+    """The broker cannot reach Redis, or is stopping; what was asked may have been done."""
+
+    retriable = True
+
+
+class Overloaded(BrokerError):
+    """The broker or its Redis has no room for more right now."""
+
+    retriable = True
+
+
+class Fenced(BrokerError):
+    """The partition lease of the caller has ended or moved on; nothing was changed."""
+
+    retriable = True
+
+
+class Unauthorized(BrokerError):
+    """The token is missing or unknown."""
+
+
+class Forbidden(BrokerError):
+    """The token does not allow this action on this topic."""
+
+
+class TopicNotFound(BrokerError):
+    """There is no topic of that name."""
+
+
+class TopicReplaced(TopicNotFound):
+    """The topic was deleted, and another one of the same name made since; nothing was changed."""
+
+
+class TopicExists(BrokerError):
+    """There is a topic of that name already."""
+
+
+class SubscriptionNotFound(BrokerError):
+    """There is no subscription of that name on the topic."""
+
+
+class SubscriptionExists(BrokerError):
+    """There is a subscription of that name already, or one with another mode."""
+
+
+class SubscriptionBusy(BrokerError):
+    """An exclusive subscription has a consumer already."""
+
+    retriable = True
+
+
+class SubscriptionMoved(BrokerError):
+    """A seek has moved the subscription since its reader asked where it is, and wins."""
+
+
+class MessagesLost(BrokerError):
+    """The server has lost its newest writes, and given the places of what was read to other messages."""
+
+
+class ConsumerReplaced(BrokerError):
+    """Another one has taken its place: a newer connection of its name, or a reader that has claimed since."""
+
+
+class InvalidName(BrokerError):
+    """A topic, subscription, consumer or worker name breaks the rules."""
+
+
+class InvalidArgument(BrokerError):
+    """An argument cannot be right; nothing was changed."""
+
+
+class MessageTooLarge(BrokerError):
+    """A message or a part of it is over a limit."""
+
+
+class MessageLeased(BrokerError):
+    """Somebody holds the message."""
+
+    retriable = True
+
+
+class MessageNotFound(BrokerError):
+    """The message is not there (any more)."""
+
+
+class BacklogFull(BrokerError):
+    """The topic's backlog quota is used up."""
+
+    retriable = True
+
+
+class StaleReceipt(BrokerError):
+    """The lease behind the receipt has ended."""
+
+
+class PayloadMissing(BrokerError):
+    """The message's body is not in the payload store."""
+
+
+class DurabilityNotReached(BrokerError):
+    """The durability asked for was not reached; `stored` says whether Redis has the message."""
+
+    retriable = True
+
+    def __init__(self, text: str, *, stored: bool = False) -> None:
+        super().__init__(text)
+        self.stored = stored
+
+
+class PublishFailed(BrokerError):
+    """Some messages of a call failed; `published` has, in order, what became of each that was taken."""
+
+    def __init__(self, text: str, published: "Sequence[Published | Exception]" = ()) -> None:
+        super().__init__(text)
+        self.published = published
+        self.exceptions = _distinct(published)  # each error once
+        self.retriable = all(getattr(error, "retriable", False) for error in self.exceptions)
+
+
+def _distinct(published: "Sequence[Published | Exception]") -> tuple[Exception, ...]:
+    return tuple({id(answer): answer for answer in published if isinstance(answer, Exception)}.values())
+
+
+def answers(published: "Sequence[Published | Exception]") -> "list[Published]":
+    """What was published; PublishFailed unless all was, or what went wrong where that is the same for all."""
+    kinds = set(map(type, published))
+    if not any(issubclass(kind, Exception) for kind in kinds):
+        return cast("list[Published]", published)
+    errors = _distinct(published)
+    failed = sum(isinstance(answer, Exception) for answer in published)
+    if failed == len(published) and len(kinds) == 1:
+        raise errors[0]
+    raise PublishFailed(
+        f"{failed} of {len(published)} messages were not published: {errors[0]}", published
+    ) from errors[0]
+
+
+class IncompatibleVersion(BrokerError):
+    """Client and broker have no protocol version in common."""
+
+
+class ProtocolError(BrokerError):
+    """The other side sent something that the protocol does not allow."""

@@ -1,0 +1,235 @@
+"""The bodies of messages: where they are, and getting rid of those that nobody needs any more."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import TypeVar
+
+from keylane.connect.seeds import backoff
+from keylane.errors import BrokerError, InvalidArgument, Overloaded
+from keylane.payloads import PayloadStore, is_redis, open_store, public
+from keylane.tasks import Tasks
+from keylane.wire import InfoReply
+
+_AT_ONCE = 1_000  # names in one call of the store
+_TEND = 3_600.0  # seconds between two looks at a topic's bodies,
+_TEND_FULL = 10.0  # and while the store has no room
+_DOUBT = 1.0  # seconds in which a store that answers has carried out what it was sent before
+_DOOMED = 100_000  # bodies that wait to be deleted while the store is away
+_LIFETIME = 7 * 24 * 3600.0  # seconds, where the cluster does not say
+_log = logging.getLogger("keylane.client")
+
+T = TypeVar("T", bytes | None, bool)
+
+
+class Bodies:
+    """The payload store of a client: its own, or the one that the cluster names in each greeting."""
+
+    def __init__(
+        self,
+        payloads: PayloadStore | str | None,
+        greeting: Callable[[], Awaitable[InfoReply]],
+        owed: Callable[[str, str], Awaitable[set[str]]],
+        now: Callable[[], float],
+    ) -> None:
+        self._store = payloads if isinstance(payloads, PayloadStore) else None
+        self._own = self._store is None  # to close
+        self._url = payloads if isinstance(payloads, str) else None
+        self._named = payloads is not None  # by the application: whatever the cluster says
+        self._greeting = greeting  # waits for a connection if there is none
+        self._owed = owed  # which names of a topic are needed still, before a name or all
+        self._cluster_time = now
+        self._beside = False  # the store is the very server that has the messages
+        self._tended: dict[str, float] = {}  # topic -> when, by the monotonic clock
+        self._period = _TEND
+        self._greetings = 0  # how often a worker has said where the store is
+        self._doomed: dict[str, list[str]] = {}
+        self._deleting: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
+
+    @property
+    def kind(self) -> str:
+        """Which store it is, as workers are told."""
+        return "own" if self._named else "advertised"
+
+    @property
+    def where(self) -> str:
+        """What to call the store in messages."""
+        return public(self._url) if self._url else type(self._store).__name__
+
+    def greeted(self, info: InfoReply) -> None:
+        """A worker says where the store is: after a restart it may be elsewhere."""
+        self._greetings += 1
+        self._beside = info.payloads_beside
+        if not self._named and self._store is not None and (info.payloads or None) != self._url:
+            _log.warning("bodies are in %s from now on", public(info.payloads) or "no store")
+            self._tasks.start(self._store.close())  # who waits for it goes on with the new one
+            self._store = None
+
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]], durability: str = "memory") -> None:
+        """Store bodies under their names, for messages that are to be published with a durability."""
+        while True:
+            if not self._named:  # while no worker answers, somebody else may be at the store's address
+                await self._greeting()
+            store = self._store or await self._open()
+            try:
+                await store.put(topic, bodies)
+            except Overloaded:
+                self._tend_soon(topic, store, _TEND_FULL)  # what is left over makes room
+                raise
+            # On the server of the messages what is written first is on disk first.
+            if durability == "fsync" and (self._named or not self._beside):
+                await store.sync(topic, [name for name, _ in bodies])
+            if self._named or store is self._store:
+                self._tend_soon(topic, store)
+                return
+
+    async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        """Read bodies; None for one that is not there."""
+        if len(names) <= _AT_ONCE:
+            return await self._ask(topic, names, lambda store, some: store.get(topic, some))
+        found: list[bytes | None] = []
+        for start in range(0, len(names), _AT_ONCE):
+            found += await self.get(topic, names[start : start + _AT_ONCE])
+        return found
+
+    async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
+        """Which bodies are there."""
+        found: list[bool] = []
+        for start in range(0, len(names), _AT_ONCE):
+            some = names[start : start + _AT_ONCE]
+            found += await self._ask(topic, some, lambda store, some: store.has(topic, some))
+        return found
+
+    async def _ask(
+        self,
+        topic: str,
+        names: Sequence[str],
+        ask: Callable[[PayloadStore, Sequence[str]], Awaitable[list[T]]],
+    ) -> list[T]:
+        while True:
+            greetings = self._greetings
+            try:
+                store = self._store or await self._open()
+                found = await ask(store, names)
+                self._tend_soon(topic, store)
+                if (None not in found and False not in found) or not await self._greeted_since(greetings):
+                    return found
+            except BrokerError as error:
+                if not error.retriable or not await self._greeted_since(greetings):
+                    raise
+
+    async def _greeted_since(self, greetings: int) -> bool:
+        """Whether a worker has greeted since then, once one answers: the store may be another by now."""
+        if self._named:
+            return False
+        with suppress(BrokerError):  # what has gone wrong before says more
+            await self._greeting()
+        return self._greetings != greetings
+
+    def _tend_soon(self, topic: str, store: PayloadStore, period: float = _TEND) -> None:
+        """Have the store look after a topic's bodies now and then; where it is the workers', they do so."""
+        now = monotonic()
+        theirs = not self._named and is_redis(self._url or "")
+        if not theirs and now - self._tended.get(topic, float("-inf")) >= min(period, self._period):
+            self._tended[topic] = now
+            self._tasks.start(self._tend(topic, store))
+
+    async def _tend(self, topic: str, store: PayloadStore) -> None:
+        try:
+            await store.tend(topic, partial(self._owed, topic), self._cluster_time())
+        except Exception as error:  # a store of the user's own may raise anything
+            _log.warning("old bodies of topic %s stay for now: %s", topic, error)
+
+    def forget(self, topic: str, names: Sequence[str], *, doubtful: bool = False) -> None:
+        """Delete bodies in the background; a lifetime takes what that misses.
+
+        It is `doubtful` when the store may have yet to carry out what stores them.
+        """
+        if names:
+            self._doomed.setdefault(topic, []).extend(names)
+            if doubtful:
+                self._tasks.start(self._forget_again(topic, names))
+            if self._deleting is None:
+                self._deleting = self._tasks.start(self._delete())
+
+    async def _forget_again(self, topic: str, names: Sequence[str]) -> None:
+        """Delete bodies once more, some time after the store has answered."""
+        if self._deleting is not None:
+            await asyncio.wait({self._deleting})
+        await asyncio.sleep(_DOUBT)
+        self.forget(topic, names)
+
+    def delete(self, topic: str, names: Sequence[str], done: Callable[[], None]) -> None:
+        """Delete bodies because a worker says so, who is told; else it asks another client."""
+        self._tasks.start(self._delete_for(topic, names, done))
+
+    async def _delete_for(self, topic: str, names: Sequence[str], done: Callable[[], None]) -> None:
+        try:
+            await (self._store or await self._open()).delete(topic, names)
+            done()
+        except Exception as error:
+            _log.warning("%d bodies of %r are left for others to delete: %s", len(names), topic, error)
+
+    @property
+    def doomed(self) -> int:
+        """How many bodies wait to be deleted."""
+        return sum(map(len, self._doomed.values()))
+
+    async def finish(self) -> None:
+        """Wait until what is to be deleted is."""
+        await self._tasks.finish()
+
+    async def close(self) -> None:
+        """Stop deleting, and close the store if it is ours."""
+        await self._tasks.cancel()
+        for topic, names in self._doomed.items():
+            _warn(topic, names, "the client was closed")
+        if self._own and self._store is not None:
+            await self._store.close()
+
+    async def _open(self) -> PayloadStore:
+        info = await self._greeting()
+        if self._store is None:
+            if not self._named:
+                self._url = info.payloads or None
+            if self._url is None:
+                raise InvalidArgument(
+                    "the cluster advertises no payload store: pass payloads='redis://…' (or file:///…, "
+                    "s3://…) to the client, or publish without a body"
+                )
+            lifetime = info.payload_lifetime_ms / 1000 or _LIFETIME
+            self._period = min(_TEND, lifetime / 8)
+            self._store = open_store(self._url, lifetime=lifetime)
+        return self._store
+
+    async def _delete(self) -> None:
+        attempt = 0
+        try:
+            while self._doomed:
+                topic, names = self._doomed.popitem()
+                some = names[:_AT_ONCE]
+                if len(names) > _AT_ONCE:
+                    self._doomed[topic] = names[_AT_ONCE:]
+                try:
+                    store = self._store or await self._open()
+                    await store.delete(topic, some)
+                    attempt = 0
+                except Exception as error:
+                    if isinstance(error, BrokerError) and error.retriable and self.doomed < _DOOMED:
+                        self._doomed.setdefault(topic, []).extend(some)
+                        await asyncio.sleep(backoff(attempt))
+                        attempt += 1
+                    else:
+                        _warn(topic, some, error)
+        finally:
+            self._deleting = None
+
+
+def _warn(topic: str, names: Sequence[str], reason: object) -> None:
+    _log.warning(
+        "%d bodies of %r were not deleted and stay until their lifetime ends: %s", len(names), topic, reason
+    )

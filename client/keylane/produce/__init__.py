@@ -1,0 +1,1 @@
+"""Publishing: checked, gathered into frames, sent in order, sent again in order."""

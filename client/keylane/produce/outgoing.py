@@ -1,0 +1,210 @@
+"""Messages on their way out: checked, described, and sorted by partition."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+from keylane import ksuid
+from keylane.errors import InvalidArgument, MessageTooLarge
+from keylane.times import instant_ms, milliseconds, now_ms
+from keylane.types import Body, OutgoingMessage
+from keylane.wire import MAX_ABOUT, MAX_KEY, MAX_UID, pack_about, partition_of
+
+
+class Slice:
+    """Messages of one call for one partition and durability, and their places in the call.
+
+    The slices of a partition are in the order of the call; what is for later is in slices of its own.
+    """
+
+    __slots__ = ("bodies", "dues", "durability", "flat", "incarnation", "partition", "places", "text")
+
+    def __init__(self, partition: int, durability: str) -> None:
+        self.partition = partition
+        self.durability = durability
+        self.dues: list[int] = []  # when each is due, by the cluster's clock; empty for now
+        self.flat: list[str] = []
+        self.bodies: dict[int, tuple[str, bytes]] = {}
+        self.places: list[int] = []
+        self.text = 0  # characters, when they have been counted
+        self.incarnation = 0  # of the topic by whose number of partitions they were placed
+
+
+def sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float = 0.0) -> list[Slice]:
+    """Messages by partition and durability, with uids, and with the text that describes them.
+
+    The cluster's clock is `drift` seconds ahead of ours.
+    """
+    try:
+        return _sort(messages, count, group, drift)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
+    except AttributeError:
+        raise _unusable(messages) from None
+
+
+def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.0) -> Slice:
+    """What sort does, for the one message of a call."""
+    if message.partition is not None or message.data is not None or message.attributes or _is_later(message):
+        (item,) = sort([message], count, group, drift)
+        return item
+    key, uid = message.key or "", message.uid
+    if not key and message.key is not None:
+        raise _empty_key(message.key)
+    if uid is None:
+        (uid,) = ksuid.take(1, drift)
+    elif not uid:
+        raise _empty_uid(uid)
+    try:
+        where = key or message.uid
+        partition = partition_of(where, count) if where else random.randrange(count)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
+    except AttributeError:
+        raise _unusable([message]) from None
+    item = Slice(partition, message.durability or "memory")
+    item.flat = [key, uid, pack_about(now_ms(), group)]
+    item.places.append(0)
+    return item
+
+
+def _unusable(messages: Sequence[OutgoingMessage]) -> InvalidArgument:
+    """Why messages cannot be published that are not what they should be."""
+    for message in messages:
+        if not isinstance(message, OutgoingMessage):
+            return InvalidArgument(f"a message is {message!r:.80}: use OutgoingMessage(data, key=…)")
+        for what, value in (("key", message.key), ("uid", message.uid)):
+            if not isinstance(value, str | None):
+                return InvalidArgument(f"{what} is {value!r:.80}: use text")
+    return InvalidArgument("a message has a part of the wrong type")
+
+
+def _empty_key(key: object) -> InvalidArgument:
+    """Why a key cannot be empty: on the wire that is no key, which has no lane and no order."""
+    return InvalidArgument(f"key is {key!r}: use None for a message without a key, or text that is not empty")
+
+
+def _empty_uid(uid: object) -> InvalidArgument:
+    """Why a uid cannot be empty: all that have it would be one message."""
+    return InvalidArgument(f"uid is {uid!r}: leave it out to have one made, or use text that is not empty")
+
+
+def _is_later(message: OutgoingMessage) -> bool:
+    return message.delay is not None or message.deliver_at is not None
+
+
+def _due(message: OutgoingMessage, now: float) -> int:
+    """When a message is to be published that is not to be at once, in ms."""
+    if message.delay is None:
+        return instant_ms("deliver_at", message.deliver_at) or 0
+    if message.deliver_at is not None:
+        raise InvalidArgument("a message has delay and deliver_at: use one of them")
+    return round(now) + (milliseconds("delay", message.delay) or 0)
+
+
+def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float) -> list[Slice]:
+    now = now_ms()
+    sticky = random.randrange(count)
+    uids = ksuid.take(len(messages), drift)
+    slices: list[Slice] = []
+    open_slices: dict[tuple[int, bool], Slice] = {}  # the newest of a partition, for now and for later
+    abouts: dict[int, str] = {}  # by size of the body, while the attributes are the same
+    same: Mapping[str, str] | None = None
+    for place, message in enumerate(messages):
+        uid, key = message.uid, message.key
+        if not key and key is not None:
+            raise _empty_key(key)
+        if not uid and uid is not None:
+            raise _empty_uid(uid)
+        name = uids[place]
+        if message.partition is not None:
+            partition = check_partition(message.partition, count)
+        elif key or uid:
+            partition = partition_of(key or uid or "", count)
+        else:
+            partition = sticky
+        if message.attributes is not same and message.attributes != same:
+            same = message.attributes
+            abouts = {}
+        body = b"" if message.data is None else _bytes_of(message.data)
+        size = len(body)
+        if uid and body:  # it may be a duplicate: the name of its body must not be that of the first
+            about = pack_about(now, group, texts(same), size=size, body=name)
+        elif (known := abouts.get(size)) is not None:
+            about = known
+        else:
+            about = abouts[size] = pack_about(now, group, texts(same), size=size)
+        durability = message.durability or "memory"
+        later = message.delay is not None or message.deliver_at is not None
+        item = open_slices.get((partition, later))
+        if item is None or item.durability != durability:
+            item = open_slices[partition, later] = Slice(partition, durability)
+            slices.append(item)
+        if later:
+            item.dues.append(_due(message, now + drift * 1000))
+        if body:
+            item.bodies[len(item.places)] = (name, body)
+        item.flat += (key or "", uid or name, about)
+        item.places.append(place)
+    return slices
+
+
+def _bytes_of(data: Body) -> bytes:
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise InvalidArgument(f"data is {type(data).__name__}: use bytes or str")
+
+
+def texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Attributes as they are sent, None for none; InvalidArgument unless all of them is text."""
+    if not attributes:
+        return None
+    if not isinstance(attributes, Mapping):
+        raise InvalidArgument(f"attributes is {attributes!r:.80}: use a dict from text to text")
+    found = dict(attributes)
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(f"attribute {name!r} is {value!r}: names and values are text")
+    return found
+
+
+def check_partition(partition: int, count: int) -> int:
+    """A partition that was named; InvalidArgument if the topic has no such one."""
+    if type(partition) is not int or not 0 <= partition < count:
+        raise InvalidArgument(f"partition {partition!r}: the topic has 0 to {count - 1}")
+    return partition
+
+
+def check_texts(flat: list[str]) -> None:
+    """Refuse here what the broker would refuse, together with all else in the same frame."""
+    if len(flat) == 3 and _is_harmless(*flat):
+        return  # a short message, as most that come alone are
+    for column, limit, what in ((0, MAX_KEY, "key"), (1, MAX_UID, "uid"), (2, MAX_ABOUT, "attributes")):
+        texts = flat[column::3]
+        try:
+            # A character has at most four bytes: mostly a look at the longest text is enough.
+            if max(map(len, texts)) * 4 > limit:
+                longest = max(len(text.encode()) for text in texts)
+                if longest > limit:
+                    raise MessageTooLarge(
+                        f"a message's {what} has {longest} bytes; at most {limit} are allowed"
+                    )
+            joined = "".join(texts)
+            if not joined.isascii():
+                joined.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"a message's {what} is not Unicode text: {error}") from error
+        except TypeError as error:
+            raise InvalidArgument(f"a message's {what} is not text: {error}") from error
+        if column == 0 and "\0" in joined:
+            raise InvalidArgument("a message's key has a NUL character")
+
+
+def _is_harmless(key: object, uid: object, about: str) -> bool:
+    if not isinstance(key, str) or not isinstance(uid, str):
+        return False
+    joined = key + uid + about
+    return len(joined) < MAX_UID and joined.isascii() and "\0" not in key

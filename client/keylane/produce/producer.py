@@ -1,0 +1,470 @@
+"""Publishing: into which partitions, a limit to what waits, and the answers in the order of the call."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from keylane import wire
+from keylane.connect.cluster import Cluster
+from keylane.connect.partition_map import TopicMap
+from keylane.errors import BrokerError, ConnectionClosed, TopicNotFound, TopicReplaced
+from keylane.payloads.bodies import Bodies
+from keylane.produce.columns import Columns, Tally, sort_columns
+from keylane.produce.entrance import Entrance, Entry, Move, Sort
+from keylane.produce.limit import Room
+from keylane.produce.outbox import Added, Outbox, Ticket
+from keylane.produce.outgoing import Slice, check_texts, sort, sort_one
+from keylane.tasks import Tasks
+from keylane.types import OutgoingMessage, Published
+from keylane.wire import pack_about
+
+_QUEUED_MESSAGES = 100_000
+_QUEUED_BYTES = 64 * 1024 * 1024
+_SLICE = 10_000  # messages of a publish_many that are prepared at once
+
+
+class Producer:
+    """Publishes for one client, to any topic."""
+
+    def __init__(self, cluster: Cluster, bodies: Bodies, group: str | None) -> None:
+        self._cluster = cluster
+        self._bodies = bodies
+        self._group = group or ""
+        pack_about(0, self._group)  # raises InvalidName for a group that cannot be
+        self._partitions: dict[str, int] = {}
+        self._maps: dict[str, tuple[TopicMap, Callable[[], None]]] = {}  # and what hears of their changes
+        self._outboxes: dict[tuple[str, int], Outbox] = {}
+        self._retired: list[Outbox] = []  # of topics that were replaced, with answers to come
+        self._under_way: dict[str, dict[Entry, None]] = {}  # by topic, in the order in which they went in
+        self._moves: dict[str, Move] = {}  # by topic
+        self._broken: dict[str, TopicReplaced] = {}  # topics to which nothing strict goes any more
+        self._room = Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
+        self._entrance = Entrance(self._room, self._partitions.get, self._look_up)
+        self._tasks = Tasks()
+        self._collecting = Tasks()
+        self._closed: ConnectionClosed | None = None
+
+    async def publish(
+        self, topic: str, messages: Iterable[OutgoingMessage]
+    ) -> Sequence[Published | Exception]:
+        """Publish messages, those of a partition in the order given; the answer or the error of each.
+
+        What is wrong with a message is its answer. Of an iterable there are as many answers as were taken.
+        """
+        answers: list[Published | Exception] = []
+        failed: list[Exception] = []
+        rest = iter(messages)
+        under_way: deque[tuple[Entry, int]] = deque()
+        # Of a list all is published before what comes after it; whether an iterable ends nobody knows.
+        long = object() if isinstance(messages, Sequence) and len(messages) > _SLICE else None
+        try:
+            while some := list(islice(rest, _SLICE)):
+                try:
+                    entry = await self._enter(topic, partial(self._sort, topic, some), some, long)
+                    under_way.append((entry, len(some)))
+                except BrokerError as error:
+                    if not (under_way or answers):
+                        raise
+                    some += rest if isinstance(messages, Sequence) else ()
+                    failed = [error] * len(some)
+                    break
+                if len(under_way) > _QUEUED_MESSAGES // _SLICE:
+                    answers += await self._collect(topic, *under_way.popleft())
+            self._entrance.through(topic, long)
+            while under_way:
+                answers += await self._collect(topic, *under_way.popleft())
+        except Exception:  # of an iterable
+            while under_way:
+                await self._collect(topic, *under_way.popleft())
+            raise
+        finally:
+            self._entrance.through(topic, long)
+            for entry, _ in under_way:
+                _withdraw(entry)
+                self._end(topic, entry)
+        return answers + failed
+
+    async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
+        """Queue messages given by columns, behind what was queued before; the task counts the answers."""
+        entry = await self._enter(topic, partial(self._sort_columns, topic, columns), strict=True)
+        counting = self._collecting.start(self._count(topic, entry))
+        # Not by itself: cancelled before its first step it would never get there.
+        counting.add_done_callback(lambda _: self._end(topic, entry))
+        return counting
+
+    async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
+        """Publish a message."""
+        entry = await self._enter(topic, partial(self._sort_one, topic, message), [message])
+        (item,) = entry.added
+        (ticket,) = item.tickets
+        try:
+            reply = await ticket.answer
+        except Exception:
+            reply = None
+        except BaseException:
+            _withdraw(entry)
+            self._end(topic, entry)
+            raise
+        if reply is not None and not (reply.duplicates or reply.unowed or reply.delayed):  # as mostly
+            self._end(topic, entry)
+            uid, number = ticket.parcel.flat[ticket.start * 3 + 1], reply.first + ticket.start
+            return Published(item.outbox.partition, uid, reply.ledger, number, item.durability)
+        (answer,) = await self._collect(topic, entry, 1)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        """Give up what is not answered."""
+        self._closed = ConnectionClosed("the client was closed")
+        await self._entrance.close(self._closed)
+        error = ConnectionClosed("the client was closed before the broker answered")
+        for outbox in (*self._outboxes.values(), *self._retired):
+            outbox.close(error)
+        await self._collecting.finish()  # by now everything has an answer
+        await self._tasks.cancel()
+
+    def _sort_one(
+        self, topic: str, message: OutgoingMessage, count: int, _: dict[int, Exception]
+    ) -> list[Slice]:
+        return self._measured(topic, [sort_one(message, count, self._group, self._cluster.drift)])
+
+    def _sort(
+        self, topic: str, messages: Sequence[OutgoingMessage], count: int, refused: dict[int, Exception]
+    ) -> list[Slice]:
+        def sorted_by_partition(some: Sequence[OutgoingMessage]) -> list[Slice]:
+            return self._measured(topic, sort(some, count, self._group, self._cluster.drift))
+
+        with suppress(Exception):  # of one of them, or more: the others go without these
+            return sorted_by_partition(messages)
+        good = []
+        for place, message in enumerate(messages):
+            try:
+                sorted_by_partition([message])
+                good.append(place)
+            except Exception as error:
+                refused[place] = error.with_traceback(None)  # which would keep all the messages
+        slices = sorted_by_partition([messages[place] for place in good])
+        for item in slices:
+            item.places = [good[place] for place in item.places]
+        return slices
+
+    def _sort_columns(self, topic: str, columns: Columns, count: int, _: dict[int, Exception]) -> list[Slice]:
+        if not len(columns):
+            return []
+        return self._measured(topic, sort_columns(columns, count, self._group, self._cluster.drift))
+
+    def _measured(self, topic: str, slices: list[Slice]) -> list[Slice]:
+        """Slices whose texts are right, and counted."""
+        incarnation = self._incarnation(topic)
+        for item in slices:
+            check_texts(item.flat)
+            item.text = sum(map(len, item.flat))
+            item.incarnation = incarnation
+        return slices
+
+    def _incarnation(self, topic: str) -> int:
+        return self._maps[topic][0].incarnation if topic in self._maps else 0
+
+    async def _enter(
+        self,
+        topic: str,
+        sort: Sort,
+        messages: Sequence[OutgoingMessage] = (),
+        long: object = None,
+        *,
+        strict: bool = False,
+    ) -> Entry:
+        """Queue messages behind those of the calls before."""
+        if self._closed is not None:
+            raise self._closed.again()
+        entry = Entry(sort, partial(self._add, topic, strict=strict), messages)
+        count = self._partitions.get(topic)
+        if count and long is None and self._entrance.clear(topic):  # as for most
+            entry.sort(count)
+            entry.add()
+            return entry
+        try:
+            await self._entrance.enter(topic, entry, long)
+        except BaseException:
+            if not strict:  # which leaves no gaps
+                _withdraw(entry)
+            self._end(topic, entry)
+            raise
+        return entry
+
+    async def _look_up(self, topic: str) -> int:
+        known = await self._cluster.map(topic)
+        if topic not in self._maps:
+            recount = partial(self._recount, known)
+            self._maps[topic] = known, recount
+            known.watchers[recount] = None
+        elif topic not in self._partitions:
+            await known.refresh()
+        while not (count := len(known.owners)):  # it was deleted a moment ago
+            await known.refresh()
+        self._partitions[topic] = count
+        return count
+
+    def _recount(self, known: TopicMap) -> None:
+        """The map has changed: the topic may be another one, which may have another number of partitions."""
+        if known.owners:
+            self._partitions[known.topic] = len(known.owners)
+            self._follow(known)
+        else:
+            self._forget(known.topic)
+
+    def _follow(self, known: TopicMap) -> None:
+        """Place what is under way anew, if the topic is another one, before anything else goes in."""
+        topic = known.topic
+        old = [
+            place
+            for place, outbox in self._outboxes.items()
+            if place[0] == topic and outbox.incarnation != known.incarnation
+        ]
+        if not old:
+            return
+        error = TopicReplaced(f"topic {topic!r} was deleted, and another one of that name made since")
+        for place in old:
+            outbox = self._outboxes.pop(place)
+            outbox.retire(error)
+            self._retired.append(outbox)
+            if outbox.strict:
+                self._broken[topic] = error
+        if topic not in self._moves:
+            self._moves[topic] = move = Move(self._under_way.get(topic, ()), error)
+            self._tasks.start(self._move(topic, move))
+
+    async def _move(self, topic: str, move: Move) -> None:
+        """When all is answered that was sent to the topic before: place anew what was refused."""
+        try:
+            for entry in move.entries:  # some join meanwhile
+                if waiting := [ticket.answer for item in entry.added for ticket in item.tickets]:
+                    await asyncio.wait(waiting)
+            del self._moves[topic]
+            move.again = {entry: self._place_anew(topic, entry) for entry in move.entries if entry.messages}
+        finally:
+            self._moves.pop(topic, None)
+            self._retired = [outbox for outbox in self._retired if not outbox.idle]
+            move.done.set_result(None)
+
+    def _place_anew(self, topic: str, entry: Entry) -> Entry | Exception:
+        places = sorted(place for item in entry.added for place in _replaced(item))
+        messages = [entry.messages[place] for place in places]
+        again = Entry(partial(self._sort, topic, messages), partial(self._add, topic, strict=False), messages)
+        try:
+            if messages:
+                again.sort(self._count_of(topic))
+                again.add()
+        except Exception as error:
+            return error
+        return again
+
+    def _count_of(self, topic: str) -> int:
+        if topic not in self._partitions:
+            raise TopicNotFound(f"no topic {topic!r}: it was deleted")
+        return self._partitions[topic]
+
+    def _forget(self, topic: str) -> None:
+        """There is no such topic, as far as is known: keep nothing of it but what is under way."""
+        self._partitions.pop(topic, None)
+        for place in [place for place in self._outboxes if place[0] == topic]:
+            if self._outboxes[place].idle:
+                self._outboxes.pop(place).close(ConnectionClosed("the topic was deleted"))
+        if topic in self._maps and not any(place[0] == topic for place in self._outboxes):
+            known, recount = self._maps.pop(topic)
+            known.watchers.pop(recount, None)
+            self._cluster.forget(known)
+
+    def _add(self, topic: str, entry: Entry, slices: Sequence[Slice], *, strict: bool) -> list[Added]:
+        if self._closed is not None:
+            raise self._closed.again()
+        if topic not in self._maps:
+            raise TopicNotFound(f"no topic {topic!r}: it was deleted")
+        if strict and topic in self._broken:
+            raise self._broken[topic].again()
+        move = self._moves.get(topic)
+        if move is not None:
+            move.add(entry)
+        elif slices and slices[0].incarnation != self._incarnation(topic):  # it has waited for room meanwhile
+            slices = entry.sort(self._count_of(topic))
+        self._under_way.setdefault(topic, {})[entry] = None
+        added = []
+        for item in slices:
+            outbox = self._outbox(topic, item.partition, move)
+            added.append(Added(outbox, item.durability, item.places, outbox.add(item, strict=strict)))
+        if len(entry.messages) > 1:
+            tickets = [ticket for item in added for ticket in item.tickets]
+            entry.left = len(tickets)
+            for ticket in tickets:
+                ticket.answer.add_done_callback(partial(_answered, entry))
+        return added
+
+    def _outbox(self, topic: str, partition: int, move: Move | None) -> Outbox:
+        """Where messages wait; during a move one that refuses them, so that they go along."""
+        outbox = self._outboxes.get((topic, partition)) if move is None else None
+        if outbox is None:
+            where, limit = self._maps[topic][0], self._cluster.timeout
+            outbox = Outbox(where, partition, limit, self._bodies, self._room, self._tasks)
+            if move is None:
+                self._outboxes[topic, partition] = outbox
+            else:
+                outbox.retire(move.error)
+        return outbox
+
+    async def _collect(self, topic: str, entry: Entry, size: int) -> list[Published | Exception]:
+        """Wait for the answers and put them into the order of the call; who goes takes along what it can."""
+        try:
+            answers, failed = await self._answers(topic, entry, size)
+            if failed and (replaced := [at for at in range(size) if isinstance(answers[at], TopicReplaced)]):
+                found = await self._again(topic, entry, len(replaced))
+                for place, answer in zip(replaced, found, strict=True):
+                    answers[place] = answer
+        except BaseException:
+            _withdraw(entry)
+            raise
+        finally:
+            self._end(topic, entry)
+        return answers
+
+    async def _again(self, topic: str, entry: Entry, size: int) -> Sequence[Published | Exception]:
+        """The answers to the messages of a call that were refused since the topic is another one."""
+        if entry.move is None and topic in self._maps:  # the map is still that of the topic before
+            try:
+                await self._cluster.learn(self._maps[topic][0])
+            except BrokerError as error:
+                return [error] * size
+        again: Entry | Exception | None = None
+        if entry.move is not None:
+            await asyncio.shield(entry.move.done)
+            again = entry.move.again.get(entry)
+        if isinstance(again, Entry):
+            return await self._collect(topic, again, size)
+        return [again or self._closed or TopicReplaced(f"topic {topic!r} was deleted")] * size
+
+    def _end(self, topic: str, entry: Entry) -> None:
+        """All that there is to know of a call is known."""
+        entry.messages = ()
+        if under_way := self._under_way.get(topic):
+            under_way.pop(entry, None)
+            if not under_way:
+                del self._under_way[topic]
+
+    async def _answers(self, topic: str, entry: Entry, size: int) -> tuple[list[Published | Exception], bool]:
+        """The same, and whether any is an error, without a second attempt."""
+        answers: list[Any] = [None] * size
+        for place, refusal in entry.refused.items():
+            answers[place] = refusal
+        failed = False
+        for outbox, durability, places, tickets in entry.added:
+            at = 0
+            for ticket in tickets:
+                try:
+                    reply = await ticket.answer
+                except Exception as error:
+                    failed = True
+                    self._doubt(topic, error)
+                    found: list[Published | Exception] = [error] * ticket.count
+                else:
+                    found = _read(outbox.partition, durability, ticket, reply)
+                for offset, refusal in ticket.refused.items():  # in their order
+                    found.insert(offset, refusal)
+                some = places if len(tickets) == 1 else places[at : at + len(found)]
+                for place, answer in zip(some, found, strict=True):
+                    answers[place] = answer
+                at += len(found)
+        return answers, failed
+
+    async def _count(self, topic: str, entry: Entry) -> Tally:
+        """Wait for the answers and count them."""
+        tally = Tally()
+        failure: Exception | None = None
+        for item in entry.added:
+            for ticket in item.tickets:
+                try:
+                    reply = await ticket.answer
+                    assert reply is not None, "bodies that are refused fail all"
+                    tally += _sum_up(ticket, reply)
+                except Exception as error:
+                    self._doubt(topic, error)
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        return tally
+
+    def _doubt(self, topic: str, error: Exception) -> None:
+        """Keep nothing of a topic that is gone."""
+        if isinstance(error, TopicNotFound) and not isinstance(error, TopicReplaced):
+            self._forget(topic)
+
+
+def _withdraw(entry: Entry) -> None:
+    """Nobody waits any more: what was never sent is not going to be."""
+    for item in entry.added:
+        item.withdraw()
+    if entry.move is not None and isinstance(again := entry.move.again.get(entry), Entry):
+        _withdraw(again)
+
+
+def _answered(entry: Entry, answer: "asyncio.Future[wire.PublishReply | None]") -> None:
+    """Let go of messages that will not have to be placed anew."""
+    if answer.cancelled() or not isinstance(answer.exception(), TopicReplaced):
+        entry.left -= 1
+        if not entry.left:
+            entry.messages = ()
+
+
+def _replaced(item: Added) -> Iterator[int]:
+    """The places in the call of messages that were refused since their topic is another one."""
+    at = 0
+    for ticket in item.tickets:
+        size = ticket.count + len(ticket.refused)
+        if not ticket.answer.cancelled() and isinstance(ticket.answer.exception(), TopicReplaced):
+            places = item.places[at : at + size]
+            yield from (place for offset, place in enumerate(places) if offset not in ticket.refused)
+        at += size
+
+
+def _sum_up(ticket: Ticket, reply: wire.PublishReply) -> Tally:
+    """Count the answers for the messages of one call in one frame."""
+    start, count = ticket.start, ticket.count
+    repeated = [
+        ticket.parcel.flat[place * 3 + 1] for place in reply.duplicates if start <= place < start + count
+    ]
+    rest = count - len(repeated)
+    stored, unowed = (0, rest) if reply.unowed else (rest, 0)
+    return Tally(stored, len(repeated), unowed, tuple(repeated))
+
+
+def _read(
+    partition: int, durability: str, ticket: Ticket, reply: wire.PublishReply | None
+) -> list[Published | Exception]:
+    """The answers for the messages of one call in one frame; of none if they were refused."""
+    if reply is None:
+        return []
+    start, count = ticket.start, ticket.count
+    uids = ticket.parcel.flat[start * 3 + 1 : (start + count) * 3 : 3]
+    if not reply.duplicates and not reply.unowed and not reply.delayed:
+        first = reply.first + start
+        return [
+            Published(partition, uid, reply.ledger, entry, durability)
+            for entry, uid in enumerate(uids, first)
+        ]
+    entry = reply.first + start - sum(place < start for place in reply.duplicates)
+    found: list[Published | Exception] = []
+    for place, uid in enumerate(uids, start):
+        if (first_id := reply.duplicates.get(place)) is not None:
+            ledger, _, number = first_id.partition("-")
+            found.append(Published(partition, uid, int(ledger), int(number), durability, duplicate=True))
+        elif reply.unowed:
+            found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
+        elif reply.delayed:
+            found.append(Published(partition, uid, 0, 0, durability, delayed=True))
+        else:
+            found.append(Published(partition, uid, reply.ledger, entry, durability))
+            entry += 1
+    return found

@@ -1,0 +1,173 @@
+"""A consumer for code that does not await."""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from time import monotonic
+from types import TracebackType
+from typing import Any, TypeVar
+
+from keylane.bridge import Bridge
+from keylane.consume.block import BUFFERED, Block
+from keylane.consume.consumer import Consumer
+from keylane.consume.message import Batch, Message
+from keylane.errors import ConnectionClosed
+from keylane.sync.message import SyncMessage
+from keylane.times import Seconds, seconds
+from keylane.types import Outcome
+
+T = TypeVar("T")
+_PULL = 100  # messages taken from the event loop's thread at once
+
+
+class SyncConsumer:
+    """Messages of a subscription; iterate over it, or call receive.
+
+    with client.subscribe("orders", "billing") as consumer:
+        for message in consumer:
+            with message:
+                print(message.data())
+    """
+
+    def __init__(self, consumer: Consumer, bridge: Bridge) -> None:
+        self._consumer = consumer
+        self._bridge = bridge
+        self._call = bridge.call
+        self._pulled: deque[tuple[Block, int]] = deque()  # at hand, for any thread
+
+    def __enter__(self) -> "SyncConsumer":
+        self._call(self._consumer.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self, timeout: Seconds = 30.0) -> None:
+        """Wait for running handlers, settle what is queued, and give back the rest at once and uncharged."""
+        if self._bridge.forked:
+            return  # it is the parent's
+        self._pulled.clear()
+        with suppress(ConnectionClosed):  # the client was closed, and so was this
+            self._call(self._consumer.close, timeout)
+
+    @property
+    def name(self) -> str:
+        """The consumer's name."""
+        return self._consumer.name
+
+    @property
+    def mode(self) -> str:
+        """The subscription's mode."""
+        return self._consumer.mode
+
+    def wait(self) -> None:
+        """Wait until it is closed; raises what ended it, if anything did."""
+        self._call(self._consumer.wait)
+
+    def __iter__(self) -> Iterator[SyncMessage]:
+        self._consumer.check_by_hand()
+        while True:
+            message = self._next()
+            if message is None:
+                if not self._pull(self._consumer.pull, _PULL):
+                    return
+            else:
+                yield message
+
+    def receive(self, timeout: Seconds | None = None) -> SyncMessage:
+        """The next message; TimeoutError if none comes in time."""
+        self._consumer.check_by_hand()
+        end = None if timeout is None else monotonic() + seconds("timeout", timeout)
+        while (message := self._next()) is None:
+            self._call(self._fill, self._consumer.pull, 1, 0.0, timeout)
+            timeout = None if end is None else max(0.0, end - monotonic())
+        return message
+
+    def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> Iterator[list[SyncMessage]]:
+        """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
+        batches = self._consumer.batches(max_messages, max_wait)
+        while True:
+            # A loop that was left early has had more taken than it came to.
+            batch = [message for _ in range(max_messages) if (message := self._next()) is not None]
+            if batch:
+                yield batch
+            elif not self._pull(batches.pull):
+                return
+
+    def ack(self, messages: Iterable[SyncMessage]) -> list[Outcome]:
+        """Settle messages for good; "settled" or "stale" for each, in the order given."""
+        outcomes: list[Outcome] = self._call(self._consumer.ack, _inner(messages))
+        return outcomes
+
+    def nack(
+        self, messages: Iterable[SyncMessage], delay: Seconds | None = None, *, until: datetime | None = None
+    ) -> list[Outcome]:
+        """Give messages back; "settled" or "stale" for each, in the order given."""
+        outcomes: list[Outcome] = self._call(self._consumer.nack, _inner(messages), delay, until=until)
+        return outcomes
+
+    def extend(
+        self,
+        messages: Iterable[SyncMessage],
+        seconds: Seconds | None = None,
+        *,
+        until: datetime | None = None,
+    ) -> list[Outcome]:
+        """Move the ends of leases; "settled" or "stale" for each, in the order given."""
+        outcomes: list[Outcome] = self._call(self._consumer.extend, _inner(messages), seconds, until=until)
+        return outcomes
+
+    def pause(self) -> None:
+        """Stop deliveries at once; what is not yet with the application goes back uncharged."""
+        self._call(self._consumer.pause)
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._call(self._consumer.resume)
+
+    def _pull(self, pull: Callable[..., Awaitable[Batch]], *args: Any) -> bool:
+        """Have more messages at hand; False if it is closed, by whomever."""
+        return self._unless_closed(self._fill, pull, *args) is not None
+
+    async def _fill(self, pull: Callable[..., Awaitable[Batch]], *args: Any) -> int:
+        """On the loop: what is taken there is at hand even if a signal has ended the call that asked."""
+        batch = await pull(*args)
+        for block, start, stop in batch.parts:
+            self._pulled.extend([(block, index) for index in range(start, stop)])
+        return len(batch)
+
+    def _unless_closed(self, work: Callable[..., Awaitable[T]], *args: Any) -> T | None:
+        try:
+            return self._call(work, *args)
+        except ConnectionClosed:
+            if not self._consumer.closed:
+                raise
+            return None
+
+    def _next(self) -> SyncMessage | None:
+        """The next of the messages at hand that have not gone back."""
+        consumer = self._consumer
+        while True:
+            try:
+                place = block, index = self._pulled[0]
+            except IndexError:
+                return None
+            handed = consumer.held.hand(block, index)
+            if not handed and block.gone is not None and block.states[index] == BUFFERED:
+                # At most once it cannot go back: in a pause it waits.
+                handed = bool(self._unless_closed(consumer.hand, Message(block, index)))
+            # Removed last: who is interrupted has lost nothing. Others may have come first.
+            with suppress(ValueError):
+                self._pulled.remove(place)
+            if handed:
+                return SyncMessage(Message(block, index), self._bridge)
+
+
+def _inner(messages: Iterable[SyncMessage]) -> list[Message]:
+    return [message._message for message in messages]

@@ -1,0 +1,133 @@
+"""A message for code that does not await."""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from keylane.bridge import Bridge
+from keylane.consume.message import Message, terms_after
+from keylane.times import Seconds
+
+
+class SyncMessage:
+    """A delivered message; `with message:` acks on exit and nacks when the block raises."""
+
+    __slots__ = ("_bridge", "_message")
+
+    def __init__(self, message: Message, bridge: Bridge) -> None:
+        self._message = message
+        self._bridge = bridge
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SyncMessage) and self._message == other._message
+
+    def __hash__(self) -> int:
+        return hash(self._message)
+
+    @property
+    def topic(self) -> str:
+        """The topic it was published to."""
+        return self._message.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition it is in."""
+        return self._message.partition
+
+    @property
+    def id(self) -> str:
+        """`<partition>:<ledger>-<entry>`, the same as Published.id."""
+        return self._message.id
+
+    @property
+    def key(self) -> str | None:
+        """The key it was published with."""
+        return self._message.key
+
+    @property
+    def uid(self) -> str:
+        """The producer's name for it."""
+        return self._message.uid
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What the producer attached."""
+        return self._message.attributes
+
+    @property
+    def producer_group(self) -> str | None:
+        """The group of the client that published it."""
+        return self._message.producer_group
+
+    @property
+    def size(self) -> int:
+        """The bytes of its body."""
+        return self._message.size
+
+    @property
+    def produced_at(self) -> datetime:
+        """When the producer made it, by the producer's clock."""
+        return self._message.produced_at
+
+    @property
+    def published_at(self) -> datetime:
+        """When it was stored, by the cluster's clock."""
+        return self._message.published_at
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was stored."""
+        return self._message.age
+
+    @property
+    def retry_count(self) -> int:
+        """How often it was delivered in vain before; 0 at the first delivery."""
+        return self._message.retry_count
+
+    @property
+    def token(self) -> int:
+        """Grows with every delivery in a partition and subscription: a fence for side effects."""
+        return self._message.token
+
+    @property
+    def deadline(self) -> datetime:
+        """When its lease ends, by the cluster's clock."""
+        return self._message.deadline
+
+    def data(self) -> bytes:
+        """Its body, downloaded if need be; PayloadMissing if it is gone."""
+        body = self._message._block.bodies.get(self._message._index)
+        return self._wait(self._message.data) if body is None else body
+
+    def ack(self) -> None:
+        """Settle it for good; StaleReceipt if its lease has ended."""
+        self._wait(self._message.ack)
+
+    def nack(self, delay: Seconds | None = None, *, until: datetime | None = None) -> None:
+        """Give it back, to be delivered again: by default after the subscription's backoff."""
+        self._wait(lambda: self._message.nack(delay, until=until))
+
+    def extend(self, seconds: Seconds | None = None, *, until: datetime | None = None) -> None:
+        """Move the end of its lease to so many seconds from now, or to a time."""
+        self._wait(lambda: self._message.extend(seconds, until=until))
+
+    def __enter__(self) -> "SyncMessage":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None and self._bridge.forked:
+            return  # a child on its way out: the message is its parent's
+        block, index = self._message._block, self._message._index
+        self._bridge.post(block.consumer.settler.settle_later, block, index, terms_after(kind))
+
+    def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        return self._bridge.call(work)

@@ -1,0 +1,60 @@
+"""Times as users give them and as the protocol wants them."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+from keylane.errors import InvalidArgument
+
+Seconds = float | timedelta
+Position = str | datetime
+
+
+def seconds(what: str, value: Seconds) -> float:
+    """A duration in seconds; InvalidArgument if it cannot be one."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 10**9:
+        raise InvalidArgument(f"{what} is {value!r}: use seconds from 0 to 10^9, or a timedelta")
+    return float(value)
+
+
+def milliseconds(what: str, value: Seconds | None) -> int | None:
+    """A duration as the protocol has it; anything above zero is at least one."""
+    if value is None:
+        return None
+    amount = seconds(what, value)
+    return max(1, round(amount * 1000)) if amount else 0
+
+
+def instant_ms(what: str, value: datetime | None) -> int | None:
+    """A point in time as the protocol has it."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidArgument(f"{what} is {value!r}: use a datetime with a time zone")
+    return int(value.timestamp() * 1000)
+
+
+def position_text(what: str, value: Position) -> str:
+    """A place to start from: "earliest", "latest", an id, or a time."""
+    return value if isinstance(value, str) else f"time:{instant_ms(what, value)}"
+
+
+def moment(ms: float) -> datetime:
+    """A datetime from milliseconds since 1970."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def typed(text: str) -> datetime:
+    """What somebody wrote as a time, in UTC unless it says another zone; ValueError if it is none.
+
+    >>> typed("2026-11-16T13:00")
+    datetime.datetime(2026, 11, 16, 13, 0, tzinfo=datetime.timezone.utc)
+    """
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def now_ms() -> int:
+    """This machine's clock."""
+    return int(time.time() * 1000)

@@ -1,1 +1,0 @@
-"""The atomic operations of Keylane, one Lua file each, shipped as package data."""

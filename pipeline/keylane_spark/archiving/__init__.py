@@ -1,0 +1,1 @@
+"""Archives of topics as Parquet, and replaying them."""

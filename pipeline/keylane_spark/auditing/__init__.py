@@ -1,0 +1,1 @@
+"""The audit: proof that every message reached whoever was owed it."""

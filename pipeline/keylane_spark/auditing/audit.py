@@ -1,0 +1,156 @@
+"""The audit: proves from a topic's journal that every message reached every subscription that was owed it.
+
+keylane pipeline audit orders --out /var/audits/orders --archive /data/archive
+spark-submit jobs/audit.py orders --out /var/audits/orders
+
+What fits into memory is judged in this process, without Java; the rest by Spark.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from keylane.errors import InvalidArgument, Unavailable
+from keylane.types import PartitionOffsets
+from keylane_spark.auditing.body_check import look_for_bodies
+from keylane_spark.auditing.findings import Audit
+from keylane_spark.auditing.looks import (
+    JOURNAL,
+    LOG,
+    Looks,
+    Snapshot,
+    archive_folder,
+    check_free,
+    load,
+    prepare,
+    save,
+)
+from keylane_spark.auditing.plain_engine import PlainEngine, TooLarge, rows_in
+from keylane_spark.files import Files, local_at
+from keylane_spark.source.options import Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SMALL = 1_000_000  # messages in the log, records and archived rows that are judged without Spark
+WITH_SPARK = -1  # none at all
+FAR = 2**62  # rows, where nobody here can count them
+LISTED = 1_000  # messages, of each kind of finding
+LINES = 2_000  # lines of latencies over time
+ARCHIVE_SUBSCRIPTION = "archive"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to audit, and how."""
+
+    topic: str
+    out: str
+    connection: Connection
+    journal: str | None = None  # an older snapshot
+    archive: str | None = None
+    archive_subscription: str = ARCHIVE_SUBSCRIPTION
+    since: datetime | None = None
+    sample: int | None = None  # bodies to look for; None: all, 0: none
+    listed: int = LISTED
+    small: int = SMALL
+
+
+class Engine(Protocol):
+    """Who reads, writes and judges."""
+
+    @property
+    def files(self) -> Files: ...
+
+    def write_log(self, connection: Connection, looks: Looks) -> None: ...
+    def write_journal(self, connection: Connection, looks: Looks) -> None: ...
+    def archive(self, path: str, topic: str, subscription: str) -> Any: ...
+    def examine(
+        self, seen: Snapshot, folder: str, archive: Any, since: datetime | None, listed: int, lines: int
+    ) -> Audit: ...
+
+
+def run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
+    """Audit a topic: a fresh snapshot, written to `out`, or in `journal` what an earlier audit has left.
+
+    Spark is asked for only where it is needed, for so many rows. With the files of `out`, for the report.
+    """
+    _check_folders(options)
+    try:
+        return _run(options, spark)
+    except TooLarge:
+        return _run(msgspec.structs.replace(options, small=WITH_SPARK), spark)
+
+
+def _run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
+    if options.journal is not None:
+        return _run_again(options, options.journal, spark)
+    with options.connection.sync() as client:
+        looks = Looks(client, options.topic)
+        engine = _engine(options, looks.messages + looks.records, spark)
+        prepare(options.out, engine.files)
+        engine.write_log(options.connection, looks)
+        bodies = None if options.sample == 0 else _bodies(options, looks.first)
+        looks.before()
+        engine.write_journal(options.connection, looks)
+        seen = looks.done(bodies)
+        save(seen, options.out, engine.files)
+        archive = _archive(options, engine)
+        if archive is not None:
+            # Asked after the archive's files have been listed: what is in them was published before.
+            archive.newest = {at.partition: at.latest for at in client.offsets(options.topic)}
+    found = engine.examine(seen, options.out, archive, options.since, options.listed, LINES)
+    return found, engine.files
+
+
+def _run_again(options: Options, path: str, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
+    """Judge an older snapshot; the broker is not asked."""
+    here = local_at(path)
+    if here is not None:
+        seen, folder = load(path, options.topic, here)
+        engine = _engine(options, rows_in(folder, LOG, JOURNAL), spark)
+    else:
+        from keylane_spark.files import files_at
+
+        engine = _engine(options, FAR, spark)
+        seen, folder = load(path, options.topic, files_at(path, spark(FAR)))
+    engine.files.make_folder(options.out)
+    archive = _archive(options, engine)
+    return engine.examine(seen, folder, archive, options.since, options.listed, LINES), engine.files
+
+
+def _check_folders(options: Options) -> None:
+    """What is wrong with folders here is said before anything starts."""
+    if options.journal is None and (files := local_at(options.out)) is not None:
+        check_free(options.out, files)
+    if options.archive is not None and (files := local_at(options.archive)) is not None:
+        archive_folder(options.archive, options.topic, files)
+
+
+def _engine(options: Options, rows: int, spark: Callable[[int], "SparkSession"]) -> Engine:
+    """By size; and what is not in a folder here is for Spark."""
+    places = [options.out, *filter(None, [options.journal, options.archive])]
+    small = rows <= options.small and all(local_at(place) is not None for place in places)
+    if small and options.archive is not None:
+        small = rows + rows_in(f"{options.archive}/topic={options.topic}", "") <= options.small
+    if small:
+        return PlainEngine(options.out)
+    from keylane_spark.auditing.spark_audit import SparkEngine
+
+    return SparkEngine(spark(rows), options.out)
+
+
+def _archive(options: Options, engine: Engine) -> Any:
+    if options.archive is None:
+        return None
+    return engine.archive(options.archive, options.topic, options.archive_subscription)
+
+
+def _bodies(options: Options, first: list[PartitionOffsets]) -> Any:
+    try:
+        return look_for_bodies(options.connection, options.topic, first, options.sample)
+    except (InvalidArgument, Unavailable) as error:
+        raise type(error)(
+            f"{error} (bodies are looked for: name the store with --payloads, or --no-bodies)"
+        ) from error

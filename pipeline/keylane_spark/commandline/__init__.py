@@ -1,0 +1,1 @@
+"""`keylane pipeline`: a module for the commands of each kind."""

@@ -1,0 +1,1 @@
+"""The jobs as files for spark-submit; `keylane pipeline` runs the same."""

@@ -1,0 +1,1 @@
+"""Hot keys and partitions, and what to do about them."""

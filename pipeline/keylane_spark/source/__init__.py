@@ -1,0 +1,1 @@
+"""Topics into Spark: batch and streaming readers."""
