@@ -211,5 +211,4 @@ def broker_with_scripts_of_its_own(folder: Path) -> Path:
     """
     package = folder / "keylane_broker"
     shutil.copytree(ROOT / "broker" / "keylane_broker", package)
-    shutil.copytree(ROOT / "lua", package / "lua")
     return package / "lua"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane_broker.store.scripts import Scripts, lua_folder, read_sources
+from keylane_broker.store.scripts import FOLDER, Scripts, read_sources
 
 SOURCES = read_sources()
 NAMES = sorted(name for name in SOURCES if not name.startswith("lib/"))
@@ -96,8 +96,7 @@ def test_a_folder_that_is_new_is_loaded_too(tmp_path: Path) -> None:
 
 
 def test_every_lua_file_of_the_tree_is_loaded() -> None:
-    root = lua_folder()
-    assert set(SOURCES) == {str(path.relative_to(root))[:-4] for path in root.rglob("*.lua")}
+    assert set(SOURCES) == {str(path.relative_to(FOLDER))[:-4] for path in FOLDER.rglob("*.lua")}
 
 
 def test_an_unknown_script_is_a_key_error() -> None:

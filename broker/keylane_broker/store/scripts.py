@@ -52,18 +52,14 @@ class Scripts:
         return self._by_name[name]
 
 
-def lua_folder() -> Path:
-    """The folder of the scripts: inside the package where it is installed, lua/ in a checkout."""
-    package = Path(__file__).parents[1]
-    shipped = package / "lua"
-    return shipped if shipped.is_dir() else package.parents[1] / "lua"
+FOLDER = Path(__file__).parents[1] / "lua"  # in a checkout a link to lua/ at its root
 
 
-def read_sources(root: Path | None = None) -> dict[str, str]:
+def read_sources(root: Path = FOLDER) -> dict[str, str]:
     """The text of every Lua file in every folder of lua/ by its path there, without `.lua`."""
     return {
         f"{folder.name}/{item.name[:-4]}": item.read_text("utf-8")
-        for folder in (root or lua_folder()).iterdir()
+        for folder in root.iterdir()
         if folder.is_dir()
         for item in folder.iterdir()
         if item.name.endswith(".lua")

@@ -24,5 +24,5 @@ add_skew(pipeline)
 
 
 def main(*words: str, **options: Any) -> None:
-    """Run the command line, for `python -m keylane_spark` and spark-submit; `words` come before what was typed."""
+    """Run the command line, for `python -m keylane_spark` and jobs/; `words` come before what was typed."""
     pipeline(args=[*words, *sys.argv[1:]], prog_name="keylane pipeline", **options)

@@ -1,4 +1,4 @@
-"""`spark-submit jobs/archive.py orders --to /data/archive`: the same as `keylane pipeline archive`."""
+"""For spark-submit: what `keylane pipeline archive` does."""
 
 from keylane_spark.commandline.main import main
 

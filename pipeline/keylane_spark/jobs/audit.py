@@ -1,4 +1,4 @@
-"""`spark-submit jobs/audit.py orders --out /var/audits/orders`: the same as `keylane pipeline audit`."""
+"""For spark-submit: what `keylane pipeline audit` does."""
 
 from keylane_spark.commandline.main import main
 

@@ -1,4 +1,4 @@
-"""`spark-submit jobs/replay.py /data/archive orders-again --rate 5000`: the same as `keylane pipeline replay`."""
+"""For spark-submit: what `keylane pipeline replay` does."""
 
 from keylane_spark.commandline.main import main
 

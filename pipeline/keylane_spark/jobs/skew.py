@@ -1,4 +1,4 @@
-"""`spark-submit jobs/skew.py orders --archive /data/archive --out skew`: the same as `keylane pipeline skew`."""
+"""For spark-submit: what `keylane pipeline skew` does."""
 
 from keylane_spark.commandline.main import main
 
