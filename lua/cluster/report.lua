@@ -1,15 +1,15 @@
 -- report: store what a worker says of itself; it is forgotten unless it is said again in time.
 --
--- KEYS   1 broker  hash  the worker's fields, and `draining`, which is the operator's
+-- KEYS   1 worker  hash  the worker's fields, and `draining`, which is the operator's
 -- ARGV   1 ttl_ms   2 "1" to start from scratch, "" to leave `draining` as it is   3.. field, value pairs
 -- Returns  {"OK"}
 -- Cost     O(1)
-local broker = KEYS[1]
+local worker = KEYS[1]
 local ttl_ms, from_scratch = ARGV[1], ARGV[2] == '1'
 
 if from_scratch then
-  redis.call('DEL', broker)
+  redis.call('DEL', worker)
 end
-redis.call('HSET', broker, unpack(ARGV, 3))
-redis.call('PEXPIRE', broker, ttl_ms)
+redis.call('HSET', worker, unpack(ARGV, 3))
+redis.call('PEXPIRE', worker, ttl_ms)
 return { 'OK' }

@@ -88,12 +88,12 @@ async def test_load_is_measured_and_can_be_seen(
             )
 
         await until(shown)
-        stored = await engine.store.fields(f"kl:broker:{owner}")
+        stored = await engine.store.fields(f"kl:worker:{owner}")
         load = json.loads(stored["load"])
         assert load[f"{topic}:1"][0] > 10
         assert float(stored["messages"]) > 10
         assert float(stored["script_ms"]) > 0.1
-        assert await engine.store.command("PTTL", f"kl:broker:{owner}") > 0
+        assert await engine.store.command("PTTL", f"kl:worker:{owner}") > 0
     await peer.answer(wire.DeleteTopic(topic))
 
 
@@ -125,7 +125,7 @@ async def test_one_hot_partition_alone_is_not_tossed_to_and_fro(topic: str) -> N
         async with pouring(engine, peers, topic, 0):
 
             async def measured() -> bool:
-                reports = await engine.brokers()
+                reports = await engine.workers()
                 return max(report.script_ms for report in reports) > 20
 
             await until(measured, 60)

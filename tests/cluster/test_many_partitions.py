@@ -26,7 +26,7 @@ def scripts_run(server: Server) -> int:
 
 async def heartbeats(engine: Engine) -> dict[str, int]:
     """When each worker was last heard of."""
-    return {report.id: report.heartbeat_ms for report in await engine.brokers()}
+    return {report.id: report.heartbeat_ms for report in await engine.workers()}
 
 
 async def beaten(engine: Engine, times: int) -> None:

@@ -141,7 +141,7 @@ async def test_a_worker_that_stops_hands_over_what_it_has_and_nothing_else_moves
                     assert retaken[place] > taken[place]
                 else:
                     assert (after[place], retaken[place]) == (owner, taken[place])
-            assert [report.id for report in await engine.brokers()] == broker.ids[:3]
+            assert [report.id for report in await engine.workers()] == broker.ids[:3]
             broker.start_worker(3)
             await settled(engine, *broker.ids)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import BrokerReport, TopicSettings
+from keylane_broker.engine.values import TopicSettings, WorkerReport
 from keylane_broker.inspect import cluster_checker
 from keylane_broker.inspect.cluster_checker import check_cluster
 from keylane_broker.inspect.snapshot import take_cluster_snapshot
@@ -22,7 +22,7 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
         engine = Engine.connect(server.url)
         await engine.create_topic("orders", TopicSettings(partitions=3))
         for worker in ("w1", "w2"):
-            report = BrokerReport(worker, "host:1", "1.0", "serving", 1, 1.5, 0.5, {"orders:0": (1.5, 0.5)})
+            report = WorkerReport(worker, "host:1", "1.0", "serving", 1, 1.5, 0.5, {"orders:0": (1.5, 0.5)})
             await engine.enlist(report, MINUTE_MS)
         await engine.drain("w2", True)
         await engine.lead("w1", MINUTE_MS)
@@ -43,12 +43,12 @@ async def test_nothing_is_wrong_with_a_sound_cluster_nor_with_none(engine: Engin
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        ("ZADD kl:brokers 1 w/1", "kl:brokers lists 'w/1', which is no worker's name"),
-        ("ZREM kl:brokers w1", "kl:broker:w1 is not in kl:brokers"),
-        ("PERSIST kl:broker:w1", "kl:broker:w1 never ends"),
-        ("HSET kl:broker:w1 state asleep", "kl:broker:w1 has the state 'asleep'"),
-        ("HSET kl:broker:w1 load [", "kl:broker:w1 cannot be read"),
-        ("HSET kl:broker:w1 messages many", "kl:broker:w1 cannot be read"),
+        ("ZADD kl:workers 1 w/1", "kl:workers lists 'w/1', which is no worker's name"),
+        ("ZREM kl:workers w1", "kl:worker:w1 is not in kl:workers"),
+        ("PERSIST kl:worker:w1", "kl:worker:w1 never ends"),
+        ("HSET kl:worker:w1 state asleep", "kl:worker:w1 has the state 'asleep'"),
+        ("HSET kl:worker:w1 load [", "kl:worker:w1 cannot be read"),
+        ("HSET kl:worker:w1 messages many", "kl:worker:w1 cannot be read"),
         ("PERSIST kl:controller", "kl:controller is 'w1' for ever"),
         ("SET kl:controller -w1 PX 60000", "kl:controller is '-w1', which is no worker's name"),
         ("HSET kl:owners # x", "kl:owners has the version 'x'"),

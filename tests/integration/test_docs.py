@@ -12,7 +12,7 @@ import pytest
 import keylane
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import BrokerReport, Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.engine.values import Outgoing, Room, SubscriptionSettings, TopicSettings, WorkerReport
 from keylane_broker.store.keys import OWNERS
 from tests.support.running import RunningBroker
 
@@ -103,7 +103,7 @@ def _words(line: str) -> list[str]:
 async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_url: str) -> None:
     """On a topic and a worker made to have something in every key."""
     engine = Engine.connect(server_url)
-    await engine.enlist(BrokerReport("w1"), ttl_ms=60_000)
+    await engine.enlist(WorkerReport("w1"), ttl_ms=60_000)
     await engine.lead("w1", ttl_ms=60_000)
     assert await engine.assign((await engine.owners()).version, {"orders": ["", "", "", "w1"]})
     await engine.create_topic("orders", TopicSettings(partitions=4, journal=1_000))

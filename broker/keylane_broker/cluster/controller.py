@@ -12,7 +12,7 @@ from keylane.errors import InvalidArgument, Unavailable
 from keylane_broker.cluster.load import Place, loads_of
 from keylane_broker.cluster.placement import Memory, place, relieve, rest
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import BrokerReport, Owners
+from keylane_broker.engine.values import Owners, WorkerReport
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _CYCLES = 10  # of the same loads, more than it takes to believe them
 class Controller:
     """Places partitions on workers; what it remembers only keeps it from moving too much."""
 
-    def __init__(self, engine: Engine, is_alive: Callable[[BrokerReport], bool]) -> None:
+    def __init__(self, engine: Engine, is_alive: Callable[[WorkerReport], bool]) -> None:
         self._engine = engine
         self._is_alive = is_alive
         self._memory = Memory()
@@ -31,8 +31,8 @@ class Controller:
     async def balance(self, *, by_load: bool = False) -> list[wire.Move]:
         """Give every partition an owner that is there, in even counts; `by_load`: then look at loads too."""
         for _ in range(_ATTEMPTS):
-            brokers, owners, topics = await self._read()
-            workers, loads, current = self.able(brokers), script_times(brokers), by_place(owners, topics)
+            reports, owners, topics = await self._read()
+            workers, loads, current = self.able(reports), script_times(reports), by_place(owners, topics)
             memory = self._memory
             moves = place(topics, current, workers, loads, stay=memory.moved) if workers else []
             if by_load and workers and not moves:
@@ -45,8 +45,8 @@ class Controller:
     async def rebalance(self, *, dry_run: bool = False) -> list[wire.Move]:
         """The same on an operator's order, who need not wait until an imbalance has lasted for a while."""
         for _ in range(_ATTEMPTS):
-            brokers, owners, topics = await self._read()
-            workers, loads, current = self.able(brokers), script_times(brokers), by_place(owners, topics)
+            reports, owners, topics = await self._read()
+            workers, loads, current = self.able(reports), script_times(reports), by_place(owners, topics)
             moves = place(topics, current, workers, loads) if workers else []
             memory = Memory()
             for _ in range(_CYCLES if workers else 0):
@@ -59,7 +59,7 @@ class Controller:
     async def move(self, topic: str, partition: int, worker: str, keep: Collection[Place] = ()) -> None:
         """Give a partition to a worker; another, none of `keep`, comes back if counts would not be even."""
         for _ in range(_ATTEMPTS):
-            brokers, owners, topics = await self._read()
+            reports, owners, topics = await self._read()
             if topic not in topics:
                 await self._engine.describe_topic(topic)  # or the error that says more
                 raise Unavailable(f"topic {topic!r} is being made; try again")
@@ -67,7 +67,7 @@ class Controller:
                 raise InvalidArgument(
                     f"topic {topic!r} has no partition {partition}: it has 0 to {topics[topic] - 1}"
                 )
-            able = self.able(brokers)
+            able = self.able(reports)
             if worker not in able:
                 raise InvalidArgument(
                     f"worker {worker!r} cannot take partitions; those that can: {', '.join(able) or 'none'}"
@@ -78,19 +78,19 @@ class Controller:
                 return
             moves = [wire.Move(topic, partition, source, worker, "moved by hand")]
             after = {**current, (topic, partition): worker}
-            moves += place(topics, after, able, script_times(brokers), stay=[(topic, partition), *keep])
+            moves += place(topics, after, able, script_times(reports), stay=[(topic, partition), *keep])
             if await self._write(owners, topics, moves):
                 self._memory = rest(self._memory, [(topic, partition)])
                 return
         raise _busy()
 
-    def able(self, brokers: Collection[BrokerReport]) -> list[str]:
+    def able(self, reports: Collection[WorkerReport]) -> list[str]:
         """The workers that can have partitions."""
-        return [broker.id for broker in brokers if broker.state == "serving" and self._is_alive(broker)]
+        return [report.id for report in reports if report.state == "serving" and self._is_alive(report)]
 
-    async def _read(self) -> tuple[list[BrokerReport], Owners, dict[str, int]]:
+    async def _read(self) -> tuple[list[WorkerReport], Owners, dict[str, int]]:
         owners = await self._engine.owners()
-        return await self._engine.brokers(), owners, await self._engine.partition_counts()
+        return await self._engine.workers(), owners, await self._engine.partition_counts()
 
     async def _write(self, owners: Owners, topics: Mapping[str, int], moves: Collection[wire.Move]) -> bool:
         """Write what has changed; topics that are gone go."""
@@ -130,12 +130,12 @@ def by_place(owners: Owners, topics: Mapping[str, int]) -> dict[Place, str]:
     }
 
 
-def script_times(brokers: Collection[BrokerReport]) -> dict[Place, float]:
+def script_times(reports: Collection[WorkerReport]) -> dict[Place, float]:
     """Milliseconds of script time a second, of each partition that is not idle."""
     return {
         place: milliseconds
-        for broker in brokers
-        for place, (_, milliseconds) in loads_of(broker.load).items()
+        for report in reports
+        for place, (_, milliseconds) in loads_of(report.load).items()
     }
 
 

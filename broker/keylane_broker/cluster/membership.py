@@ -15,7 +15,7 @@ from keylane import wire
 from keylane.errors import BrokerError, Fenced, InvalidArgument, Unavailable
 from keylane_broker.cluster.controller import Controller
 from keylane_broker.cluster.load import Load, Place
-from keylane_broker.engine.values import BrokerReport, Owners
+from keylane_broker.engine.values import Owners, WorkerReport
 from keylane_broker.logs import Trouble
 from keylane_broker.store.pool import Attempts
 
@@ -51,7 +51,7 @@ class Member:
         self.version = -1
         self._known: Owners | None = None  # None: read them all
         self.owners: dict[str, list[str]] = {}  # topic -> worker of each partition, "" for none
-        self.brokers: dict[str, BrokerReport] = {}
+        self.workers: dict[str, WorkerReport] = {}
         self.controller = ""  # who places partitions
         self.load = Load()
         self._worker = worker
@@ -84,7 +84,7 @@ class Member:
 
     def address(self, worker: str) -> str:
         """Where a worker listens, "" if that is not known."""
-        return self.brokers[worker].address if worker in self.brokers else ""
+        return self.workers[worker].address if worker in self.workers else ""
 
     async def placement(self, topic: str) -> tuple[int, list[str]]:
         """A topic's incarnation, and the worker of each partition, "" for those that have none yet."""
@@ -141,7 +141,7 @@ class Member:
             try:
                 await self._engine.enlist(self._report(), self._ttl_ms)
                 self._beaten = time.monotonic()
-                await self._engine.announce("brokers")
+                await self._engine.announce("workers")
                 return await self.refresh()
             except Unavailable:
                 if time.monotonic() > end:
@@ -152,7 +152,7 @@ class Member:
         """Hand all partitions to the others; returns when that is done, or cannot be."""
         self._state = "stopping"
         await self._engine.heartbeat(self._report(), self._ttl_ms)
-        await self._engine.announce("brokers")
+        await self._engine.announce("workers")
         with anyio.move_on_after(patience):
             await self.refresh()
             while self._worker.holds_any and self._serving_besides(self._worker.id):
@@ -162,13 +162,13 @@ class Member:
         """Be a worker no more."""
         self._gone = True
         await self._engine.depart(self._worker.id)
-        await self._engine.announce("brokers")
+        await self._engine.announce("workers")
 
     def _serving_besides(self, worker: str) -> bool:
         return any(
-            broker.state == "serving" and self._is_alive(broker)
-            for broker in self.brokers.values()
-            if broker.id != worker
+            report.state == "serving" and self._is_alive(report)
+            for report in self.workers.values()
+            if report.id != worker
         )
 
     # Heartbeats
@@ -195,10 +195,10 @@ class Member:
         """How long what we say about ourselves is kept."""
         return max(self._worker.lease_ms * _LOST, _LOST_MS)
 
-    def _report(self) -> BrokerReport:
+    def _report(self) -> WorkerReport:
         messages, script_ms = self.load.total()
         worker = self._worker
-        return BrokerReport(
+        return WorkerReport(
             worker.id,
             worker.address,
             worker.release,
@@ -209,11 +209,11 @@ class Member:
             self.load.busiest(),
         )
 
-    def _is_alive(self, broker: BrokerReport) -> bool:
-        if broker.id == self._worker.id:
+    def _is_alive(self, report: WorkerReport) -> bool:
+        if report.id == self._worker.id:
             return True
-        return broker.age_ms < self._worker.lease_ms or (
-            time.monotonic() < self._trusted and broker.age_ms < self._ttl_ms
+        return report.age_ms < self._worker.lease_ms or (
+            time.monotonic() < self._trusted and report.age_ms < self._ttl_ms
         )
 
     # Following
@@ -257,13 +257,13 @@ class Member:
         if self._gone:
             return
         self.controller, left_ms = await self._engine.lead(worker.id, worker.lease_ms)
-        owners, brokers = await self._engine.owners(self._known), await self._engine.brokers()
-        if self.controller == worker.id and await self._place(owners, brokers):
+        owners, reports = await self._engine.owners(self._known), await self._engine.workers()
+        if self.controller == worker.id and await self._place(owners, reports):
             owners = await self._engine.owners()
-        self._learn(owners, brokers)
-        for broker in self.brokers.values():
-            if broker.id != worker.id and self._is_alive(broker):
-                left = worker.lease_ms - broker.age_ms
+        self._learn(owners, reports)
+        for report in self.workers.values():
+            if report.id != worker.id and self._is_alive(report):
+                left = worker.lease_ms - report.age_ms
                 if left < 0:  # it is only trusted to come back
                     left = round((self._trusted - time.monotonic()) * 1_000)
                 left_ms = min(left_ms, max(left, 0) + 1)
@@ -271,11 +271,11 @@ class Member:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(left_ms / 1_000 + 0.001, self.stir)
 
-    async def _place(self, owners: Owners, brokers: list[BrokerReport]) -> bool:
+    async def _place(self, owners: Owners, reports: list[WorkerReport]) -> bool:
         """Place partitions if something changed, or to look at loads; answers whether any moved."""
         now = time.monotonic()
         by_load = now - self._relieved > self._worker.settings.rebalance_interval
-        situation = (owners.version, self._placing.able(brokers))
+        situation = (owners.version, self._placing.able(reports))
         if not (by_load or self._topics_changed or situation != self._placed_for):
             return False
         self._topics_changed = False
@@ -289,13 +289,13 @@ class Member:
         self._placed_for = situation  # moves give it another version
         if by_load:
             await self._engine.forget_topics()
-        for broker in brokers:
-            if broker.age_ms > self._ttl_ms:
-                await self._engine.dismiss(broker.id, broker.heartbeat_ms)
+        for report in reports:
+            if report.age_ms > self._ttl_ms:
+                await self._engine.dismiss(report.id, report.heartbeat_ms)
         return bool(moves)
 
-    def _learn(self, owners: Owners, brokers: list[BrokerReport]) -> None:
-        self.brokers = {broker.id: broker for broker in brokers}
+    def _learn(self, owners: Owners, reports: list[WorkerReport]) -> None:
+        self.workers = {report.id: report for report in reports}
         self._known = owners
         before, self.owners = self.owners, owners.topics
         self.version = owners.version
@@ -332,19 +332,19 @@ class Member:
         if draining and not self._serving_besides(worker):
             raise InvalidArgument(f"no other worker serves: nobody could take the partitions of {worker!r}")
         await self._engine.drain(worker, draining)
-        await self._engine.announce("brokers")
+        await self._engine.announce("workers")
         await self.refresh()
 
-    def report(self, broker: BrokerReport) -> wire.WorkerReport:
+    def report(self, report: WorkerReport) -> wire.WorkerReport:
         """A worker as people see it."""
         return wire.WorkerReport(
-            broker.id,
-            broker.address,
-            broker.release,
-            broker.state if self._is_alive(broker) else "lost",
-            broker.started_ms,
-            broker.heartbeat_ms,
-            sum(names.count(broker.id) for names in self.owners.values()),
-            broker.messages,
-            broker.script_ms,
+            report.id,
+            report.address,
+            report.release,
+            report.state if self._is_alive(report) else "lost",
+            report.started_ms,
+            report.heartbeat_ms,
+            sum(names.count(report.id) for names in self.owners.values()),
+            report.messages,
+            report.script_ms,
         )

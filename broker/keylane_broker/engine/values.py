@@ -280,7 +280,7 @@ class TopicSettings(msgspec.Struct, frozen=True):
     incarnation: int = 0  # as that of a subscription
 
 
-class BrokerReport(msgspec.Struct, frozen=True):
+class WorkerReport(msgspec.Struct, frozen=True):
     """What a worker says of itself; `load` is messages/s and script ms/s of its busiest partitions.
 
     The two last ones are Redis's: when it was heard of last, and how long ago that was, by one clock.

@@ -10,16 +10,16 @@ import msgspec
 from keylane.errors import InvalidArgument, Unavailable
 from keylane_broker.engine.checks import MAX_MS, MAX_TIME_MS, check_int, to_flat
 from keylane_broker.engine.topics import near
-from keylane_broker.engine.values import BrokerReport, Owners
+from keylane_broker.engine.values import Owners, WorkerReport
 from keylane_broker.store.keys import (
-    BROKERS,
     CONTROLLER,
     EVENTS,
     OWNERS,
     TOPICS,
-    broker_key,
+    WORKERS,
     check_name,
     topic_key,
+    worker_key,
 )
 from keylane_broker.store.store import Store
 
@@ -36,15 +36,15 @@ class Registry:
 
     # Workers
 
-    async def enlist(self, report: BrokerReport, ttl_ms: int) -> None:
+    async def enlist(self, report: WorkerReport, ttl_ms: int) -> None:
         """A worker's first heartbeat: what an earlier process of that name left is dropped."""
         await self._report(report, ttl_ms, "1")
 
-    async def heartbeat(self, report: BrokerReport, ttl_ms: int) -> None:
+    async def heartbeat(self, report: WorkerReport, ttl_ms: int) -> None:
         """Say that a worker is alive, and how it does; an operator's drain stays."""
         await self._report(report, ttl_ms, "")
 
-    async def _report(self, report: BrokerReport, ttl_ms: int, from_scratch: str) -> None:
+    async def _report(self, report: WorkerReport, ttl_ms: int, from_scratch: str) -> None:
         check_name("worker", report.id)
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
         fields = {
@@ -58,21 +58,21 @@ class Registry:
         }
         await self.store.try_all(
             [
-                ("cluster/heartbeat", [BROKERS], [report.id]),
-                ("cluster/report", [broker_key(report.id)], [ttl_ms, from_scratch, *to_flat(fields)]),
+                ("cluster/heartbeat", [WORKERS], [report.id]),
+                ("cluster/report", [worker_key(report.id)], [ttl_ms, from_scratch, *to_flat(fields)]),
             ],
             _PATIENCE,
         )
 
     async def depart(self, worker: str) -> None:
         """Forget a worker that stops, as one and as the controller."""
-        key = broker_key(check_name("worker", worker))
+        key = worker_key(check_name("worker", worker))
         await self.store.run("cluster/resign", [CONTROLLER], worker)
-        await self.store.read_all([("ZREM", BROKERS, worker), ("DEL", key)])
+        await self.store.read_all([("ZREM", WORKERS, worker), ("DEL", key)])
 
-    async def brokers(self) -> list[BrokerReport]:
+    async def workers(self) -> list[WorkerReport]:
         """All known workers, sorted by their ids; one of which only the name is left is "lost"."""
-        _, now_ms, found = await self.store.run("cluster/list", [BROKERS])
+        _, now_ms, found = await self.store.run("cluster/list", [WORKERS])
         heartbeats = {worker: int(float(at)) for worker, at in zip(found[::2], found[1::2], strict=True)}
         ids = sorted(heartbeats)
         stored = await asyncio.gather(*(self._fields_of(worker) for worker in ids))
@@ -85,14 +85,14 @@ class Registry:
         """What a worker says about itself, or said last if the node that has it is away."""
         with suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                [self._said[worker]] = await self.store.all_fields([broker_key(worker)])
+                [self._said[worker]] = await self.store.all_fields([worker_key(worker)])
         return self._said.get(worker, {})
 
     async def dismiss(self, worker: str, heartbeat_ms: int) -> bool:
         """Forget a worker that has died; False if it was heard of since that heartbeat."""
-        key = broker_key(check_name("worker", worker))
+        key = worker_key(check_name("worker", worker))
         check_int("heartbeat_ms", heartbeat_ms, 0, MAX_TIME_MS)
-        answer = await self.store.run("cluster/dismiss", [BROKERS], worker, heartbeat_ms)
+        answer = await self.store.run("cluster/dismiss", [WORKERS], worker, heartbeat_ms)
         if answer[0] != "OK":
             return False
         await self.store.read_all([("DEL", key)])
@@ -100,10 +100,10 @@ class Registry:
 
     async def drain(self, worker: str, draining: bool) -> None:
         """Let a worker get no partitions and lose those it has, or let it take part again."""
-        key = broker_key(check_name("worker", worker))
+        key = worker_key(check_name("worker", worker))
         answer = await self.store.run("cluster/drain", [key], "1" if draining else "")
         if answer[0] != "OK":
-            known = [report.id for report in await self.brokers() if report.state != "lost"]
+            known = [report.id for report in await self.workers() if report.state != "lost"]
             raise InvalidArgument(
                 f"no worker {worker!r}{near(worker, known)}; there are {', '.join(known) or 'none'}"
             )
@@ -181,11 +181,11 @@ class Registry:
         return self.store.listen(EVENTS, on_event)
 
 
-def _report_of(worker: str, fields: dict[str, str], heartbeat_ms: int, age_ms: int) -> BrokerReport:
+def _report_of(worker: str, fields: dict[str, str], heartbeat_ms: int, age_ms: int) -> WorkerReport:
     if "state" not in fields:
-        return BrokerReport(worker, state="lost", heartbeat_ms=heartbeat_ms, age_ms=age_ms)
+        return WorkerReport(worker, state="lost", heartbeat_ms=heartbeat_ms, age_ms=age_ms)
     draining = fields["state"] == "serving" and "draining" in fields
-    return BrokerReport(
+    return WorkerReport(
         worker,
         fields.get("address", ""),
         fields.get("release", ""),

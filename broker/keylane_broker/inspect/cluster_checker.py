@@ -14,7 +14,7 @@ import msgspec
 from keylane.errors import InvalidName
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.snapshot import ClusterSnapshot, take_cluster_snapshot
-from keylane_broker.store.keys import BROKERS, CONTROLLER, OWNERS, broker_key, check_name
+from keylane_broker.store.keys import CONTROLLER, OWNERS, WORKERS, check_name, worker_key
 
 _LOOKS = 3
 _PAUSE = 0.2  # seconds between two looks, time for the controller to follow
@@ -38,10 +38,10 @@ def cluster_problems(cluster: ClusterSnapshot) -> Iterator[str]:
     """The rules, on one snapshot."""
     for worker in cluster.heartbeats:
         if not _is_name(worker):
-            yield f"{BROKERS} lists {worker!r}, which is no worker's name"
-    for worker, (fields, left_ms) in cluster.brokers.items():
+            yield f"{WORKERS} lists {worker!r}, which is no worker's name"
+    for worker, (fields, left_ms) in cluster.workers.items():
         for problem in _broker_problems(fields, left_ms, worker in cluster.heartbeats):
-            yield f"{broker_key(worker)} {problem}"
+            yield f"{worker_key(worker)} {problem}"
     if cluster.controller_ms == -1:
         yield f"{CONTROLLER} is {cluster.controller!r} for ever"
     if cluster.controller and not _is_name(cluster.controller):
@@ -51,7 +51,7 @@ def cluster_problems(cluster: ClusterSnapshot) -> Iterator[str]:
 
 def _broker_problems(fields: dict[str, str], left_ms: int, listed: bool) -> Iterator[str]:
     if not listed:
-        yield f"is not in {BROKERS}"
+        yield f"is not in {WORKERS}"
     if left_ms == -1:
         yield "never ends"
     if fields.get("state") not in _STATES:

@@ -10,14 +10,14 @@ import msgspec
 
 from keylane_broker.engine.checks import to_flat
 from keylane_broker.store.keys import (
-    BROKERS,
     CONTROLLER,
     OWNERS,
     TOPICS,
+    WORKERS,
     PartitionKeys,
-    broker_key,
     partition_of,
     topic_key,
+    worker_key,
 )
 from keylane_broker.store.store import Store, as_fields
 
@@ -64,7 +64,7 @@ class ClusterSnapshot(msgspec.Struct):
 
     now_ms: int
     heartbeats: dict[str, float]
-    brokers: dict[str, tuple[dict[str, str], int]]  # by worker: fields, and how long they last in ms
+    workers: dict[str, tuple[dict[str, str], int]]  # by worker: fields, and how long they last in ms
     controller: str
     controller_ms: int  # as lease_ms
     owners: dict[str, str]
@@ -73,13 +73,13 @@ class ClusterSnapshot(msgspec.Struct):
 
 async def take_cluster_snapshot(store: Store) -> ClusterSnapshot:
     """Read all that is stored outside of partitions; each key at an instant of its own."""
-    _, now_ms, heartbeats = await store.run("cluster/list", [BROKERS])
+    _, now_ms, heartbeats = await store.run("cluster/list", [WORKERS])
     controller, controller_ms, names = await store.read_all(
         [("GET", CONTROLLER), ("PTTL", CONTROLLER), ("HVALS", TOPICS)]
     )
-    workers = sorted(key.removeprefix(broker_key("")) for key in await store.keys_like(broker_key("*")))
-    fields = await store.all_fields([broker_key(worker) for worker in workers])
-    lasting = await store.read_all([("PTTL", broker_key(worker)) for worker in workers])
+    workers = sorted(key.removeprefix(worker_key("")) for key in await store.keys_like(worker_key("*")))
+    fields = await store.all_fields([worker_key(worker) for worker in workers])
+    lasting = await store.read_all([("PTTL", worker_key(worker)) for worker in workers])
     owners = await store.fields(OWNERS)
     stored = await store.all_fields([topic_key(name) for name in sorted(set(names))])
     return ClusterSnapshot(

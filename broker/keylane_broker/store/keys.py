@@ -7,7 +7,7 @@ from keylane.errors import InvalidName
 
 TOPICS = "kl:topics"  # all topics, each by its incarnation
 INCARNATION = "kl:incarnation"  # the number that was given last to a topic or a subscription
-BROKERS = "kl:brokers"  # the workers, by their last heartbeat
+WORKERS = "kl:workers"  # the workers, by their last heartbeat
 CONTROLLER = "kl:controller"  # the worker that places partitions
 OWNERS = "kl:owners"  # which worker is to own which partition
 REMAINS = "kl:remains"  # partitions of deleted topics whose bodies are not deleted yet
@@ -41,9 +41,9 @@ def records_key(topic: str) -> str:
     return f"{{{topic_key(topic)}}}:subs"
 
 
-def broker_key(worker: str) -> str:
+def worker_key(worker: str) -> str:
     """What a worker says of itself."""
-    return f"kl:broker:{worker}"
+    return f"kl:worker:{worker}"
 
 
 class SubscriptionKeys(NamedTuple):

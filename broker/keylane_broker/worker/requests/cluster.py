@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def cluster(worker: "Worker", _: "Connection", request: wire.Cluster, __: memoryview) -> Reply:
     member = worker.member
     await member.refresh()
-    workers = [member.report(broker) for broker in member.brokers.values()]
+    workers = [member.report(report) for report in member.workers.values()]
     reply = wire.ClusterReply(member.controller, member.version, workers)
     return reply, wire.pack(await _partitions(worker, request.topic)) if request.topic else b""
 
@@ -25,7 +25,7 @@ async def _partitions(worker: "Worker", topic: str) -> list[wire.PartitionReport
     member = worker.member
     _, owners = await member.placement(topic)
     loads = {
-        place: rate for broker in member.brokers.values() for place, rate in loads_of(broker.load).items()
+        place: rate for report in member.workers.values() for place, rate in loads_of(report.load).items()
     }
     states = await inspection.ledgers(worker.engine.store, topic, range(len(owners)))
     return [

@@ -47,14 +47,14 @@ async def info(worker: "Worker", connection: "Connection", request: wire.Info, _
     if request.topic:
         incarnation, owners = await member.placement(request.topic)
         connection.topics.add(request.topic)
-    workers = [broker for broker in member.brokers.values() if broker.address]
-    places = {broker.id: place for place, broker in enumerate(workers)}
+    workers = [report for report in member.workers.values() if report.address]
+    places = {report.id: place for place, report in enumerate(workers)}
     return (
         wire.InfoReply(
             version=min(newest, wire.VERSION),
             worker=worker.id,
             release=worker.release,
-            workers=[wire.WorkerAddress(broker.id, broker.address) for broker in workers],
+            workers=[wire.WorkerAddress(report.id, report.address) for report in workers],
             time_ms=worker.now_ms(),
             payloads=worker.payloads,
             payload_lifetime_ms=round(settings.payload_lifetime * 1_000),

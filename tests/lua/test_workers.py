@@ -9,8 +9,8 @@ import pytest
 
 from keylane.errors import InvalidArgument, InvalidName
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import BrokerReport, Owners, TopicSettings
-from keylane_broker.store.keys import BROKERS, CONTROLLER, OWNERS, TOPICS, broker_key, topic_key
+from keylane_broker.engine.values import Owners, TopicSettings, WorkerReport
+from keylane_broker.store.keys import CONTROLLER, OWNERS, TOPICS, WORKERS, topic_key, worker_key
 from tests.support.clock import ManualTime
 
 MINUTE_MS = 60_000
@@ -32,19 +32,19 @@ async def timed(timed: ManualTime) -> ManualTime:
 
 async def forget_all(engine: Engine) -> None:
     """Remove every key of a cluster of workers."""
-    for key in (BROKERS, CONTROLLER, OWNERS, TOPICS, *await engine.store.keys_like(broker_key("*"))):
+    for key in (WORKERS, CONTROLLER, OWNERS, TOPICS, *await engine.store.keys_like(worker_key("*"))):
         await engine.store.command("DEL", key)
 
 
-def report(id: str = "w1", state: str = "serving") -> BrokerReport:
+def report(id: str = "w1", state: str = "serving") -> WorkerReport:
     """What a worker says of itself."""
     load = {"orders:3": (12.5, 0.25), "bills:0": (1.0, 0.0)}
-    return BrokerReport(id, "10.0.0.1:4440", "1.2.3", state, 17, 13.5, 0.25, load)
+    return WorkerReport(id, "10.0.0.1:4440", "1.2.3", state, 17, 13.5, 0.25, load)
 
 
 async def states(engine: Engine) -> dict[str, str]:
     """The states of all workers."""
-    return {broker.id: broker.state for broker in await engine.brokers()}
+    return {report.id: report.state for report in await engine.workers()}
 
 
 # Workers
@@ -52,29 +52,29 @@ async def states(engine: Engine) -> dict[str, str]:
 
 async def test_a_worker_is_known_by_what_it_says_and_when(timed: ManualTime) -> None:
     engine = timed.engine
-    assert await engine.brokers() == []
+    assert await engine.workers() == []
     await engine.enlist(report("w2"), MINUTE_MS)
     await timed.advance(7)
     await engine.enlist(report("w1"), MINUTE_MS)
-    first, second = await engine.brokers()
+    first, second = await engine.workers()
     assert (first.id, first.heartbeat_ms, first.age_ms) == ("w1", timed.now_ms, 0)
     assert (second.id, second.heartbeat_ms, second.age_ms) == ("w2", timed.now_ms - 7, 7)
     assert first.load == report().load
     assert (first.address, first.release, first.state) == ("10.0.0.1:4440", "1.2.3", "serving")
     assert (first.started_ms, first.messages, first.script_ms) == (17, 13.5, 0.25)
     await engine.heartbeat(report("w2", "stopping"), MINUTE_MS)
-    assert [broker.age_ms for broker in await engine.brokers()] == [0, 0]
+    assert [report.age_ms for report in await engine.workers()] == [0, 0]
     assert await states(engine) == {"w1": "serving", "w2": "stopping"}
 
 
 async def test_what_a_worker_says_is_forgotten_in_time_and_its_name_is_lost(engine: Engine) -> None:
     await engine.enlist(report(), MINUTE_MS)
-    assert 0 < await engine.store.command("PTTL", broker_key("w1")) <= MINUTE_MS
+    assert 0 < await engine.store.command("PTTL", worker_key("w1")) <= MINUTE_MS
     await engine.heartbeat(report(), 1)
     with anyio.fail_after(60):
-        while await engine.store.command("EXISTS", broker_key("w1")):  # noqa: ASYNC110
+        while await engine.store.command("EXISTS", worker_key("w1")):  # noqa: ASYNC110
             await anyio.sleep(0.005)
-    [lost] = await engine.brokers()
+    [lost] = await engine.workers()
     assert (lost.id, lost.state, lost.address, lost.load) == ("w1", "lost", "", {})
     assert lost.heartbeat_ms > 0
 
@@ -104,7 +104,7 @@ async def test_a_worker_that_is_not_there_cannot_be_drained_and_leaves_nothing(e
         match=r"no worker 'worker-2'; did you mean 'worker-1'\?; there are other, worker-1",
     ):
         await engine.drain("worker-2", True)
-    assert await engine.store.keys_like(broker_key("worker-2")) == set()
+    assert await engine.store.keys_like(worker_key("worker-2")) == set()
 
 
 async def test_a_worker_that_departs_is_forgotten_and_no_controller_any_more(engine: Engine) -> None:
@@ -114,23 +114,23 @@ async def test_a_worker_that_departs_is_forgotten_and_no_controller_any_more(eng
     await engine.depart("w2")
     assert (await engine.lead("w2", MINUTE_MS))[0] == "w1"
     await engine.depart("w1")
-    assert await engine.brokers() == []
-    assert await engine.store.keys_like(broker_key("*")) == set()
+    assert await engine.workers() == []
+    assert await engine.store.keys_like(worker_key("*")) == set()
     assert await engine.lead("w2", MINUTE_MS) == ("w2", MINUTE_MS)
 
 
 async def test_only_a_worker_that_was_not_heard_of_since_is_dismissed(timed: ManualTime) -> None:
     engine = timed.engine
     await engine.enlist(report(), MINUTE_MS)
-    [seen] = await engine.brokers()
+    [seen] = await engine.workers()
     await timed.advance(1)
     await engine.heartbeat(report(), MINUTE_MS)
     assert not await engine.dismiss("w1", seen.heartbeat_ms)
     assert await states(engine) == {"w1": "serving"}
     assert await engine.dismiss("w1", seen.heartbeat_ms + 1)
     assert not await engine.dismiss("w1", seen.heartbeat_ms + 1)
-    assert await engine.brokers() == []
-    assert await engine.store.keys_like(broker_key("*")) == set()
+    assert await engine.workers() == []
+    assert await engine.store.keys_like(worker_key("*")) == set()
 
 
 async def test_names_are_checked(engine: Engine) -> None:
@@ -149,7 +149,7 @@ async def test_names_are_checked(engine: Engine) -> None:
     for call in (engine.heartbeat(report(), 0), engine.lead("w1", 0), engine.assign(-1, {})):
         with pytest.raises(InvalidArgument):
             await call
-    for key in (BROKERS, CONTROLLER, OWNERS):
+    for key in (WORKERS, CONTROLLER, OWNERS):
         assert await engine.store.keys_like(key) == set()
 
 
