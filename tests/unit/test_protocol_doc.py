@@ -1,4 +1,4 @@
-"""docs/protocol.md says what client/wire.py does: its examples, tables, defaults, codes and hashes."""
+"""docs/protocol.md says what keylane.wire does: its examples, tables, defaults, codes and hashes."""
 
 import json
 import re

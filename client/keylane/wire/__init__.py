@@ -1,967 +1,168 @@
 """The wire format that client and broker share: frames, what they say, and where a message goes.
 
-A frame is, big-endian: u32 length of what follows, u32 type, u64 sequence, u64 timestamp, u32 length of
-the properties, properties, u32 length of the body, body. Properties are a MessagePack map, one of the
-structs below; bodies are MessagePack arrays, flat, since they carry what there is much of. docs/protocol.md
-tells the same story for those who write a client in another language.
+docs/protocol.md tells the same story for those who write a client in another language.
 """
 
-import re
-import struct
-import zlib
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple, TypeVar
-
-import msgspec
-
-from keylane.errors import InvalidName, ProtocolError
-
-VERSION = 1  # the newest version of the protocol that this code speaks
-OLDEST_VERSION = 1
-PORT = 9999
-MAX_FRAME = 16 * 1024 * 1024  # bytes after the length; a broker can set its own limit and says so in INFO
-MAX_BATCH = 1_000  # messages in a PUBLISH, receipts in a settling frame: a script blocks the server
-MAX_KEY = 1_024  # bytes, as the next two
-MAX_UID = 256
-MAX_ABOUT = 65_536
-
-UNREADABLE = "0 0   "  # instead of what a stored message says of itself and nobody can read
-
-_HEADER = struct.Struct(">IIQQI")
-_U32 = struct.Struct(">I")
-_LEAST = _HEADER.size + _U32.size - 4  # the length of a frame with neither properties nor body
-
-
-class Type(IntEnum):
-    """What a frame is; the comment says who sends it."""
-
-    DATA = 1  # worker: messages for a consumer
-    ACK = 2  # client, and so on down to REDIRECT
-    HEARTBEAT = 3  # both, each answered with OK by the other
-    CREATE_TOPIC = 4
-    SUBSCRIBE = 5
-    UNSUBSCRIBE = 6
-    PUBLISH = 7
-    INFO = 8
-    NACK = 9
-    EXTEND = 10
-    FLOW = 11  # worker as well: it has messages for a consumer that has no permits there
-    REDIRECT = 12  # worker: ask another one; with sequence 0 a partition of a consumer has moved
-    ERROR = 13  # worker: no, in answer to a request; with sequence 0 a consumer or the connection has ended
-    OK = 14  # both: yes
-    DELETE_TOPIC = 15  # client, to the end but for MOVED, DELETE_BODIES and ENDED
-    TOPICS = 16
-    DESCRIBE_TOPIC = 17
-    CREATE_SUBSCRIPTION = 18
-    DELETE_SUBSCRIPTION = 19
-    DESCRIBE_SUBSCRIPTION = 20
-    CHANGE_SUBSCRIPTION = 21
-    SEEK = 22
-    PEEK = 23
-    MOVED = 24  # worker: partitions of a topic whose map was asked for have moved
-    CLUSTER = 25
-    REBALANCE = 26
-    MOVE_PARTITION = 27
-    DRAIN = 28
-    READ = 29
-    OFFSETS = 30
-    CLAIM = 31
-    COMMIT = 32
-    CHANGE_TOPIC = 33
-    DELETE_BODIES = 34  # worker: delete these from the payload store; answered with OK by the client
-    ENDED = 35  # worker: leases have ended that nobody has settled
-    OWED = 36
-
-
-class Frame(NamedTuple):
-    """One frame as it came; properties and body are still packed."""
-
-    type: int
-    sequence: int
-    timestamp_ms: int
-    properties: memoryview
-    body: memoryview
-
-
-class Properties(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The properties of a frame; names that one side does not know it ignores."""
-
-    TYPE: ClassVar[Type] = Type.OK
-
-
-# Connection
-
-
-class Info(Properties, frozen=True):
-    """INFO: the first frame of a connection, and later whenever the client wants to know."""
-
-    TYPE = Type.INFO
-
-    versions: tuple[int, int] = (1, 1)  # oldest and newest; the default is for ever, whatever VERSION is
-    token: str = ""
-    client: str = ""  # who this is, for logs
-    topic: str = ""  # whose partition map is wanted too; MOVED tells from then on when it has changed
-    store: str = ""  # the payload store that it can delete from when it is asked: "advertised" or its "own"
-
-
-class WorkerAddress(msgspec.Struct, frozen=True):
-    """Where a worker listens."""
-
-    id: str
-    address: str  # host:port
-
-
-class InfoReply(Properties, frozen=True):
-    """The worker's answer: the version spoken from now on, and what to know of the cluster."""
-
-    version: int
-    worker: str
-    release: str
-    workers: list[WorkerAddress]
-    time_ms: int  # the cluster's clock, which is that of Redis
-    payloads: str  # URL of the payload store that clients use unless told otherwise, "" for none
-    payload_lifetime_ms: int
-    heartbeat_ms: int
-    session_ms: int
-    max_frame: int
-    owners: list[int] = []  # of the topic asked for: for each partition the owner's place in `workers`, or -1
-    payloads_beside: bool = (
-        False  # the store is the server that has the messages: bodies are as safe as these
-    )
-    incarnation: int = 0  # of the topic asked for: another one of that name has another
-
-
-class Moved(Properties, frozen=True):
-    """MOVED: some partitions of a topic have new owners; INFO tells which. Not answered."""
-
-    TYPE = Type.MOVED
-
-    topic: str
-
-
-class DeleteBodies(Properties, frozen=True):
-    """DELETE_BODIES: nobody needs the bodies any more whose names are the body of this frame.
-
-    The client deletes them and then answers with OK, under the same sequence, as it does HEARTBEAT.
-    """
-
-    TYPE = Type.DELETE_BODIES
-
-    topic: str
-
-
-class Heartbeat(Properties, frozen=True):
-    """HEARTBEAT; answered by OK with no properties, whose timestamp is the other side's clock."""
-
-    TYPE = Type.HEARTBEAT
-
-
-class Error(Properties, frozen=True):
-    """ERROR: `code` is one of keylane.errors. With sequence 0 and a stream, that consumer has ended."""
-
-    TYPE = Type.ERROR
-
-    code: str
-    message: str
-    stored: bool = False  # of durability_not_reached
-    stream: int | None = None
-
-
-class Redirect(Properties, frozen=True):
-    """REDIRECT: the partition is served elsewhere; in answer to a request, which has changed nothing.
-
-    With sequence 0 and a stream: this worker serves the partition to that consumer no more. What it holds
-    stays leased, to be settled with the new owner once it has subscribed there, and `permits` of its limit
-    here have gone with that.
-    """
-
-    TYPE = Type.REDIRECT
-
-    topic: str
-    partition: int
-    address: str = ""  # "" where the worker does not know
-    stream: int | None = None
-    permits: int = 0
-
-
-# Topics and subscriptions
-
-
-class CreateTopic(Properties, frozen=True):
-    """CREATE_TOPIC; answered by OK with TopicReply."""
-
-    TYPE = Type.CREATE_TOPIC
-
-    topic: str
-    partitions: int | None = None  # None: the broker's default
-    dedupe_ms: int | None = None
-    exist_ok: bool = False
-    journal: int | None = None  # records to keep of what happens in each partition; None or 0: no journal
-
-
-class ChangeTopic(Properties, frozen=True):
-    """CHANGE_TOPIC; answered by OK with TopicReply, without counts."""
-
-    TYPE = Type.CHANGE_TOPIC
-
-    topic: str
-    journal: int  # as in CREATE_TOPIC
-
-
-class DeleteTopic(Properties, frozen=True):
-    """DELETE_TOPIC; answered by OK."""
-
-    TYPE = Type.DELETE_TOPIC
-
-    topic: str
-
-
-class Topics(Properties, frozen=True):
-    """TOPICS; answered by OK with the names in the body."""
-
-    TYPE = Type.TOPICS
-
-
-class DescribeTopic(Properties, frozen=True):
-    """DESCRIBE_TOPIC; answered by OK with TopicReply. Counts are taken only on request."""
-
-    TYPE = Type.DESCRIBE_TOPIC
-
-    topic: str
-    counts: bool = False
-
-
-class TopicReply(Properties, frozen=True):
-    """What there is to know of a topic."""
-
-    partitions: int
-    dedupe_ms: int
-    retain: bool = False
-    subscriptions: list[str] = []
-    messages: int = 0  # in the logs, not settled by every subscription
-    published: int = 0  # ever
-    journal: int = 0  # as in CREATE_TOPIC
-    delayed: int = 0  # not due yet; counted like messages
-    incarnation: int = 0  # a topic of the same name that is made later has a larger one
-
-
-class CreateSubscription(Properties, frozen=True):
-    """CREATE_SUBSCRIPTION; answered by OK.
-
-    `start` is "latest", "earliest", "time:<ms>" or an id "<partition>:<ledger>-<entry>". `backoff` is
-    initial, factor, maximum, jitter, times in seconds.
-    """
-
-    TYPE = Type.CREATE_SUBSCRIPTION
-
-    topic: str
-    subscription: str
-    mode: str = "shared"
-    delivery: str = "at_least_once"
-    lease_ms: int = 30_000
-    backoff: tuple[float, float, float, float] | None = None
-    start: str = "latest"
-    exist_ok: bool = False
-
-
-class DeleteSubscription(Properties, frozen=True):
-    """DELETE_SUBSCRIPTION; answered by OK."""
-
-    TYPE = Type.DELETE_SUBSCRIPTION
-
-    topic: str
-    subscription: str
-
-
-class DescribeSubscription(Properties, frozen=True):
-    """DESCRIBE_SUBSCRIPTION; answered by OK with SubscriptionReply."""
-
-    TYPE = Type.DESCRIBE_SUBSCRIPTION
-
-    topic: str
-    subscription: str
-
-
-class SubscriptionReply(Properties, frozen=True):
-    """What there is to know of a subscription, all partitions together."""
-
-    mode: str
-    delivery: str
-    lease_ms: int
-    backoff: tuple[float, float, float, float] | None
-    paused: bool
-    backlog: int  # messages not settled: the three below together
-    fresh: int  # never delivered
-    leased: int
-    waiting: int  # to be delivered again, or behind others of their key
-    consumers: list[str] = []
-
-
-class ChangeSubscription(Properties, frozen=True):
-    """CHANGE_SUBSCRIPTION; answered by OK. Paused, it delivers to nobody; what is leased stays leased."""
-
-    TYPE = Type.CHANGE_SUBSCRIPTION
-
-    topic: str
-    subscription: str
-    paused: bool
-
-
-class Seek(Properties, frozen=True):
-    """SEEK; answered by OK. `position` as `start` in CREATE_SUBSCRIPTION; an id moves its partition only."""
-
-    TYPE = Type.SEEK
-
-    topic: str
-    subscription: str
-    position: str
-
-
-class Peek(Properties, frozen=True):
-    """PEEK: look at unsettled messages; answered by OK with an array of PeekedMessage in the body."""
-
-    TYPE = Type.PEEK
-
-    topic: str
-    subscription: str
-    partition: int | None = None
-    limit: int = 10
-
-
-class PeekedMessage(msgspec.Struct, frozen=True):
-    """A message as PEEK shows it; `state` is fresh, leased or waiting, `consumer` who has it."""
-
-    id: str
-    key: str
-    uid: str
-    about: str
-    state: str
-    consumer: str = ""
-    retries: int = 0
-    due_ms: int = 0  # the lease's deadline, or when it falls due again
-
-
-# Publishing
-
-
-class Publish(Properties, frozen=True):
-    """PUBLISH; the body is flat: key ("" for none), uid, about, key, uid, about, …
-
-    Answered by OK with PublishReply. After a retriable error (but for what is `stored`) or a REDIRECT the
-    worker refuses what else this connection publishes to the partition, at any durability, until a frame
-    comes that says `again`: so messages sent without waiting for answers keep their order.
-    """
-
-    TYPE = Type.PUBLISH
-
-    topic: str
-    partition: int
-    durability: str = "memory"
-    timeout_ms: int = 5_000  # to wait for the durability
-    again: bool = False
-    due_ms: list[int] | None = None  # of each message: when it is to be published, by the cluster's clock
-    incarnation: int = 0  # of the topic that is meant; topic_replaced if it is another by now. 0: any
-
-
-class PublishReply(Properties, frozen=True):
-    """The messages that are not listed as duplicates took consecutive entries, or none if `unowed`."""
-
-    ledger: int
-    first: int
-    published_ms: int
-    unowed: bool = False  # there is no subscription: nothing was stored
-    duplicates: dict[int, str] = {}  # place in the frame, from 0 -> id "<ledger>-<entry>" of the first
-    delayed: bool = False  # the others wait and have no entries yet
-
-
-# Consuming
-
-
-class Subscribe(Properties, frozen=True):
-    """SUBSCRIBE: open a consumer; answered by OK with SubscribeReply, then DATA comes.
-
-    `stream` is the client's number for the consumer on this connection. The subscription is made if it is
-    not there, with `mode`, `start` and `lease_ms`. A consumer of the same name that is connected elsewhere
-    ends. What the name still holds comes first, marked `held`. A worker opens the partitions that it owns; a
-    partition named here that another one owns is answered by REDIRECT, and nothing is opened. On a stream
-    that is open, with the same topic, subscription and consumer, it adds partitions to the consumer, whose
-    limit of permits stays what it is.
-
-    Who comes back says what it was subscribed to: another topic of that name is answered by topic_replaced,
-    another subscription or none by subscription_not_found, and nothing is made.
-    """
-
-    TYPE = Type.SUBSCRIBE
-
-    stream: int
-    topic: str
-    subscription: str
-    consumer: str
-    mode: str | None = None  # None: as it is; "shared" if there is none
-    start: str = "latest"
-    lease_ms: int | None = None  # None: that of the subscription
-    permits: int = 1_000
-    partitions: list[int] | None = None  # None: all, if this worker owns all
-    incarnation: int = 0  # of the topic that is meant, 0: any
-    subscription_incarnation: int = 0  # as the answer before has said; 0: any, or one that is made now
-
-
-class SubscribeReply(Properties, frozen=True):
-    """The consumer is open."""
-
-    mode: str
-    delivery: str
-    lease_ms: int
-    partitions: int
-    held: int | None = None  # so many messages follow that are marked `held`; what else the name had is void
-    epochs: dict[int, int] = {}  # partition -> epoch in which this worker serves it: the larger is the newer
-    subscription_incarnation: int = 0  # another subscription of that name has another
-
-
-class Unsubscribe(Properties, frozen=True):
-    """UNSUBSCRIBE: close a consumer; what it holds goes back uncharged. Answered by OK.
-
-    With `partitions` only what it holds of these goes back: the consumer may have others at another worker.
-    """
-
-    TYPE = Type.UNSUBSCRIBE
-
-    stream: int
-    partitions: list[int] | None = None
-
-
-class Data(Properties, frozen=True):
-    """DATA: messages leased to a consumer under one token.
-
-    The body is an array of four flat arrays: ranges of entries (first, last, …); key, uid, about of each
-    entry in that order; entry, retry count of those delivered before; lane, deadline_ms of lanes whose
-    deadline is not `deadline_ms`.
-    """
-
-    TYPE = Type.DATA
-
-    stream: int
-    partition: int
-    token: int
-    deadline_ms: int  # by the cluster's clock, as the frame's timestamp is
-    ledgers: str  # "<ledger>:<first entry> …", oldest first
-    held: bool = False  # delivered before, to this name
-    settled: list[int] | None = None  # at most once: settled already; the ranges of entries that left the log
-
-
-class Flow(Properties, frozen=True):
-    """FLOW: more permits, another limit to them, or pause and go on.
-
-    Settling gives permits back by itself. Permits never exceed those of SUBSCRIBE or the last `limit`. Not
-    answered, but for one with a `limit`: by OK, once no more than that is out.
-
-    From a worker, with `wanted`: it may have messages for the consumer, whose limit here is 0. Said once
-    until the limit is another.
-    """
-
-    TYPE = Type.FLOW
-
-    stream: int
-    permits: int = 0
-    partition: int | None = None  # of the messages that the permits stood for
-    paused: bool | None = None
-    limit: int | None = None
-    gone: int = 0  # with a limit: the permits of all REDIRECTs on this stream that the client has seen
-    wanted: bool = False
-
-
-class Ack(Properties, frozen=True):
-    """ACK; the body is flat: lane, token, first, last of each receipt. Answered by OK with SettleReply.
-
-    The lane is "" in shared mode and for messages without a key, "=" in exclusive and failover, and "=" and
-    the key in key_shared.
-    """
-
-    TYPE = Type.ACK
-
-    stream: int
-    partition: int
-    bodies: list[int | str] | None = (
-        None  # entry, name, … of those that have a body; None: the worker finds out
-    )
-
-
-class Nack(Properties, frozen=True):
-    """NACK; body and answer as for ACK. Without a time the subscription's backoff counts."""
-
-    TYPE = Type.NACK
-
-    stream: int
-    partition: int
-    delay_ms: int | None = None
-    until_ms: int | None = None
-    charged: bool = True
-
-
-class Extend(Properties, frozen=True):
-    """EXTEND; body and answer as for ACK. One of the two times is given."""
-
-    TYPE = Type.EXTEND
-
-    stream: int
-    partition: int
-    lease_ms: int | None = None
-    until_ms: int | None = None
-
-
-class SettleReply(Properties, frozen=True):
-    """What was not stale is done."""
-
-    stale: list[int] = []  # place of the receipt, first, last, …
-    deadline_ms: int = 0  # of EXTEND
-    returned: list[int] = []  # of NACK: token, first, last, … of all that went back
-
-
-class Ended(Properties, frozen=True):
-    """ENDED: leases of a consumer are over: their deadline has passed, or the subscription was moved.
-
-    The body is flat: token, first, last, …; or empty, and all with a token up to `up_to` have ended. So many
-    `permits` have come back. Not answered.
-    """
-
-    TYPE = Type.ENDED
-
-    stream: int
-    partition: int
-    permits: int
-    up_to: int = 0
-
-
-# Reading by position
-
-
-class Read(Properties, frozen=True):
-    """READ: the entries from position `start` up to, not including, `end`; answered by OK with ReadReply.
-
-    The body of the answer is an array of two flat arrays: ranges of the entries that are there (first, last,
-    …), and key, uid, about of each of them. Of the journal: at, what, sub, by, entries of each record. With
-    `raw` it is an array of what Redis has answered to XRANGE, which the client reads itself.
-    """
-
-    TYPE = Type.READ
-
-    topic: str
-    partition: int
-    start: int
-    end: int
-    limit: int = 5_000
-    journal: bool = False
-    incarnation: int = 0  # of the topic that is meant, as in PartitionOffsets; 0: any
-    raw: bool = False
-
-
-class ReadReply(Properties, frozen=True):
-    """What was read ends before position `next`: `end`, or less where limit or frame were full."""
-
-    next: int
-    ledgers: str = ""  # as in DATA; "" for the journal
-
-
-class Offsets(Properties, frozen=True):
-    """OFFSETS: where the logs of a topic begin and end; answered by OK with an array of PartitionOffsets."""
-
-    TYPE = Type.OFFSETS
-
-    topic: str
-    subscription: str = ""  # "" for none
-    ledgers: dict[int, int] = {}  # by partition, as PartitionOffsets had it before; answered by `anew`
-
-
-class PartitionOffsets(msgspec.Struct, frozen=True):
-    """Positions of one partition: each the next entry to read."""
-
-    earliest: int  # the oldest entry in the log; `latest` where there is none
-    latest: int  # the next entry that will be given
-    position: int | None  # the next entry that is owed to the subscription
-    sparse: int  # from here on all that is owed to the subscription is in the log; before there may be holes
-    journal_earliest: int
-    journal_latest: int
-    sought: int = 0  # grows with each seek, another when it was made anew; a commit repeats it
-    incarnation: int = 0  # of the topic
-    subscription_incarnation: int = 0
-    ledger: int = 0  # the newest; all before `latest` was given in it, or before
-    anew: int = 0  # the first entry that was given after the ledger that was asked about, 0 for none
-
-
-class Owed(Properties, frozen=True):
-    """OWED: which bodies a partition needs still; answered by OK with OwedReply and names in the body."""
-
-    TYPE = Type.OWED
-
-    topic: str
-    partition: int
-    position: str = ""  # "" at first, then as the answer before has said
-    before: str = ""  # only names that sort before this one; "" for all
-
-
-class OwedReply(Properties, frozen=True):
-    """A part of the names; there are more unless the position is ""."""
-
-    position: str
-
-
-class Claim(Properties, frozen=True):
-    """CLAIM: open or renew the session of a subscription's one reader, or end it; answered by ClaimReply."""
-
-    TYPE = Type.CLAIM
-
-    topic: str
-    subscription: str
-    reader: str
-    session_ms: int = 10_000
-    release: bool = False
-    incarnation: int = 0  # of the topic that is meant, as in PartitionOffsets; 0: any
-    subscription_incarnation: int = 0  # likewise
-
-
-class ClaimReply(Properties, frozen=True):
-    """Whether the subscription is the reader's; else whose it is, and for how long at least."""
-
-    granted: bool
-    holder: str = ""
-    remaining_ms: int = 0
-
-
-class Commit(Properties, frozen=True):
-    """COMMIT: all before these positions is done with; answered by OK with CommitReply."""
-
-    TYPE = Type.COMMIT
-
-    topic: str
-    subscription: str
-    reader: str
-    positions: dict[int, int]  # by partition
-    sought: dict[
-        int, int
-    ] = {}  # by partition, as PartitionOffsets had it when reading began; 0: before any seek
-    incarnation: int = 0  # of the topic that is meant, as in PartitionOffsets; 0: any
-    subscription_incarnation: int = 0  # likewise
-    ledgers: dict[
-        int, int
-    ] = {}  # by partition, as PartitionOffsets had it when the position was read; 0: any
-
-
-class CommitReply(Properties, frozen=True):
-    """How far it came: one frame commits so much at most. Ask again for the partitions that are not done."""
-
-    done: list[int] = []
-
-
-# The cluster
-
-
-class Cluster(Properties, frozen=True):
-    """CLUSTER; answered by OK with ClusterReply and, for a topic, an array of PartitionReport in the body."""
-
-    TYPE = Type.CLUSTER
-
-    topic: str = ""
-
-
-class WorkerReport(msgspec.Struct, frozen=True):
-    """A worker as the cluster sees it; `state` is serving, draining, stopping or lost."""
-
-    id: str
-    address: str
-    release: str
-    state: str
-    started_ms: int
-    heartbeat_ms: int  # when it was last heard of
-    partitions: int  # that it is to serve
-    messages: float  # published and delivered, a second
-    script_ms: float  # time that its scripts took in Redis, a second
-
-
-class ClusterReply(Properties, frozen=True):
-    """The workers, and who places the partitions; `version` counts the changes of placement."""
-
-    controller: str
-    version: int
-    workers: list[WorkerReport]
-
-
-class Ledger(msgspec.Struct, frozen=True):
-    """What was published in one epoch of a partition: from entry `first` on, of which some remain."""
-
-    ledger: int
-    first: int
-    remaining: int
-
-
-class PartitionReport(msgspec.Struct, frozen=True):
-    """A partition: who is to serve it, who holds its lease in which epoch, and its ledgers, oldest first."""
-
-    partition: int
-    worker: str
-    holder: str  # "" while nobody has the lease
-    epoch: int
-    lease_ms: int  # until the lease ends, unless it is renewed
-    ledgers: list[Ledger]
-    messages: float  # as in WorkerReport
-    script_ms: float
-
-
-class Rebalance(Properties, frozen=True):
-    """REBALANCE: place partitions by counts and load now; answered by OK with Moves in the body."""
-
-    TYPE = Type.REBALANCE
-
-    dry_run: bool = False
-
-
-class Move(msgspec.Struct, frozen=True):
-    """A partition that gets another owner; `source` is "" where it had none."""
-
-    topic: str
-    partition: int
-    source: str
-    target: str
-    reason: str  # why, for people
-
-
-class MovePartition(Properties, frozen=True):
-    """MOVE_PARTITION: give a partition to a worker; answered by OK when that is decided.
-
-    If another must come back for it, so that counts stay even, then none of `keep`, if there is a choice.
-    """
-
-    TYPE = Type.MOVE_PARTITION
-
-    topic: str
-    partition: int
-    worker: str
-    keep: list[tuple[str, int]] = []  # topic, partition
-
-
-class Drain(Properties, frozen=True):
-    """DRAIN: take all partitions from a worker until it is started again, or undo that; answered by OK."""
-
-    TYPE = Type.DRAIN
-
-    worker: str
-    draining: bool = True
-
-
-P = TypeVar("P", bound=Properties)
-
-_encoder = msgspec.msgpack.Encoder()
-_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
-
-
-def pack(value: object) -> bytes:
-    """As MessagePack."""
-    return _encoder.encode(value)
-
-
-def unpack(data: bytes | memoryview, type: Any) -> Any:
-    """From MessagePack, checked against a type; ProtocolError if it is something else."""
-    decoder = _decoders.get(type)
-    if decoder is None:
-        decoder = _decoders[type] = msgspec.msgpack.Decoder(type)
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"not the MessagePack expected here: {error}") from error
-
-
-def properties_of(frame: Frame, type: type[P]) -> P:
-    """The properties of a frame, of which an empty map need not be there at all."""
-    found: P = unpack(frame.properties if frame.properties else b"\x80", type)
-    return found
-
-
-def frame(
-    properties: Properties,
-    sequence: int = 0,
-    timestamp_ms: int = 0,
-    body: bytes = b"",
-    type: int | None = None,
-) -> bytes:
-    """A whole frame."""
-    packed = _encoder.encode(properties)
-    return b"".join(
-        (
-            _HEADER.pack(
-                _LEAST + len(packed) + len(body),
-                properties.TYPE if type is None else type,
-                sequence,
-                timestamp_ms,
-                len(packed),
-            ),
-            packed,
-            _U32.pack(len(body)),
-            body,
-        )
-    )
-
-
-def address_of(host: str, port: int) -> str:
-    """`host:port`, the host in brackets if it has colons of its own.
-
-    >>> address_of("::1", 9999)
-    '[::1]:9999'
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class FrameReader:
-    """Cuts a stream of bytes into frames; what is whole is not copied.
-
-    >>> reader = FrameReader()
-    >>> [item.type for item in reader.feed(frame(Heartbeat(), sequence=7))]
-    [3]
-    """
-
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self.limit = limit
-        self._part = bytearray()  # the beginning of a frame whose end is still to come
-
-    @property
-    def waiting(self) -> int:
-        """The bytes that are kept until the rest of their frame comes."""
-        return len(self._part)
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete now; ProtocolError at the first that cannot be one."""
-        if self._part:
-            self._part += data
-            if len(self._part) < self._needed():
-                return
-            data, self._part = bytes(self._part), bytearray()
-        view, at, size = memoryview(data), 0, len(data)
-        while size - at >= 4:
-            end = at + 4 + self._length(data, at)
-            if end > size:
-                break
-            yield _cut(view[at:end])
-            at = end
-        self._part += view[at:]
-        if len(self._part) >= 4:
-            self._length(self._part, 0)
-
-    def _needed(self) -> int:
-        return 4 + self._length(self._part, 0) if len(self._part) >= 4 else 4
-
-    def _length(self, data: bytes | bytearray, at: int) -> int:
-        (length,) = _U32.unpack_from(data, at)
-        if not _LEAST <= length <= self.limit:
-            raise ProtocolError(f"a frame of {length} bytes: from {_LEAST} to {self.limit} are allowed")
-        return int(length)
-
-
-def _cut(view: memoryview) -> Frame:
-    _, type, sequence, timestamp_ms, size = _HEADER.unpack_from(view)
-    start, end = _HEADER.size, _HEADER.size + size
-    if end + 4 > len(view) or _U32.unpack_from(view, end)[0] != len(view) - end - 4:
-        raise ProtocolError("the lengths of properties and body do not add up to that of the frame")
-    return Frame(type, sequence, timestamp_ms, view[start:end], view[end + 4 :])
-
-
-def partition_of(key: str, partitions: int) -> int:
-    """The partition of a key: CRC-32 (as in zlib, PNG and Ethernet) of its UTF-8 bytes, modulo the count.
-
-    Every client language has it, and it will not change: a key's order depends on it.
-
-        >>> [partition_of(key, 8) for key in ("a", "customer-7", "Zürich")]
-        [3, 0, 6]
-    """
-    return zlib.crc32(key.encode()) % partitions
-
-
-class About(msgspec.Struct, frozen=True):
-    """A message's metadata besides key and uid; `body` is its name in the payload store, "" for none."""
-
-    published_ms: int
-    produced_ms: int
-    producer_group: str
-    size: int
-    body: str
-    attributes: dict[str, str]
-
-
-def pack_about(
-    produced_ms: int,
-    producer_group: str = "",
-    attributes: dict[str, str] | None = None,
-    *,
-    size: int = 0,
-    body: str = "",
-) -> str:
-    """What a producer says about a message: `<produced_ms> <group> <body> <attributes as JSON>`.
-
-    `body` is empty where there is none, `<size>` where its name in the payload store is the uid, else
-    `<size>:<name>`. The broker puts its own time in front and stores the text as it is.
-    """
-    if " " in producer_group:
-        raise InvalidName(f"producer group {producer_group!r} has a space")
-    where = f"{size}:{body}" if body else size or ""
-    return f"{produced_ms} {producer_group} {where} {_json(attributes).decode() if attributes else ''}"
-
-
-def about_faults(abouts: Sequence[str], *, stored: bool = False) -> dict[int, str]:
-    """What is wrong with what producers say about messages, by their places; as it is stored, or as they do.
-
-    Nearly always one look at all of them finds that nothing is.
-
-    >>> about_faults(["1794803456029 web 5 ", '1794803456029 web 5 {"region": 7}'])
-    {1: 'its attributes are not a JSON object of text: Expected `str`, got `int` - at `$[...]`'}
-    """
-    lines = "\n".join(abouts) + "\n"
-    if lines.count("\n") == len(abouts) and (_STORED if stored else _SAID)(lines):
-        return {}
-    check = _stored_fault if stored else _fault
-    return {place: fault for place, about in enumerate(abouts) if (fault := check(about))}
-
-
-def _fault(text: str) -> str:
-    fields = text.split(" ", 3)
-    if len(fields) < 4:
-        return f"what it says of itself has {len(fields)} of 4 fields: produced_ms, group, body, attributes"
-    produced, _, where, attributes = fields
-    if not re.fullmatch(_TIME, produced, re.ASCII):
-        return f"produced_ms is {produced!r:.40}: use ms since 1970, up to 14 digits"
-    if not re.fullmatch(_WHERE, where, re.ASCII):
-        return f"its body is {where!r:.40}: use nothing, a size of up to 15 digits, or <size>:<name>"
-    if attributes:
-        try:
-            _attributes(attributes)
-        except msgspec.MsgspecError as error:
-            return f"its attributes are not a JSON object of text: {error}"
-    return ""
-
-
-def _stored_fault(text: str) -> str:
-    published, _, said = text.partition(" ")
-    if not re.fullmatch(_TIME, published, re.ASCII):
-        return f"published_ms is {published!r:.40}"
-    return _fault(said)
-
-
-def unpack_about(text: str, uid: str = "") -> About:
-    """The same as stored: `<published_ms> <produced_ms> <group> <body> <attributes>`."""
-    published, produced, group, where, attributes = text.split(" ", 4)
-    size, _, body = where.partition(":")
-    return About(
-        int(published),
-        int(produced),
-        group,
-        int(size or 0),
-        body or (uid if size else ""),
-        _attributes(attributes) if attributes else {},
-    )
-
-
-_TIME = r"\d{1,14}+"
-_WHERE = r"(?:\d{1,15}+(?::[^ ]*+)?+)?+"
-_TEXT = r'"[^"\\\x00-\x1f]*+"'  # JSON as most write it; what is written in another way is looked at alone
-_LINE = rf"{_TIME} [^ \n]*+ {_WHERE} (?:\{{(?:{_TEXT}:{_TEXT}(?:,{_TEXT}:{_TEXT})*+)?+\}})?+\n"
-_SAID = re.compile(f"(?:{_LINE})*+", re.ASCII).fullmatch
-_STORED = re.compile(f"(?:{_TIME} {_LINE})*+", re.ASCII).fullmatch
-_json = msgspec.json.Encoder().encode
-_attributes = msgspec.json.Decoder(dict[str, str]).decode
+from keylane.wire.about import (
+    MAX_ABOUT,
+    UNREADABLE,
+    About,
+    about_faults,
+    pack_about,
+    unpack_about,
+)
+from keylane.wire.frames import (
+    MAX_FRAME,
+    OLDEST_VERSION,
+    VERSION,
+    Frame,
+    FrameReader,
+    Properties,
+    Type,
+    frame,
+    pack,
+    properties_of,
+    unpack,
+)
+from keylane.wire.messages import (
+    MAX_BATCH,
+    MAX_KEY,
+    MAX_UID,
+    Ack,
+    ChangeSubscription,
+    ChangeTopic,
+    Claim,
+    ClaimReply,
+    Cluster,
+    ClusterReply,
+    Commit,
+    CommitReply,
+    CreateSubscription,
+    CreateTopic,
+    Data,
+    DeleteBodies,
+    DeleteSubscription,
+    DeleteTopic,
+    DescribeSubscription,
+    DescribeTopic,
+    Drain,
+    Ended,
+    Error,
+    Extend,
+    Flow,
+    Heartbeat,
+    Info,
+    InfoReply,
+    Ledger,
+    Move,
+    Moved,
+    MovePartition,
+    Nack,
+    Offsets,
+    Owed,
+    OwedReply,
+    PartitionOffsets,
+    PartitionReport,
+    Peek,
+    PeekedMessage,
+    Publish,
+    PublishReply,
+    Read,
+    ReadReply,
+    Rebalance,
+    Redirect,
+    Seek,
+    SettleReply,
+    Subscribe,
+    SubscribeReply,
+    SubscriptionReply,
+    TopicReply,
+    Topics,
+    Unsubscribe,
+    WorkerAddress,
+    WorkerReport,
+)
+from keylane.wire.routing import (
+    PORT,
+    address_of,
+    partition_of,
+)
+
+__all__ = [
+    "MAX_ABOUT",
+    "MAX_BATCH",
+    "MAX_FRAME",
+    "MAX_KEY",
+    "MAX_UID",
+    "OLDEST_VERSION",
+    "PORT",
+    "UNREADABLE",
+    "VERSION",
+    "About",
+    "Ack",
+    "ChangeSubscription",
+    "ChangeTopic",
+    "Claim",
+    "ClaimReply",
+    "Cluster",
+    "ClusterReply",
+    "Commit",
+    "CommitReply",
+    "CreateSubscription",
+    "CreateTopic",
+    "Data",
+    "DeleteBodies",
+    "DeleteSubscription",
+    "DeleteTopic",
+    "DescribeSubscription",
+    "DescribeTopic",
+    "Drain",
+    "Ended",
+    "Error",
+    "Extend",
+    "Flow",
+    "Frame",
+    "FrameReader",
+    "Heartbeat",
+    "Info",
+    "InfoReply",
+    "Ledger",
+    "Move",
+    "MovePartition",
+    "Moved",
+    "Nack",
+    "Offsets",
+    "Owed",
+    "OwedReply",
+    "PartitionOffsets",
+    "PartitionReport",
+    "Peek",
+    "PeekedMessage",
+    "Properties",
+    "Publish",
+    "PublishReply",
+    "Read",
+    "ReadReply",
+    "Rebalance",
+    "Redirect",
+    "Seek",
+    "SettleReply",
+    "Subscribe",
+    "SubscribeReply",
+    "SubscriptionReply",
+    "TopicReply",
+    "Topics",
+    "Type",
+    "Unsubscribe",
+    "WorkerAddress",
+    "WorkerReport",
+    "about_faults",
+    "address_of",
+    "frame",
+    "pack",
+    "pack_about",
+    "partition_of",
+    "properties_of",
+    "unpack",
+    "unpack_about",
+]

@@ -1,0 +1,104 @@
+"""The text about a message that is stored beside its key and uid: times, group, body, attributes."""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from keylane.errors import InvalidName
+
+MAX_ABOUT = 65_536  # bytes
+UNREADABLE = "0 0   "  # instead of what a stored message says of itself and nobody can read
+
+
+class About(msgspec.Struct, frozen=True):
+    """A message's metadata besides key and uid; `body` is its name in the payload store, "" for none."""
+
+    published_ms: int
+    produced_ms: int
+    producer_group: str
+    size: int
+    body: str
+    attributes: dict[str, str]
+
+
+def pack_about(
+    produced_ms: int,
+    producer_group: str = "",
+    attributes: dict[str, str] | None = None,
+    *,
+    size: int = 0,
+    body: str = "",
+) -> str:
+    """What a producer says about a message: `<produced_ms> <group> <body> <attributes as JSON>`.
+
+    `body` is empty where there is none, `<size>` where its name in the payload store is the uid, else
+    `<size>:<name>`. The broker puts its own time in front and stores the text as it is.
+    """
+    if " " in producer_group:
+        raise InvalidName(f"producer group {producer_group!r} has a space")
+    where = f"{size}:{body}" if body else size or ""
+    return f"{produced_ms} {producer_group} {where} {_json(attributes).decode() if attributes else ''}"
+
+
+def about_faults(abouts: Sequence[str], *, stored: bool = False) -> dict[int, str]:
+    """What is wrong with what producers say about messages, by their places; as it is stored, or as they do.
+
+    Nearly always one look at all of them finds that nothing is.
+
+    >>> about_faults(["1794803456029 web 5 ", '1794803456029 web 5 {"region": 7}'])
+    {1: 'its attributes are not a JSON object of text: Expected `str`, got `int` - at `$[...]`'}
+    """
+    lines = "\n".join(abouts) + "\n"
+    if lines.count("\n") == len(abouts) and (_STORED if stored else _SAID)(lines):
+        return {}
+    check = _stored_fault if stored else _fault
+    return {place: fault for place, about in enumerate(abouts) if (fault := check(about))}
+
+
+def _fault(text: str) -> str:
+    fields = text.split(" ", 3)
+    if len(fields) < 4:
+        return f"what it says of itself has {len(fields)} of 4 fields: produced_ms, group, body, attributes"
+    produced, _, where, attributes = fields
+    if not re.fullmatch(_TIME, produced, re.ASCII):
+        return f"produced_ms is {produced!r:.40}: use ms since 1970, up to 14 digits"
+    if not re.fullmatch(_WHERE, where, re.ASCII):
+        return f"its body is {where!r:.40}: use nothing, a size of up to 15 digits, or <size>:<name>"
+    if attributes:
+        try:
+            _attributes(attributes)
+        except msgspec.MsgspecError as error:
+            return f"its attributes are not a JSON object of text: {error}"
+    return ""
+
+
+def _stored_fault(text: str) -> str:
+    published, _, said = text.partition(" ")
+    if not re.fullmatch(_TIME, published, re.ASCII):
+        return f"published_ms is {published!r:.40}"
+    return _fault(said)
+
+
+def unpack_about(text: str, uid: str = "") -> About:
+    """The same as stored: `<published_ms> <produced_ms> <group> <body> <attributes>`."""
+    published, produced, group, where, attributes = text.split(" ", 4)
+    size, _, body = where.partition(":")
+    return About(
+        int(published),
+        int(produced),
+        group,
+        int(size or 0),
+        body or (uid if size else ""),
+        _attributes(attributes) if attributes else {},
+    )
+
+
+_TIME = r"\d{1,14}+"
+_WHERE = r"(?:\d{1,15}+(?::[^ ]*+)?+)?+"
+_TEXT = r'"[^"\\\x00-\x1f]*+"'  # JSON as most write it; what is written in another way is looked at alone
+_LINE = rf"{_TIME} [^ \n]*+ {_WHERE} (?:\{{(?:{_TEXT}:{_TEXT}(?:,{_TEXT}:{_TEXT})*+)?+\}})?+\n"
+_SAID = re.compile(f"(?:{_LINE})*+", re.ASCII).fullmatch
+_STORED = re.compile(f"(?:{_TIME} {_LINE})*+", re.ASCII).fullmatch
+_json = msgspec.json.Encoder().encode
+_attributes = msgspec.json.Decoder(dict[str, str]).decode
