@@ -1,6 +1,6 @@
 -- acquire: take a partition's lease and open its next ledger.
 --
--- Uses   journal
+-- Needs  journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
 --        2 meta     hash    epoch, first_epoch, lease_ms, ledgers, ledger, last, clock, lead, journal, dedupe_ms, marks_at,
 --                           incarnation

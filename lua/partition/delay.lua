@@ -1,6 +1,6 @@
 -- delay: keep a batch until it falls due, each uid once.
 --
--- Uses   bodies partition delayed
+-- Needs  bodies partition delayed
 -- KEYS   as in lib/partition.lua and lib/delayed.lua
 -- ARGV   2 MessagePack array: key, uid, about, key, uid, about, ...   3 MessagePack array: when each is due, ms of
 --        Redis time

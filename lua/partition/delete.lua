@@ -1,6 +1,6 @@
 -- delete: remove a partition with everything in it, a bounded part per call; whoever holds its lease is fenced.
 --
--- Uses   holders bodies
+-- Needs  holders bodies
 -- KEYS   1 lease   2 meta   3 log   4 subs   5 marks:0   6 marks:1   7 journal
 --        8 delayed   9 delayed:data   10 bodies
 -- ARGV   1 incarnation of the topic   2 limit: messages removed, at most; 0: the list of their bodies goes, if all of these have been deleted

@@ -1,6 +1,6 @@
 -- offsets: where a partition's log and journal begin and end, and how far a subscription is.
 --
--- Uses   journal
+-- Needs  journal
 -- KEYS   1 meta     hash    last, incarnation, ledger, ledgers
 --        2 log      stream
 --        3 subs     hash    subscription -> cursor

@@ -1,6 +1,6 @@
 -- promote: append what has fallen due to the log, where it takes its id, a bounded part per call; old marks go.
 --
--- Uses   journal bodies partition delayed
+-- Needs  journal bodies partition delayed
 -- KEYS   as in lib/partition.lua and lib/delayed.lua; 10 bodies  stream  what is to be deleted from the payload store
 -- ARGV   2 limit: messages appended, at most
 -- Returns  {"OK", now_ms, last entry, n appended, n dropped, next_due_ms or 0, marks_due_ms or 0}

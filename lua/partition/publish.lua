@@ -1,6 +1,6 @@
 -- publish: append a batch to the log, each uid once.
 --
--- Uses   journal bodies partition delayed
+-- Needs  journal bodies partition delayed
 -- KEYS   as in lib/partition.lua and lib/delayed.lua
 -- ARGV   2 MessagePack array: key, uid, about, key, uid, about, ...
 -- Returns  {"OK", now_ms, first, n stored, n unowed, {index, id, ...}, marks_due_ms}

@@ -1,6 +1,6 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- Uses   subscription served journal ranges notes holders queue lanes beyond runs receipts bodies forget settled
+-- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs receipts bodies forget drop_retries
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua   5 JSON array: entry, name of each body that they have;
 --        "" for none   6 "all", or "some": they are of other receipts, too

@@ -4,7 +4,7 @@
 -- decision counts, in whatever order they come. Who has claimed last stays the `reader` when its session ends:
 -- it may go on until another one claims.
 --
--- Uses   subscription
+-- Needs  subscription
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 session_ms, "" to end it   5 claim: the number of the decision, "" to decide here
 --        6 incarnation of the topic that is meant   7 and of the subscription, 0 for any

@@ -1,6 +1,6 @@
 -- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
 --
--- Uses   subscription journal ranges notes passed holders queue lanes bodies forget
+-- Needs  subscription journal ranges journal_notes holders queue lanes bodies forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with
 --        5 limit: entries passed that may leave the log, at most (fewer where lanes of another one are searched); 0: go only as far

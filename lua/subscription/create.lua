@@ -1,6 +1,6 @@
 -- create: make a subscription that owes everything after a position.
 --
--- Uses   subscription journal ranges notes holders removal position
+-- Needs  subscription journal ranges journal_notes holders removal position
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 incarnation of the topic   4 incarnation of the subscription   5 position   6 its value, or ""
 --        7.. field, value pairs of settings

@@ -2,7 +2,7 @@
 --
 -- Who is still at making it, here or elsewhere, is too late from now on: `deleted` is the newest that was.
 --
--- Uses   subscription journal ranges notes holders removal
+-- Needs  subscription journal ranges journal_notes holders removal
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 incarnation of the topic   4 incarnation of the subscription: what is older goes, too
 -- Returns  {"OK", 1 when there is something to reclaim}   {"NO_TOPIC"}

@@ -4,7 +4,7 @@
 -- all that was leased to it by then: the rest was probably never looked at. So the token of that moment is
 -- remembered, and runs of that consumer with no newer one go back uncharged when they time out later.
 --
--- Uses   subscription served journal ranges notes holders queue lanes beyond runs release departures
+-- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs release departures
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: about as many stretches of lanes, runs and consumers dealt with, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...},

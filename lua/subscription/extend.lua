@@ -1,6 +1,6 @@
 -- extend: move the deadline of leased messages; in a lane, the lane's one deadline.
 --
--- Uses   subscription served journal ranges notes holders queue lanes runs receipts
+-- Needs  subscription require_lease journal ranges journal_notes holders queue lanes runs receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua
 --        5 deadline_ms, by Redis time, or ""   6 lease_ms from now, instead of deadline_ms, or ""

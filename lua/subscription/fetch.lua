@@ -1,11 +1,11 @@
 -- fetch: lease messages to consumers that have room for them.
 --
--- Uses   subscription served journal ranges notes holders queue lanes runs room leasing waiting fresh keyed
+-- Needs  subscription require_lease journal ranges journal_notes holders queue lanes runs fetch/capacity fetch/leasing fetch/waiting fetch/fresh fetch/keyed
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: messages delivered, at most; as many entries are looked at, or those whose keys are known
 --        4 an entry   5 MessagePack array of the keys from that entry on, as far as the caller knows them
 --        without holes, where a number stands for as many more of the key before it; "" and "" where it does not
---        6, 7 the consumers, as in lib/room.lua
+--        6, 7 the consumers, as in lib/fetch/capacity.lua
 -- Returns  {"OK", now_ms, next_due_ms or 0, more, mode, token, cursor, ledgers, {unknown consumer, ...},
 --           {consumer index, first, last, ...}, {lane, deadline, ...}, {entry, retries, ...},
 --           {first, last, ...}, {consumer left out, ...}, {consumer index, due_ms, ...}}

@@ -1,6 +1,6 @@
 -- join: open a consumer's session, or renew the one of that name.
 --
--- Uses   subscription served
+-- Needs  subscription require_lease
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 session_ms
 -- Returns  {"OK", 1 when the session was already open}

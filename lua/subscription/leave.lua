@@ -1,6 +1,6 @@
 -- leave: end a consumer's session and give back what it holds, a bounded part per call.
 --
--- Uses   subscription served journal ranges notes holders queue lanes beyond runs release departures
+-- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs release departures
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer
 --        4 how: "left" charges nothing; "crashed" charges the oldest entry in runs and the head of each

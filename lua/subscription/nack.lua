@@ -1,6 +1,6 @@
 -- nack: give leased messages back. In a lane the later leased ones go back with them.
 --
--- Uses   subscription served journal ranges notes holders queue lanes beyond runs release receipts
+-- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs release receipts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua
 --        5 due_ms: when they may be served again, by Redis time; "" for the backoff   6 delay_ms, instead of due_ms, or ""

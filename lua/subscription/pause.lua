@@ -1,6 +1,6 @@
 -- pause: stop the deliveries of a subscription, or let them go on; what is leased stays leased.
 --
--- Uses   subscription
+-- Needs  subscription
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 "1" to stop, "" to go on
 -- Returns  {"OK"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_POSITION"}: there are no deliveries to stop

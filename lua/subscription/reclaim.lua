@@ -1,6 +1,6 @@
 -- reclaim: drop entries that no subscription owes, a bounded part of the log per call.
 --
--- Uses   subscription ranges holders queue lanes bodies forget
+-- Needs  subscription ranges holders queue lanes bodies forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 first entry to look at   4 limit: entries looked at, at most
 --        5 the sweep to finish: "" in the first call, then what the last call answered

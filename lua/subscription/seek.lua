@@ -1,6 +1,6 @@
 -- seek: move a subscription to a position; all its leases and retry counts end.
 --
--- Uses   subscription journal ranges notes holders position
+-- Needs  subscription journal ranges journal_notes holders position
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 position   4 its value, or ""
 -- Returns  {"OK", cursor}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}

@@ -1,6 +1,6 @@
 -- touch: renew the sessions of consumers that are still there.
 --
--- Uses   subscription served
+-- Needs  subscription require_lease
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 session_ms
 --        4 the round of renewals that ends with this call: until when its first call has renewed, "" where this

@@ -1,19 +1,13 @@
--- change: move a topic from one of the given states to another.
+-- change: change settings of a topic that is ready; those of its partitions follow.
 --
--- KEYS   1 topic  hash  state ("creating", "ready", "deleting"), incarnation, partitions, settings
--- ARGV   1 new state   2 incarnation that it must be of, or ""   3.. states it may be in
+-- KEYS   1 topic  hash  state ("creating", "ready", "deleting"), partitions, settings
+-- ARGV   field, value pairs of settings
 -- Returns  {"OK", {field, value, ...}}   {"NO_TOPIC"}
 -- Cost     O(1)
 local topic = KEYS[1]
-local incarnation = ARGV[2]
 
-local stored = redis.call('HMGET', topic, 'state', 'incarnation')
-if incarnation == '' or incarnation == stored[2] then
-  for index = 3, #ARGV do
-    if ARGV[index] == stored[1] then
-      redis.call('HSET', topic, 'state', ARGV[1])
-      return { 'OK', redis.call('HGETALL', topic) }
-    end
-  end
+if redis.call('HGET', topic, 'state') ~= 'ready' then
+  return { 'NO_TOPIC' }
 end
-return { 'NO_TOPIC' }
+redis.call('HSET', topic, unpack(ARGV))
+return { 'OK', redis.call('HGETALL', topic) }

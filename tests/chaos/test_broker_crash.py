@@ -371,7 +371,7 @@ DEFECTS = {
         "subscription/ack.lua", "    record.ranges = {}\n    touch(record)\n", "", "came again after its ack"
     ),
     "a message overtakes those of its lane that wait": Defect(
-        "lib/keyed.lua", "holder.permits > 0 and record.waiting == 0", "holder.permits > 0", "of key"
+        "lib/fetch/keyed.lua", "holder.permits > 0 and record.waiting == 0", "holder.permits > 0", "of key"
     ),
 }
 

@@ -216,7 +216,7 @@ async def test_what_a_consumer_holds_costs_what_it_holds_whatever_the_others_hav
     engine.store.run = counted  # type: ignore[assignment, method-assign]
     assert entries(await engine.held(story.lease, "s", "c")) == [3_001]
     assert await engine.leave(story.lease, "s", "c", crashed=True) == 1
-    assert calls == ["subscription/held", "subscription/leave"]
+    assert calls == ["subscription/list_leases", "subscription/leave"]
     engine.store.run = run  # type: ignore[method-assign]
 
 

@@ -67,7 +67,9 @@ async def test_a_partition_that_is_being_deleted_is_not_there_for_anybody(engine
         await engine.publish(story.lease, [message()])
     with pytest.raises(TopicNotFound):
         await engine.own(story.lease)
-    assert await engine.store.run("partition/set", [story.keys.meta, story.keys.journal], 10) == ["NO_TOPIC"]
+    assert await engine.store.run("partition/configure", [story.keys.meta, story.keys.journal], 10) == [
+        "NO_TOPIC"
+    ]
     await engine.delete_topic(topic)
 
 
@@ -136,7 +138,7 @@ async def test_a_half_deleted_topic_is_gone_for_all_and_can_be_deleted_again(
     story = await Story.begin(engine, topic, TopicSettings(partitions=2))
     await story.subscribe()
     await story.publish("a")
-    answer = await engine.store.run("topic/change", [topic_key(topic)], "deleting", "", "ready")
+    answer = await engine.store.run("topic/transition", [topic_key(topic)], "deleting", "", "ready")
     assert answer[0] == "OK"
     with pytest.raises(TopicNotFound):
         await engine.describe_topic(topic)
@@ -148,7 +150,7 @@ async def test_making_a_half_deleted_topic_deletes_it_first(engine: Engine, topi
     story = await Story.begin(engine, topic, TopicSettings(partitions=2))
     await story.subscribe()
     await story.publish("a")
-    await engine.store.run("topic/change", [topic_key(topic)], "deleting", "", "ready")
+    await engine.store.run("topic/transition", [topic_key(topic)], "deleting", "", "ready")
     assert (await engine.create_topic(topic, TopicSettings(partitions=4))).partitions == 4
     assert not await story.exists(story.keys.log, story.keys.subs, story.keys.lease)
 
@@ -161,8 +163,8 @@ async def test_deleting_what_is_not_there_says_so(engine: Engine, topic: str) ->
 async def test_a_topic_only_changes_from_a_state_that_is_asked_for(engine: Engine, topic: str) -> None:
     await engine.create_topic(topic)
     key = topic_key(topic)
-    assert await engine.store.run("topic/change", [key], "ready", "", "creating") == ["NO_TOPIC"]
-    assert await engine.store.run("topic/change", [key], "deleting", "7", "ready") == ["NO_TOPIC"]
+    assert await engine.store.run("topic/transition", [key], "ready", "", "creating") == ["NO_TOPIC"]
+    assert await engine.store.run("topic/transition", [key], "deleting", "7", "ready") == ["NO_TOPIC"]
     answer = await engine.store.run("topic/create", [key], "9", "partitions", 9)
     assert answer[0] == "EXISTS"
     assert (await engine.describe_topic(topic)).partitions == 1

@@ -48,30 +48,32 @@ DEFECTS = {
     "an old receipt settles what was delivered again in a run": Defect(
         SharedMachine, "lib/receipts", "consumer ~= '' and range[3] == token and", "consumer ~= '' and"
     ),
-    "a token is used twice": Defect(SharedMachine, "lib/room", "settings[2] + 1, now)", "settings[2], 0)"),
+    "a token is used twice": Defect(
+        SharedMachine, "lib/fetch/capacity", "settings[2] + 1, now)", "settings[2], 0)"
+    ),
     "a fresh message overtakes those of its lane that wait": Defect(
         KeySharedMachine,
-        "lib/keyed",
+        "lib/fetch/keyed",
         "holder.permits > 0 and record.waiting == 0",
         "holder.permits > 0",
     ),
     "a fresh message overtakes those of its partition that wait": Defect(
-        FailoverMachine, "lib/fresh", "record.waiting > 0 or record.consumer", "record.consumer"
+        FailoverMachine, "lib/fetch/fresh", "record.waiting > 0 or record.consumer", "record.consumer"
     ),
     "a free lane goes to anybody": Defect(
         KeySharedMachine,
-        "lib/room",
+        "lib/fetch/capacity",
         "    top.placed = top.rank\n    sift(1)\n",
         "    top.placed = top.rank\n",
     ),
     "a delivery into a held lane restarts its deadline": Defect(
         KeySharedMachine,
-        "lib/leasing",
+        "lib/fetch/leasing",
         "keep_deadline(consumer.name, record.lane)",
         "record.deadline = consumer.deadline",
     ),
     "a fresh message overtakes those of its lane that wait, where no record is made": Defect(
-        KeySharedMachine, "lib/keyed", "^([^|]*)|%d+|0|0|", "^([^|]*)|%d+|%d+|%d+|"
+        KeySharedMachine, "lib/fetch/keyed", "^([^|]*)|%d+|0|0|", "^([^|]*)|%d+|%d+|%d+|"
     ),
     "a lane's text is taken apart without what this call did to it": Defect(
         KeySharedMachine,
@@ -83,9 +85,11 @@ DEFECTS = {
         KeySharedMachine, "subscription/ack", "record.deadline = now + record.lease_ms", ""
     ),
     "somebody without a session is served": Defect(
-        SharedMachine, "lib/room", "sessions[place] or 0) <= now", "sessions[place] or 0) < 0"
+        SharedMachine, "lib/fetch/capacity", "sessions[place] or 0) <= now", "sessions[place] or 0) < 0"
     ),
-    "a worker that lost its lease goes on": Defect(SharedMachine, "lib/served", "refusal()", "refusal(true)"),
+    "a worker that lost its lease goes on": Defect(
+        SharedMachine, "lib/require_lease", "refusal()", "refusal(true)"
+    ),
     "an ack does not look at the other subscriptions": Defect(
         SharedMachine, "lib/forget", "if all[index] ~= except then", "if false then"
     ),
@@ -138,7 +142,7 @@ DEFECTS = {
     ),
     "a failover's active consumer changes while it is there": Defect(
         FailoverMachine,
-        "lib/room",
+        "lib/fetch/capacity",
         "if not active or not redis.call('ZSCORE', consumers, active) then",
         "if true then",
     ),
@@ -203,7 +207,7 @@ DEFECTS = {
         ExclusiveMachine, "lib/queue", "last + 1, to, token)", "last + 1, to)", True
     ),
     "who comes back is told a part of a long lane": Defect(
-        ExclusiveMachine, "subscription/held", "if left <= 0 then", "if false then", True
+        ExclusiveMachine, "subscription/list_leases", "if left <= 0 then", "if false then", True
     ),
     "ranges that have become too many are not counted beyond the record": Defect(
         ExclusiveMachine, "lib/beyond", "record.beyond = record.beyond + last - first + 1", "", True

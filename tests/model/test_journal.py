@@ -87,7 +87,7 @@ class Gap(NamedTuple):
 
 
 GAPS = {
-    "beginnings": Gap(SharedJournal, "partition/set", "cap ~= '0' then", "cap == 'never' then"),
+    "beginnings": Gap(SharedJournal, "partition/configure", "cap ~= '0' then", "cap == 'never' then"),
     "publishes": Gap(
         SharedJournal, "partition/publish", "if stored[7] and stored[7] ~= '0' then", "if false then"
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane_broker.store.scripts import FOLDER, Scripts, read_sources
+from keylane_broker.store.scripts import FOLDER, Scripts, parts_of, read_sources
 
 SOURCES = read_sources()
 NAMES = sorted(name for name in SOURCES if not name.startswith("lib/"))
@@ -33,7 +33,7 @@ def test_a_script_opens_with_its_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_shared_part_says_what_it_is_for(name: str) -> None:
-    assert header_of(SOURCES[name])[0].startswith(f"-- {name.partition('/')[2]}: ")
+    assert header_of(SOURCES[name])[0].startswith(f"-- {name.rpartition('/')[2]}: ")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,12 +87,42 @@ def test_only_scripts_that_add_data_may_fail_for_want_of_memory() -> None:
 
 
 def test_a_folder_that_is_new_is_loaded_too(tmp_path: Path) -> None:
-    for name in ("lib/prelude", "letters/send"):
+    for name in ("lib/prelude", "letters/send", "letters/sealed/open"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / f"{name}.lua").write_text(f"-- {name}")
     (tmp_path / "__init__.py").touch()
     (tmp_path / "letters" / "notes.txt").touch()
-    assert read_sources(tmp_path) == {"lib/prelude": "-- lib/prelude", "letters/send": "-- letters/send"}
+    assert read_sources(tmp_path) == {
+        name: f"-- {name}" for name in ("lib/prelude", "letters/send", "letters/sealed/open")
+    }
+
+
+def lua(*needs: str) -> str:
+    """A file that needs these parts."""
+    return f"-- Needs   {' '.join(needs)}\n" if needs else "-- nothing\n"
+
+
+def test_each_part_comes_once_behind_those_that_it_needs() -> None:
+    sources = {
+        "lib/prelude": lua(),
+        "lib/paper": lua(),
+        "lib/post/envelope": lua("paper"),
+        "lib/stamp": lua("paper", "post/envelope"),
+        "letters/send": lua("stamp", "paper"),
+    }
+    expected = ["lib/prelude", "lib/paper", "lib/post/envelope", "lib/stamp", "letters/send"]
+    assert parts_of("letters/send", sources) == expected
+
+
+def test_a_part_that_does_not_exist_is_an_error_when_scripts_are_loaded() -> None:
+    with pytest.raises(ValueError, match="letters/send needs lib/stmap, which does not exist"):
+        Scripts({"lib/prelude": lua(), "letters/send": lua("stmap")})
+
+
+def test_parts_that_need_each_other_are_an_error_when_scripts_are_loaded() -> None:
+    sources = {"lib/prelude": lua(), "lib/hen": lua("egg"), "lib/egg": lua("hen"), "farm/hatch": lua("egg")}
+    with pytest.raises(ValueError, match="farm/hatch needs lib/egg needs lib/hen needs lib/egg"):
+        Scripts(sources)
 
 
 def test_every_lua_file_of_the_tree_is_loaded() -> None:

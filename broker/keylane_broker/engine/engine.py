@@ -241,7 +241,7 @@ class Engine(Claims, Registry, Publishing):
         check_int("session_ms", session_ms, 1, MAX_MS)
         done, until = 0, ""
         while not done:
-            _, done, until = await self._run("spare", lease, subscription, session_ms, STEP, until)
+            _, done, until = await self._run("prolong_sessions", lease, subscription, session_ms, STEP, until)
 
     async def leave(self, lease: Lease, subscription: str, consumer: str, *, crashed: bool = False) -> int:
         """Give back all that a consumer holds, uncharged unless it crashed; answers how many lanes."""
@@ -270,7 +270,9 @@ class Engine(Claims, Registry, Publishing):
         to_do: list[tuple[str, str, str | int]] = [("0", "", "")]
         while to_do:
             position, lane, entry = to_do.pop()
-            answer = await self._run("held", lease, subscription, consumer, STEP, position, lane, entry)
+            answer = await self._run(
+                "list_leases", lease, subscription, consumer, STEP, position, lane, entry
+            )
             _, position, named, part, charged, now_ms, rest = answer
             if position != "0":
                 to_do.append((position, "", ""))
@@ -611,7 +613,9 @@ class Engine(Claims, Registry, Publishing):
         for start in range(0, len(missing), _HOLES):
             position, packed = "", pack(missing[start : start + _HOLES])
             while True:
-                _, position, settled = await self._run("lost", lease, subscription, packed, STEP, position)
+                _, position, settled = await self._run(
+                    "settle_missing", lease, subscription, packed, STEP, position
+                )
                 told += settled
                 if not position:
                     break

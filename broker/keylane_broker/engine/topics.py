@@ -180,7 +180,7 @@ class Administration:
             answers = await self.in_partitions(topic, made.partitions, create)
             others = {answer[1] for answer in answers if answer[0] == "OTHER"}
             if not others:
-                answer = await self.store.run("topic/change", [key], "ready", number, "creating", "ready")
+                answer = await self.store.run("topic/transition", [key], "ready", number, "creating", "ready")
                 if answer[0] == "OK":
                     return True
                 break
@@ -197,12 +197,14 @@ class Administration:
         """Keep so many records of what happens in each partition; 0 ends it, and what is there stays."""
         check_name("topic", topic)
         check_int("journal", journal, 0, MAX_JOURNAL)
-        answer = await self.store.run("topic/set", [topic_key(topic)], "journal", journal)
+        answer = await self.store.run("topic/change", [topic_key(topic)], "journal", journal)
         if answer[0] == "NO_TOPIC":
             raise await self._no_topic(topic)
         made = topic_settings(to_dict(answer[1]))
         await self.in_partitions(
-            topic, made.partitions, lambda _, keys: ("partition/set", [keys.meta, keys.journal], [journal])
+            topic,
+            made.partitions,
+            lambda _, keys: ("partition/configure", [keys.meta, keys.journal], [journal]),
         )
         return made
 
@@ -211,7 +213,7 @@ class Administration:
         check_name("topic", topic)
         listed = await self.store.fields(TOPICS)
         answer = await self.store.run(
-            "topic/change", [topic_key(topic)], "deleting", "", "creating", "ready", "deleting"
+            "topic/transition", [topic_key(topic)], "deleting", "", "creating", "ready", "deleting"
         )
         if answer[0] == "NO_TOPIC":
             for number in [number for number, name in listed.items() if name == topic]:

@@ -1,4 +1,4 @@
-"""Loads the Lua scripts: each behind the parts of lua/lib that its header names."""
+"""Loads the Lua scripts: each behind the parts of lua/lib that it needs."""
 
 import hashlib
 import re
@@ -56,21 +56,43 @@ FOLDER = Path(__file__).parents[1] / "lua"  # in a checkout a link to lua/ at it
 
 
 def read_sources(root: Path = FOLDER) -> dict[str, str]:
-    """The text of every Lua file in every folder of lua/ by its path there, without `.lua`."""
+    """Return the text of every Lua file below lua/ by its path there, without `.lua`."""
     return {
-        f"{folder.name}/{item.name[:-4]}": item.read_text("utf-8")
+        path.relative_to(root).as_posix()[:-4]: path.read_text("utf-8")
         for folder in root.iterdir()
         if folder.is_dir()
-        for item in folder.iterdir()
-        if item.name.endswith(".lua")
+        for path in folder.rglob("*.lua")
     }
 
 
+def needs_of(source: str) -> list[str]:
+    """Return the parts of lib/ that a script or a part names in its `Needs` line."""
+    line = re.search(r"^-- Needs +(.+)$", source, re.MULTILINE)
+    return line[1].split() if line else []
+
+
+def parts_of(name: str, sources: dict[str, str]) -> list[str]:
+    """Return what a script is made of: the prelude, then all parts that it or its parts need, each once and
+    behind those that it needs itself."""
+    ordered = ["lib/prelude"]
+
+    def add(file: str, path: tuple[str, ...]) -> None:
+        if file in path:
+            raise ValueError(f"{' needs '.join([*path, file])}")
+        if file not in sources:
+            raise ValueError(f"{path[-1]} needs {file}, which does not exist")
+        if file not in ordered:
+            for part in needs_of(sources[file]):
+                add(f"lib/{part}", (*path, file))
+            ordered.append(file)
+
+    add(name, ())
+    return ordered
+
+
 def _assemble(name: str, sources: dict[str, str], shebang: bool) -> Script:
-    """A script behind the prelude and the parts of lib/ that its `Uses` line names."""
-    uses = re.search(r"^-- Uses +(.+)$", sources[name], re.MULTILINE)
-    parts = [sources[f"lib/{part}"] for part in ["prelude", *(uses[1].split() if uses else [])]]
-    parts.append(sources[name])
+    """Put a script together: behind the prelude and the parts of lib/ that it needs."""
+    parts = [sources[part] for part in parts_of(name, sources)]
     measured = name in _TAKE_IN or name.startswith("subscription/")
     if measured:
         parts = [_BEGIN, *parts, _END]

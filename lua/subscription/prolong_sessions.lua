@@ -1,10 +1,10 @@
--- spare: give consumers time to come back to the partition's new owner, a bounded part per call.
+-- prolong_sessions: give consumers time to come back to the partition's new owner, a bounded part per call.
 --
 -- Only those of whom the owner before has heard in its last round of renewals, or since: who was missing there
 -- had gone before it did, and its session ends when it ends. So that several owners in a row do not keep a dead
 -- consumer, each is given that time once: who does not come back to this owner is not spared by the next.
 --
--- Uses   subscription served
+-- Needs  subscription require_lease
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 session_ms   4 limit: sessions lifted, at most
 --        5 until: "" in the first call, then what it answered; no session that is spared ends before

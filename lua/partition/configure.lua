@@ -1,6 +1,6 @@
--- set: say how many records a partition's journal keeps, unless the partition has been deleted meanwhile.
+-- configure: say how many records a partition's journal keeps, unless the partition has been deleted meanwhile.
 --
--- Uses   journal
+-- Needs  journal
 -- KEYS   1 meta     hash    last, clock, lead, journal
 --        2 journal  stream
 -- ARGV   1 records to keep, 0 for no journal

@@ -1,4 +1,4 @@
--- room: the consumers of a fetch that have room, the one with the most spare capacity first.
+-- capacity: the consumers of a fetch that have room, the one with the most spare capacity first.
 --
 -- ARGV   6 MessagePack array: consumer, permits, spare, lease_ms of each. It may be given `permits` messages in this
 --          call; `spare` is its capacity on all partitions together, by which they are ranked. Of equals the first

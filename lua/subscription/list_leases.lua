@@ -1,6 +1,6 @@
--- held: what a consumer holds, a bounded part per call; for one that reconnects under its name.
+-- list_leases: what a consumer holds, a bounded part per call; for one that reconnects under its name.
 --
--- Uses   subscription served holders queue lanes
+-- Needs  subscription require_lease holders queue lanes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 limit: lanes, and stretches of lanes beyond their records, looked at, about
 --        5 position: "0" in the first call, then what the last call answered; "" to go on with a lane instead

@@ -1,4 +1,4 @@
--- settled: what a subscription forgets of entries that it has settled.
+-- drop_retries: what a subscription forgets of entries that it has settled.
 
 -- Forgets the retry counts of settled entries.
 local function drop_retries(settled)

@@ -1,6 +1,6 @@
--- lost: settle messages that are leased or wait and are not in the log: somebody has deleted them there.
+-- settle_missing: settle messages that are leased or wait and are not in the log: somebody has deleted them there.
 --
--- Uses   subscription served journal ranges notes holders queue lanes beyond runs settled
+-- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs drop_retries
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 MessagePack array of entries that the caller has not found
 --        4 limit: lanes of keys looked at, at most
