@@ -6,7 +6,6 @@ wins over the environment, that over the file, that over the default:
     settings = load(Path("keylane.toml"), port="9000")
 """
 
-import difflib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from pydantic import ByteSize, Field, ValidationError, field_validator, model_va
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from keylane.errors import InvalidArgument
+from keylane.errors import InvalidArgument, did_you_mean
 from keylane_broker.engine.checks import MAX_PARTITIONS
 
 __all__ = ["ConfigError", "Settings", "load"]
@@ -220,10 +219,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} holds a {type(content).__name__}; it should be an object of settings")
     for key in content:
         if key not in Settings.model_fields:
-            near = difflib.get_close_matches(key, Settings.model_fields, n=1)
-            hint = (
-                f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(Settings.model_fields)}"
-            )
+            known = list(Settings.model_fields)
+            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
             raise ConfigError(f"{file} has an unknown setting {key!r}{hint}")
     return content
 

@@ -32,12 +32,14 @@ BrokerError
 """
 
 import copy
+import difflib
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar, Self, cast
 
-if TYPE_CHECKING:
-    from keylane.types import Published
+from keylane.types import Published
+
+_COMPARED = 100  # names, some 30 us each
 
 
 class BrokerError(Exception):
@@ -190,18 +192,18 @@ class DurabilityNotReached(BrokerError):
 class PublishFailed(BrokerError):
     """Some messages of a call failed; `published` has, in order, what became of each that was taken."""
 
-    def __init__(self, text: str, published: "Sequence[Published | Exception]" = ()) -> None:
+    def __init__(self, text: str, published: Sequence[Published | Exception] = ()) -> None:
         super().__init__(text)
         self.published = published
         self.exceptions = _distinct(published)  # each error once
         self.retriable = all(getattr(error, "retriable", False) for error in self.exceptions)
 
 
-def _distinct(published: "Sequence[Published | Exception]") -> tuple[Exception, ...]:
+def _distinct(published: Sequence[Published | Exception]) -> tuple[Exception, ...]:
     return tuple({id(answer): answer for answer in published if isinstance(answer, Exception)}.values())
 
 
-def answers(published: "Sequence[Published | Exception]") -> "list[Published]":
+def answers(published: Sequence[Published | Exception]) -> list[Published]:
     """What was published; PublishFailed unless all was, or what went wrong where that is the same for all."""
     kinds = set(map(type, published))
     if not any(issubclass(kind, Exception) for kind in kinds):
@@ -213,6 +215,19 @@ def answers(published: "Sequence[Published | Exception]") -> "list[Published]":
     raise PublishFailed(
         f"{failed} of {len(published)} messages were not published: {errors[0]}", published
     ) from errors[0]
+
+
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """Return what to add to "there is no such name"; nothing if no name, or too many, are like it.
+
+    >>> did_you_mean("ordes", ["orders", "payments"])
+    "; did you mean 'orders'?"
+    """
+    others = [other for other in names if other != name]
+    if len(others) > _COMPARED:
+        others = [other for other in others if abs(len(other) - len(name)) <= 2]
+    near = difflib.get_close_matches(name, others, 1) if len(others) <= _COMPARED else []
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class IncompatibleVersion(BrokerError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from keylane.errors import SubscriptionExists, SubscriptionNotFound, TopicNotFound
+from keylane.errors import SubscriptionExists, SubscriptionNotFound, TopicNotFound, did_you_mean
 from keylane_broker.engine.checks import (
     check_subscription_settings,
     place_of,
@@ -18,7 +18,7 @@ from keylane_broker.engine.checks import (
     subscription_settings,
     to_flat,
 )
-from keylane_broker.engine.topics import Administration, near
+from keylane_broker.engine.topics import Administration
 from keylane_broker.engine.values import SubscriptionSettings, TopicSettings
 from keylane_broker.store.keys import PartitionKeys, check_name, records_key, topic_key
 from keylane_broker.store.store import Call, Store
@@ -144,7 +144,7 @@ class Subscriptions(Administration):
 
     async def _not_found(self, topic: str, name: str) -> SubscriptionNotFound:
         others = await self.subscriptions(topic)
-        return SubscriptionNotFound(f"no subscription {name!r} on {topic!r}{near(name, others)}")
+        return SubscriptionNotFound(f"no subscription {name!r} on {topic!r}{did_you_mean(name, others)}")
 
     async def _record(self, topic: str, name: str) -> SubscriptionRecord | None:
         [text] = await self.store.read_all([("HGET", records_key(topic), name)])

@@ -1,7 +1,6 @@
 """Making, describing and removing topics and subscriptions: what needs no partition lease."""
 
-import difflib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -13,6 +12,7 @@ from keylane.errors import (
     TopicExists,
     TopicNotFound,
     TopicReplaced,
+    did_you_mean,
 )
 from keylane_broker.engine.checks import (
     MAX_JOURNAL,
@@ -39,7 +39,6 @@ from keylane_broker.store.keys import (
 from keylane_broker.store.store import Call, Store
 
 STEP = 500  # entries or lanes that one call of a longer piece of work looks at
-_ALIKE = 100  # names of about the same length that are compared, some 30 us each
 
 partition_keys = lru_cache(maxsize=65_536)(PartitionKeys.of)
 
@@ -113,13 +112,6 @@ def made_anew(topic: str, subscription: str) -> str:
         f"subscription {subscription!r} of {topic!r} was deleted, and another one of that name made since: "
         "subscribe anew"
     )
-
-
-def near(name: str, names: Iterable[str]) -> str:
-    """What to add to "there is no such name"; nothing where too many are alike to compare them all."""
-    alike = [other for other in names if other != name and abs(len(other) - len(name)) <= 2]
-    found = difflib.get_close_matches(name, alike, 1) if len(alike) <= _ALIKE else []
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 class Administration:
@@ -263,7 +255,7 @@ class Administration:
 
     async def _no_topic(self, topic: str) -> TopicNotFound:
         [names] = await self.store.read_all([("HVALS", TOPICS)])
-        return TopicNotFound(f"no topic {topic!r}{near(topic, names)}")
+        return TopicNotFound(f"no topic {topic!r}{did_you_mean(topic, names)}")
 
     async def describe_topic(self, topic: str) -> TopicSettings:
         """A topic's settings."""

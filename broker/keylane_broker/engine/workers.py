@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from keylane.errors import InvalidArgument, Unavailable
+from keylane.errors import InvalidArgument, Unavailable, did_you_mean
 from keylane_broker.engine.checks import MAX_MS, MAX_TIME_MS, check_int, to_flat
-from keylane_broker.engine.topics import near
 from keylane_broker.engine.values import Owners, WorkerReport
 from keylane_broker.store.keys import (
     CONTROLLER,
@@ -105,7 +104,7 @@ class Registry:
         if answer[0] != "OK":
             known = [report.id for report in await self.workers() if report.state != "lost"]
             raise InvalidArgument(
-                f"no worker {worker!r}{near(worker, known)}; there are {', '.join(known) or 'none'}"
+                f"no worker {worker!r}{did_you_mean(worker, known)}; there are {', '.join(known) or 'none'}"
             )
 
     # The controller

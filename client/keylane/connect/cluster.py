@@ -11,7 +11,7 @@ from keylane import wire
 from keylane.connect.connection import Connection, Events, give_up
 from keylane.connect.partition_map import TopicMap
 from keylane.connect.pool import ATTEMPT, Peer, Pool
-from keylane.connect.seeds import backoff, parse_seeds
+from keylane.connect.seeds import parse_seeds
 from keylane.errors import (
     BrokerError,
     ConnectionClosed,
@@ -21,6 +21,7 @@ from keylane.errors import (
     SubscriptionBusy,
 )
 from keylane.payloads.bodies import Bodies
+from keylane.retry import backoff
 from keylane.wire import Frame, Properties
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from keylane import wire
 from keylane.connect.pool import Peer, Pool
-from keylane.connect.seeds import backoff
 from keylane.errors import BrokerError, TopicNotFound
+from keylane.retry import backoff
 from keylane.tasks import shared
 
 Ask = Callable[[str], Awaitable[tuple[Peer, wire.InfoReply]]]

@@ -10,8 +10,9 @@ from typing import Protocol
 from keylane import wire
 from keylane.connect.connection import Connection, Events, connect
 from keylane.connect.dialling import Resolver
-from keylane.connect.seeds import Seed, backoff, parse_address
+from keylane.connect.seeds import Seed, parse_address
 from keylane.errors import BrokerError, ConnectionClosed, ConnectionFailed
+from keylane.retry import backoff
 from keylane.tasks import Tasks, shared
 
 ATTEMPT = 2.0  # seconds to open a connection, or for an answer that any other worker could give

@@ -1,7 +1,6 @@
-"""Where workers may listen, and how long to wait before looking there again."""
+"""Where workers may listen."""
 
 import os
-import random
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -73,9 +72,3 @@ def parse_address(address: str, tls: bool) -> Seed | None:
     except ValueError:
         return None
     return Seed(host, port or wire.PORT, tls) if host else None
-
-
-def backoff(attempt: int, initial: float = 0.05, maximum: float = 2.0) -> float:
-    """Seconds to wait before the next attempt: exponential, jittered."""
-    ceiling: float = min(maximum, initial * 2.0 ** min(attempt, 20))
-    return ceiling * random.uniform(0.5, 1.0)

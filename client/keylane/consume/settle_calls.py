@@ -7,11 +7,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from keylane import wire
-from keylane.connect.seeds import backoff
 from keylane.consume.block import HANDED, SETTLING, STALE, Block
 from keylane.consume.leases import Part
 from keylane.consume.receipts import Sheet, Terms, merge, sheets, stale_messages
 from keylane.errors import BrokerError, ConnectionClosed, Fenced, Unavailable
+from keylane.retry import backoff
 from keylane.wire import Frame, Type
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from keylane import wire
 from keylane.connect.connection import Connection, Redirected, error_from
 from keylane.connect.pool import Peer
-from keylane.connect.seeds import backoff
 from keylane.errors import BrokerError, ConnectionClosed, Fenced, SubscriptionBusy
+from keylane.retry import backoff
 from keylane.wire import Frame, Properties, Type
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from keylane.connect.seeds import backoff
 from keylane.errors import BrokerError, InvalidArgument, Overloaded
 from keylane.payloads import PayloadStore, is_redis, open_store, public
+from keylane.retry import backoff
 from keylane.tasks import Tasks
 from keylane.wire import InfoReply
 

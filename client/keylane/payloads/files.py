@@ -28,7 +28,7 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane.ksuid import EPOCH, first_at, raw
-from keylane.payloads import Owed, PayloadStore, cannot_sync, public
+from keylane.payloads.store import Owed, PayloadStore, cannot_sync, public
 from keylane.threads import in_threads
 
 _AT_ONCE = 8  # threads

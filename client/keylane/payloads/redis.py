@@ -36,8 +36,8 @@ from keylane.errors import (
     Overloaded,
     Unavailable,
 )
-from keylane.payloads import Owed, PayloadStore, cannot_sync, public
 from keylane.payloads.line import Command, Line
+from keylane.payloads.store import Owed, PayloadStore, cannot_sync, public
 
 PREFIX = "kl:bodies"
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from keylane import wire
 from keylane.connect.connection import Connection, Redirected
 from keylane.connect.partition_map import TopicMap
-from keylane.connect.seeds import backoff
 from keylane.errors import (
     BacklogFull,
     BrokerError,
@@ -25,6 +24,7 @@ from keylane.errors import (
 from keylane.payloads.bodies import Bodies
 from keylane.produce.limit import Room
 from keylane.produce.outgoing import Slice
+from keylane.retry import backoff
 from keylane.tasks import Tasks
 from keylane.wire import MAX_BATCH, Frame
 

@@ -1,6 +1,5 @@
 """The options of the data source: what .option(…) takes, checked before anything runs."""
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
@@ -9,7 +8,7 @@ import msgspec
 
 from keylane import AsyncClient, Client
 from keylane.connect.seeds import server_or_default, token_or_default
-from keylane.errors import InvalidArgument
+from keylane.errors import InvalidArgument, did_you_mean
 from keylane_spark.source.choice import Choice
 from keylane_spark.source.positions import Start, Times, parse_offsets, parse_time, parse_times
 
@@ -195,9 +194,8 @@ def known(options: Mapping[str, str], names: tuple[str, ...], does: str) -> dict
                 ".option('topic', …) to write"
             )
         else:
-            close = difflib.get_close_matches(name.lower(), proper, 1)
-            hint = f"did you mean {proper[close[0]]!r}?" if close else f"there are {', '.join(names)}"
-            raise InvalidArgument(f"keylane has no option {name!r} where it {does}; {hint}")
+            hint = did_you_mean(name, names) or f"; there are {', '.join(names)}"
+            raise InvalidArgument(f"keylane has no option {name!r} where it {does}{hint}")
     return given
 
 

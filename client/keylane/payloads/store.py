@@ -1,0 +1,81 @@
+"""A payload store: what it promises, and how its URL may be shown.
+
+A body is stored under a name (a KSUID) before its message is published, read when somebody asks for it,
+and deleted when nobody is owed the message any more. The lifetime is a safety net: a body whose message
+never came to be is gone some time after it has passed. One whose message is there lives on, however long.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+
+from keylane.errors import InvalidArgument
+
+_REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+
+Owed = Callable[[str], Awaitable[set[str]]]
+
+
+class PayloadStore(ABC):
+    """Keeps the bodies of messages by topic and name."""
+
+    @abstractmethod
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
+        """Store bodies, each with its name; all of them are stored when this returns."""
+
+    @abstractmethod
+    async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+        """Read bodies in the order asked for; None for one that is not there."""
+
+    async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
+        """Which bodies are there, in the order asked for; a store that can tell without reading them does."""
+        return [body is not None for body in await self.get(topic, names)]
+
+    @abstractmethod
+    async def delete(self, topic: str, names: Sequence[str]) -> None:
+        """Delete bodies; those that are not there are no error."""
+
+    async def keep(self, topic: str, names: Sequence[str]) -> None:  # noqa: B027 - not every store has to
+        """Let bodies live on for another lifetime, where they have an end."""
+
+    async def sync(self, topic: str, names: Sequence[str]) -> None:
+        """Return when bodies that are stored outlive a crash of the machine: what `fsync` asks for.
+
+        InvalidArgument, if that cannot be said of this store.
+        """
+        raise cannot_sync(type(self).__name__, "it does not say when a body is on disk")
+
+    async def tend(self, topic: str, owed: Owed, now: float) -> None:  # noqa: B027 - nor this
+        """Look after bodies now and then; `owed` tells which names, before one or all, are needed still.
+
+        `now` is the unix time by the clock of the cluster, by which names are made.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+
+
+def cannot_sync(store: str, reason: str) -> InvalidArgument:
+    """Why no message with a body can be published with fsync."""
+    return InvalidArgument(
+        f"durability 'fsync' cannot be had with a body in the payload store {store}: {reason}; use another "
+        "store, or another durability"
+    )
+
+
+def is_redis(url: str) -> bool:
+    """Whether a URL is that of a store in Redis."""
+    return url.partition("://")[0] in _REDIS
+
+
+def public(url: str) -> str:
+    """A URL as it may be shown: without credentials and options.
+
+    >>> public("redis://bob:secret@db:6379/0?password=secret")
+    'redis://db:6379/0'
+    """
+    scheme, mark, rest = url.rpartition("://")
+    if not rest.startswith("/"):
+        # A password may hold anything, if it should not: nothing before the last @ is shown.
+        rest = rest.rpartition("@")[2]
+    return scheme + mark + rest.partition("?")[0]
