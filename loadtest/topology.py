@@ -9,17 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-from keylane_broker.supervise.embedded_server import (
-    HOST,
-    LAUNCH,
-    PORT_ATTEMPTS,
-    AddressInUse,
-    Server,
-    ServerError,
-    ask,
-    find_binary,
-    free_port,
-)
+from keylane_broker.errors import AddressInUse, ServerError
+from keylane_broker.ports import free_port
+from keylane_broker.supervise.embedded_server import HOST, LAUNCH, PORT_ATTEMPTS, Server, ask, find_binary
 
 __all__ = [
     "Cluster",

@@ -17,7 +17,8 @@ import typer
 
 from keylane import Client
 from keylane_broker.config import Settings
-from keylane_broker.supervise.embedded_server import Server, free_port
+from keylane_broker.ports import free_port
+from keylane_broker.supervise.embedded_server import Server
 from loadtest.players import Order, Player, consume, play, produce
 
 ROOT = Path(__file__).resolve().parent.parent

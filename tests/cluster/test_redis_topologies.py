@@ -12,9 +12,10 @@ from redis import Redis
 from keylane import AsyncClient
 from keylane.errors import Unavailable
 from keylane_broker.engine.engine import Engine
+from keylane_broker.errors import ServerError
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import PartitionKeys
-from keylane_broker.supervise.embedded_server import Server, ServerError, ask
+from keylane_broker.supervise.embedded_server import Server, ask
 from loadtest.topology import sentinel_pair, three_node_cluster
 from tests.cluster.view import epochs, owners, settled, until
 from tests.support.running import RunningBroker

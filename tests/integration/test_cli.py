@@ -17,7 +17,7 @@ from redis import Redis
 
 from keylane import AsyncClient, Client, OutgoingMessage, wire
 from keylane_broker.engine.topics import partition_keys
-from keylane_broker.supervise.embedded_server import free_port
+from keylane_broker.ports import free_port
 from tests.support.running import RunningBroker
 from tests.support.scripted_worker import ScriptedWorker
 

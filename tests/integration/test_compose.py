@@ -19,7 +19,7 @@ import yaml
 from keylane import Client
 from keylane.errors import ConnectionFailed
 from keylane_broker.config import Settings
-from keylane_broker.supervise.embedded_server import free_port
+from keylane_broker.ports import free_port
 from loadtest.topology import single_server
 
 pytestmark = pytest.mark.slow  # each command is a process

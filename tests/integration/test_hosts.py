@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keylane import AsyncClient, ConnectionFailed, OutgoingMessage
-from keylane_broker.supervise.embedded_server import free_port
+from keylane_broker.ports import free_port
 from tests.support.running import RunningBroker
 
 PATIENCE = 60.0

@@ -23,8 +23,10 @@ from keylane import ksuid
 from keylane.errors import BrokerError, DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
 from keylane.payloads import PayloadStore, open_store
 from keylane.payloads.redis import RedisStore
+from keylane_broker.errors import ServerError
+from keylane_broker.ports import free_port
 from keylane_broker.store.store import Store
-from keylane_broker.supervise.embedded_server import LAUNCH, Server, ServerError, ask, free_port
+from keylane_broker.supervise.embedded_server import LAUNCH, Server, ask
 from loadtest.topology import Cluster, replica_pair, single_server, three_node_cluster
 
 T = TypeVar("T")

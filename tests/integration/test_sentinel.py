@@ -13,7 +13,9 @@ from keylane.errors import BrokerError, Fenced, InvalidArgument, Unavailable
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Lease, Outgoing, TopicSettings
-from keylane_broker.supervise.embedded_server import LAUNCH, Server, ServerError, ask, free_port
+from keylane_broker.errors import ServerError
+from keylane_broker.ports import free_port
+from keylane_broker.supervise.embedded_server import LAUNCH, Server, ask
 from loadtest.topology import ReplicaPair, replica_pair
 
 CONFIG = """

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from keylane import AsyncClient, StaleReceipt
-from keylane_broker.supervise.embedded_server import Server, ask, free_port
+from keylane_broker.ports import free_port
+from keylane_broker.supervise.embedded_server import Server, ask
 
 pytestmark = pytest.mark.slow  # each command is a process
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from keylane_broker.supervise.embedded_server import ask, free_port
+from keylane_broker.ports import free_port
+from keylane_broker.supervise.embedded_server import ask
 from loadtest.topology import replica_pair, sentinel_pair, single_server, three_node_cluster
 
 pytestmark = pytest.mark.slow  # each command is a process

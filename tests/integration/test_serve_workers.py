@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from keylane import AsyncClient, Consumer
-from keylane_broker.supervise.embedded_server import free_port
+from keylane_broker.ports import free_port
 
 pytestmark = pytest.mark.slow  # each broker is several processes
 

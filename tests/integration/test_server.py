@@ -12,15 +12,10 @@ import psutil
 import pytest
 from redis import Redis, RedisCluster
 
+from keylane_broker.errors import AddressInUse, ServerError
+from keylane_broker.ports import free_port
 from keylane_broker.supervise import embedded_server
-from keylane_broker.supervise.embedded_server import (
-    AddressInUse,
-    Server,
-    ServerError,
-    find_binary,
-    free_port,
-    wheel_binary,
-)
+from keylane_broker.supervise.embedded_server import Server, find_binary, wheel_binary
 from loadtest.topology import replica_pair, single_server, three_node_cluster
 
 OWNER = """

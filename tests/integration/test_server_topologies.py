@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from keylane_broker.supervise.embedded_server import ServerError, ask
+from keylane_broker.errors import ServerError
+from keylane_broker.supervise.embedded_server import ask
 from loadtest.topology import sentinel_pair, three_node_cluster
 
 pytestmark = pytest.mark.slow  # a fail-over takes seconds

@@ -15,11 +15,12 @@ from redis.crc import key_slot
 
 from keylane.errors import DurabilityNotReached, InvalidArgument, Unavailable
 from keylane.wire import lines
+from keylane_broker.errors import ServerError
 from keylane_broker.store.connection import Link
-from keylane_broker.store.durability import fsync_confirmation
 from keylane_broker.store.scripts import Scripts
+from keylane_broker.store.server_info import fsync_confirmation
 from keylane_broker.store.store import Store
-from keylane_broker.supervise.embedded_server import Server, ServerError, ask
+from keylane_broker.supervise.embedded_server import Server, ask
 from loadtest.topology import Cluster, replica_pair, single_server, three_node_cluster
 
 SCRIPTS = Scripts(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from keylane import Client, OutgoingMessage
-from keylane_broker.supervise.embedded_server import free_port
+from keylane_broker.ports import free_port
 from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # five Java machines

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from keylane_broker.config import Settings
-from keylane_broker.supervise.embedded_server import Server, free_port
+from keylane_broker.ports import free_port
+from keylane_broker.supervise.embedded_server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 60.0

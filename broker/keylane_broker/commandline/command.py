@@ -163,8 +163,7 @@ class Session:
         import uvloop
 
         from keylane.errors import BrokerError
-        from keylane_broker.errors import unwrapped
-        from keylane_broker.supervise.embedded_server import ServerError
+        from keylane_broker.errors import ServerError, unwrapped
 
         try:
             with unwrapped():

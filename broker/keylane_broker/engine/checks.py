@@ -11,13 +11,9 @@ import msgspec
 from keylane.errors import InvalidArgument, MessageTooLarge
 from keylane.wire import MAX_ABOUT, MAX_BATCH, MAX_KEY, MAX_UID, about_faults
 from keylane_broker.engine.values import Backoff, Message, Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.limits import MAX_JOURNAL, MAX_MS, MAX_PARTITIONS, MAX_PERMITS, MAX_TIME_MS
 from keylane_broker.store.keys import check_name
 
-MAX_PARTITIONS = 10_000
-MAX_PERMITS = 10_000
-MAX_JOURNAL = 10**9  # records
-MAX_MS = 10**12  # a duration of some 30 years
-MAX_TIME_MS = 10**13
 MODES = ("shared", "key_shared", "exclusive", "failover", "cursor")
 DELIVERIES = ("at_least_once", "at_most_once")
 

@@ -10,10 +10,11 @@ from typing import Any
 from keylane.errors import BrokerError, ConsumerReplaced, InvalidArgument, MessagesLost, SubscriptionMoved
 from keylane.wire import MAX_BATCH
 from keylane.wire.lines import entry_of
-from keylane_broker.engine.checks import MAX_MS, MAX_PARTITIONS, body_names, check_int, id_maker
+from keylane_broker.engine.checks import body_names, check_int, id_maker
 from keylane_broker.engine.reading import Reading
 from keylane_broker.engine.topics import checked, subscription_keys
 from keylane_broker.engine.values import Claimed, Committed
+from keylane_broker.limits import MAX_MS, MAX_PARTITIONS
 from keylane_broker.store.keys import check_name
 from keylane_broker.store.store import Argument, Call, as_fields
 

@@ -23,9 +23,6 @@ from keylane.errors import BrokerError, Fenced, InvalidArgument, SubscriptionBus
 from keylane.wire import MAX_BATCH
 from keylane_broker.engine.checks import (
     LOST,
-    MAX_MS,
-    MAX_PARTITIONS,
-    MAX_TIME_MS,
     body_names,
     check_int,
     check_optional_ms,
@@ -58,6 +55,7 @@ from keylane_broker.engine.values import (
     Share,
 )
 from keylane_broker.engine.workers import Registry
+from keylane_broker.limits import MAX_MS, MAX_PARTITIONS, MAX_TIME_MS
 from keylane_broker.store.keys import check_name, partition_of
 from keylane_broker.store.store import Call, Store
 

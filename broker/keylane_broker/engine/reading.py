@@ -10,17 +10,11 @@ from operator import itemgetter
 from keylane.errors import InvalidArgument, TopicNotFound
 from keylane.wire import MAX_BATCH, PartitionOffsets
 from keylane.wire import lines as as_sent
-from keylane_broker.engine.checks import (
-    MAX_PARTITIONS,
-    MAX_TIME_MS,
-    check_int,
-    id_maker,
-    ledgers_between,
-    name_of_body,
-)
+from keylane_broker.engine.checks import check_int, id_maker, ledgers_between, name_of_body
 from keylane_broker.engine.subscriptions import Subscriptions
 from keylane_broker.engine.topics import STEP, check_incarnation, checked, partition_keys
 from keylane_broker.engine.values import Lines
+from keylane_broker.limits import MAX_PARTITIONS, MAX_TIME_MS
 from keylane_broker.store.keys import PartitionKeys, check_name
 from keylane_broker.store.store import Call
 

@@ -15,7 +15,6 @@ from keylane.errors import (
     did_you_mean,
 )
 from keylane_broker.engine.checks import (
-    MAX_JOURNAL,
     check_int,
     check_topic_settings,
     place_of,
@@ -25,6 +24,7 @@ from keylane_broker.engine.checks import (
     topic_settings,
 )
 from keylane_broker.engine.values import Lease, TopicSettings
+from keylane_broker.limits import MAX_JOURNAL
 from keylane_broker.store.keys import (
     HOLDERS,
     INCARNATION,

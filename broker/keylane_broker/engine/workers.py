@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from keylane.errors import InvalidArgument, Unavailable, did_you_mean
-from keylane_broker.engine.checks import MAX_MS, MAX_TIME_MS, check_int, to_flat
+from keylane_broker.engine.checks import check_int, to_flat
 from keylane_broker.engine.values import Owners, WorkerReport
+from keylane_broker.limits import MAX_MS, MAX_TIME_MS
 from keylane_broker.store.keys import (
     CONTROLLER,
     EVENTS,

@@ -4,9 +4,9 @@ import logging
 from typing import Literal, NamedTuple
 
 from keylane.errors import BrokerError, InvalidArgument
-from keylane_broker.store.durability import facts_of
+from keylane_broker.errors import ServerError
+from keylane_broker.store.server_info import LOWEST, facts_of
 from keylane_broker.store.store import Store
-from keylane_broker.supervise.embedded_server import LOWEST, ServerError
 
 __all__ = ["Finding", "advice_on", "examine", "require_fit"]
 

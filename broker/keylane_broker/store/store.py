@@ -31,9 +31,10 @@ from redis.exceptions import (
 from keylane.errors import BrokerError, DurabilityNotReached, InvalidArgument, Unavailable
 from keylane.wire import lines
 from keylane_broker.store.connection import LOST, Link, named_errors
-from keylane_broker.store.durability import check_reached, fsync_confirmation, replicas, replicas_online
+from keylane_broker.store.durability import check_reached, replicas
 from keylane_broker.store.pool import Address, Attempts, Links
 from keylane_broker.store.scripts import Scripts
+from keylane_broker.store.server_info import fsync_confirmation, replicas_online
 
 Argument = str | bytes | int
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments

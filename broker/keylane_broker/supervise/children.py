@@ -14,7 +14,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from keylane_broker.config import Settings
-from keylane_broker.supervise.embedded_server import ServerError
+from keylane_broker.errors import ServerError
 
 __all__ = ["Keeper", "SupervisorError", "WorkerProcess"]
 

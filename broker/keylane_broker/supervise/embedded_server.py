@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-import random
 import re
 import shutil
 import socket
@@ -23,24 +22,15 @@ from secrets import token_hex
 from types import TracebackType
 from typing import IO, Literal, Self
 
-__all__ = [
-    "AddressInUse",
-    "Server",
-    "ServerError",
-    "ask",
-    "find_binary",
-    "free_port",
-    "wheel_binary",
-]
+from keylane_broker.errors import AddressInUse, ServerError
+from keylane_broker.ports import free_port
+from keylane_broker.store.server_info import CONFIRMS_FSYNC, LOWEST
+
+__all__ = ["Server", "ask", "find_binary", "wheel_binary"]
 
 HOST = "127.0.0.1"
-LOWEST = (7, 0)
-CONFIRMS_FSYNC = (7, 2)
 PORT_ATTEMPTS = 20
 POLL_SECONDS = 0.002
-# Below those that kernels give to outgoing connections, so that none of these can take ours between a kill
-# and a restart.
-PORTS = range(10_000, 32_768)
 STOP_SECONDS = 10.0
 LOCK_SECONDS = 5.0
 CONFIG = "server.conf"  # in the data directory, whose port stays in it
@@ -53,14 +43,6 @@ exec 3<&0 </dev/null
 { read -r _ <&3 || kill -KILL $$; } &
 exec "$@" 3<&-
 """
-
-
-class ServerError(Exception):
-    """A server could not be found or started."""
-
-
-class AddressInUse(ServerError):
-    """Something else listens on the port."""
 
 
 def find_binary() -> Path:
@@ -312,17 +294,6 @@ class Server:
         how = "did not answer in time" if status is None else f"exited with status {status}"
         where = "" if self._temporary else f"; see {self.data_dir / 'server.log'}"
         raise failure(f"{self.binary} {how} on port {port}: {reason}{where}")
-
-
-def free_port() -> int:
-    """Pick a port that nothing listens on just now."""
-    # From the system's randomness, because test runners like to seed every worker's generator alike.
-    choose = random.SystemRandom().choice
-    while True:
-        port = choose(PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
 
 
 def ask(port: int, *command: str) -> str:

@@ -21,9 +21,9 @@ import anyio
 from keylane_broker.config import Settings
 from keylane_broker.errors import unwrapped
 from keylane_broker.inspect.fitness import require_fit
+from keylane_broker.ports import check_free, choose_ports
 from keylane_broker.supervise.children import Keeper, SupervisorError, WorkerProcess
 from keylane_broker.supervise.embedded_server import Server
-from keylane_broker.worker.ports import check_free, ports_of
 
 __all__ = ["Running", "SupervisorError", "supervise"]
 
@@ -70,7 +70,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def supervise(settings: Settings) -> AsyncIterator[Running]:
     """Start a broker, keep it running inside the block, stop it after."""
-    ports = ports_of(settings)
+    ports = choose_ports(settings.port, settings.workers)
     # What all of the workers would find out is said once, before anything runs.
     check_free(settings.host, ports)
     if settings.redis:

@@ -21,7 +21,7 @@ import anyio
 from keylane.errors import BrokerError
 from keylane_broker.config import Settings
 from keylane_broker.logs import start_logging
-from keylane_broker.worker.ports import listening_failed
+from keylane_broker.ports import listening_failed
 from keylane_broker.worker.worker import Worker
 
 __all__ = ["main"]

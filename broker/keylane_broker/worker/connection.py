@@ -16,7 +16,8 @@ from keylane.errors import (
 )
 from keylane.wire import Frame, FrameReader, Type
 from keylane_broker.cluster.membership import NotOwner
-from keylane_broker.engine.checks import MAX_PERMITS, check_int
+from keylane_broker.engine.checks import check_int
+from keylane_broker.limits import MAX_PERMITS
 from keylane_broker.worker.confirmations import Pending
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.partition import Partition

@@ -1,25 +1,41 @@
-"""The addresses that workers listen on: which they are, whether they are free, and what to say if not."""
+"""Ports to listen on: which are free, and what to say of one that is not."""
 
+import contextlib
 import errno
+import random
 import socket
 from collections.abc import Iterable
 
 from keylane.wire import address_of
-from keylane_broker.config import Settings
-from keylane_broker.supervise.embedded_server import AddressInUse, ServerError, free_port
+from keylane_broker.errors import AddressInUse, ServerError
 
-__all__ = ["check_free", "listening_failed", "ports_of"]
+__all__ = ["check_free", "choose_ports", "free_port", "listening_failed"]
+
+# Below those that kernels give to outgoing connections, so that none of these can take ours between a kill
+# and a restart.
+PORTS = range(10_000, 32_768)
 
 
-def ports_of(settings: Settings) -> list[int]:
-    """The port of each worker."""
-    if settings.port:
-        return list(range(settings.port, settings.port + settings.workers))
+def choose_ports(first: int, count: int) -> list[int]:
+    """Return the port of each worker: from `first` on, or free ones where that is 0."""
+    if first:
+        return list(range(first, first + count))
     # Chosen here and not by the system at each start: clients come back to the ports they know.
     chosen: dict[int, None] = {}
-    while len(chosen) < settings.workers:
+    while len(chosen) < count:
         chosen[free_port()] = None
     return list(chosen)
+
+
+def free_port() -> int:
+    """Pick a port of this machine that nothing listens on just now."""
+    # From the system's randomness, because test runners like to seed every worker's generator alike.
+    choose = random.SystemRandom().choice
+    while True:
+        port = choose(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def check_free(host: str, ports: Iterable[int]) -> None:
@@ -40,7 +56,7 @@ def check_free(host: str, ports: Iterable[int]) -> None:
 
 
 def listening_failed(host: str, port: int, error: OSError) -> str:
-    """What happened, and what to do."""
+    """Say what happened, and what to do."""
     where = address_of(host, port)
     if error.errno == errno.EADDRINUSE:
         return f"{where} is in use; stop what listens there or choose another port with --port"

@@ -1,0 +1,7 @@
+"""Limits that the settings of a broker and the engine share."""
+
+MAX_PARTITIONS = 10_000  # of one topic
+MAX_PERMITS = 10_000  # of one consumer
+MAX_JOURNAL = 10**9  # records of one partition
+MAX_MS = 10**12  # a duration of some 30 years
+MAX_TIME_MS = 10**13
