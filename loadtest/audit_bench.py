@@ -20,12 +20,12 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from keylane_spark.auditing.audit import LINES, LISTED
-from keylane_spark.auditing.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
-from keylane_spark.auditing.plain_engine import PlainEngine
+from keylane_spark.auditing.in_memory.engine import InMemoryEngine
 from keylane_spark.auditing.report import write_audit
-from keylane_spark.auditing.spark_audit import SparkEngine
+from keylane_spark.auditing.with_spark.engine import SparkEngine
 from keylane_spark.files import LocalFiles
 from keylane_spark.session import session
+from keylane_spark.snapshot import BodiesState, PartitionState, Snapshot, SubscriptionState
 
 PARTITIONS = 8
 SUBSCRIPTIONS = ("billing", "search", "warehouse")
@@ -191,7 +191,7 @@ def measure(spark: SparkSession, rows: int, folder: Path, *, plain: bool = False
         subscriptions=[SubscriptionState(name, "shared", [latest] * PARTITIONS) for name in SUBSCRIPTIONS],
         bodies=BodiesState(0, 0, {}),
     )
-    engine = PlainEngine(str(folder)) if plain else SparkEngine(spark, str(folder))
+    engine = InMemoryEngine(str(folder)) if plain else SparkEngine(spark, str(folder))
     meter = Meter()
     meter.start()
     begun, worked = time.perf_counter(), cpu_seconds()

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from keylane.errors import BrokerError, ProtocolError
-from keylane_spark.source.data_loss import DataLoss
+from keylane_spark.errors import DataLoss
 
 P = ParamSpec("P")
 T = TypeVar("T")

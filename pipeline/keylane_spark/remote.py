@@ -12,7 +12,7 @@ from weakref import WeakSet
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from keylane import AsyncClient
-from keylane_spark.source.options import Connection
+from keylane_spark.connection import Connection
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keylane_spark.auditing.looks import BodiesState, PartitionState, Snapshot, SubscriptionState
-from keylane_spark.auditing.plain_engine import JOURNAL_COLUMNS, LOG_COLUMNS
-from tests.pipeline.plain_audit import records_of
+from keylane_spark.auditing.in_memory.snapshot import JOURNAL_COLUMNS, LOG_COLUMNS
+from keylane_spark.snapshot import BodiesState, PartitionState, Snapshot, SubscriptionState
+from tests.pipeline.reference_audit import records_of
 from tests.pipeline.simulation import Look
 
 NOON_MS = 1_794_830_400_000

@@ -10,14 +10,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from keylane_spark.auditing import plain_audit, spark_audit
-from keylane_spark.auditing.archive_check import Archive
+from keylane_spark.archiving.folders import archive_folder
 from keylane_spark.auditing.findings import Audit, PartitionCoverage
-from keylane_spark.auditing.looks import BodiesState, Snapshot, archive_folder
-from keylane_spark.auditing.plain_audit import PlainArchive
+from keylane_spark.auditing.in_memory import audit as in_memory
+from keylane_spark.auditing.in_memory.archive_check import InMemoryArchive
 from keylane_spark.auditing.report import write_audit
-from keylane_spark.commandline.command import Trouble
+from keylane_spark.auditing.with_spark import engine as with_spark
+from keylane_spark.auditing.with_spark.archive_check import Archive
+from keylane_spark.errors import JobError
 from keylane_spark.files import LocalFiles
+from keylane_spark.snapshot import BodiesState, Snapshot
 from tests.pipeline.journals import NOON_MS, Line, journal_of, log_of, read_to_the_end, rows_of, snapshot_of
 
 LISTED, LINES = 1_000, 2_000
@@ -43,22 +45,22 @@ class Examiner:
         """Judge; `archive` are the ids that it has."""
         rows = None if archive is None else rows_of(archive)
         if self._spark is None:
-            held = None if rows is None else PlainArchive("archive", "archive", rows, newest)
-            return plain_audit.examine(
+            held = None if rows is None else InMemoryArchive("archive", "archive", rows, newest)
+            return in_memory.examine(
                 seen, journal, log, archive=held, since=since, listed=listed, lines=LINES
             )
         frames = [self._spark.createDataFrame(table) for table in (journal, log)]
         kept = (
             None if rows is None else Archive("archive", "archive", self._spark.createDataFrame(rows), newest)
         )
-        return spark_audit.examine(
+        return with_spark.examine(
             self._spark, seen, *frames, archive=kept, since=since, listed=listed, lines=LINES
         )
 
 
 @pytest.fixture(scope="module")
 def examine() -> Examiner:
-    """Judges without Spark: that Spark says the same is for test_plain_audit.py."""
+    """Judges without Spark: that Spark says the same is for test_in_memory_audit.py."""
     return Examiner(None)
 
 
@@ -336,7 +338,7 @@ def test_an_archive_may_have_an_earlier_topic_of_the_name(by: str, request: pyte
 def test_an_archive_without_the_topic_names_those_it_has(tmp_path: Path) -> None:
     """Rather than an empty result."""
     (tmp_path / "topic=orders").mkdir()
-    with pytest.raises(Trouble, match=r"no archive of 'ordes' in .*; it has orders"):
+    with pytest.raises(JobError, match=r"no archive of 'ordes' in .*; it has orders"):
         archive_folder(str(tmp_path), "ordes", LocalFiles())
 
 

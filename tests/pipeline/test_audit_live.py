@@ -17,11 +17,11 @@ from keylane import AsyncClient, Client, OutgoingMessage
 from keylane.types import Mode
 from keylane_broker.commandline.main import app
 from keylane_broker.store.store import Store
-from keylane_spark.auditing import plain_engine
 from keylane_spark.auditing.audit import SMALL, WITH_SPARK, Options, run
 from keylane_spark.auditing.findings import Audit
-from keylane_spark.commandline.command import Trouble
-from keylane_spark.source.options import Connection
+from keylane_spark.auditing.in_memory import engine as in_memory
+from keylane_spark.connection import Connection
+from keylane_spark.errors import JobError
 from tests.pipeline.inbox import problems_of
 from tests.pipeline.journals import rows_of
 from tests.support.running import RunningBroker
@@ -243,7 +243,7 @@ def test_what_turns_out_to_be_large_is_for_spark(
     client.publish_many(topic, [OutgoingMessage(b"x") for _ in range(30)])
     assert audited(broker, topic, tmp_path / "small").messages == 30
     with monkeypatch.context() as patch:
-        patch.setattr(plain_engine, "MOST_ROWS", 20)
+        patch.setattr(in_memory, "MOST_ROWS", 20)
         with pytest.raises(AssertionError, match="Spark was asked for"):
             audited(broker, topic, tmp_path / "large")
     archive = tmp_path / "archive" / f"topic={topic}"
@@ -317,5 +317,5 @@ def test_a_snapshot_of_another_topic_is_refused(broker: RunningBroker, tmp_path:
         connection=Connection(broker.url),
         journal=str(tmp_path / "first"),
     )
-    with pytest.raises(Trouble, match=f"is of an audit of topic '{topic}', not of 'another'"):
+    with pytest.raises(JobError, match=f"is of an audit of topic '{topic}', not of 'another'"):
         run(options, no_spark)

@@ -16,7 +16,7 @@ from keylane_spark.auditing.findings import (
     SubscriptionAudit,
     verdict_of,
 )
-from tests.pipeline.plain_audit import judge_plainly, lives_of, proven_from
+from tests.pipeline.reference_audit import judge_plainly, lives_of, proven_from
 from tests.pipeline.simulation import Look, Partition
 
 SEEDS = 1_500

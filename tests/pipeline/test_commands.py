@@ -18,7 +18,7 @@ from keylane_broker.commandline.main import app
 from keylane_spark.commandline import command as commandline
 from keylane_spark.commandline.command import Job, told_by_spark
 from keylane_spark.commandline.main import pipeline
-from keylane_spark.source.options import Connection
+from keylane_spark.connection import Connection
 from tests.pipeline.archives import ids_in
 from tests.pipeline.drivers import BIN, QUICK_JAVA, ROOT, Driver, keylane
 from tests.support.running import RunningBroker

@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from keylane_spark.archiving import parquet_reader
 from keylane_spark.archiving.compaction import MERGED, Compacted, Compactor, Limits
-from keylane_spark.archiving.folder_swap import link_into, swap
-from keylane_spark.auditing import plain_engine
-from keylane_spark.auditing.plain_engine import PlainEngine, rows_at
+from keylane_spark.archiving.parquet_reader import rows_in_archive
+from keylane_spark.auditing.in_memory.engine import InMemoryEngine
 from keylane_spark.commandline.command import Job
 from keylane_spark.files import LocalFiles
+from keylane_spark.files.folder_swap import link_into, swap
 from tests.pipeline.archives import KILL, YESTERDAY, files_in, ids_in, ids_of, merge_plainly, write_rows
 
 ROWS = ids_of(range(0, 400, 2))
@@ -246,18 +247,21 @@ def killed(path: Path) -> Path:
 
 
 def test_a_plain_reader_waits_until_files_are_merged(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_engine, "_wait", compactor(killed).recover)
-    assert rows_at(str(killed)) == 200
-    assert PlainEngine("out").archive(str(killed), "orders", "archive").rows.num_rows == 200
+    monkeypatch.setattr(parquet_reader, "_wait", compactor(killed).recover)
+    assert rows_in_archive(str(killed)) == 200
+    assert InMemoryEngine("out").archive(str(killed), "orders", "archive").rows.num_rows == 200
 
 
 def test_a_plain_reader_says_what_to_do_about_files_that_stay(
     killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plain_engine, "_PATIENCE", 0.0)
-    engine = PlainEngine("out")
+    monkeypatch.setattr(parquet_reader, "_PATIENCE", 0.0)
+    engine = InMemoryEngine("out")
     job = Job()
-    for look in (lambda: rows_at(str(killed)), lambda: engine.archive(str(killed), "orders", "archive")):
+    for look in (
+        lambda: rows_in_archive(str(killed)),
+        lambda: engine.archive(str(killed), "orders", "archive"),
+    ):
         assert job.run(look) == 3, "1 is an audit that found something"  # type: ignore[arg-type]
         [line] = capsys.readouterr().err.splitlines()
         assert line.endswith(f"run: keylane pipeline archive --compact --to {killed}")
@@ -265,8 +269,8 @@ def test_a_plain_reader_says_what_to_do_about_files_that_stay(
 
 def test_a_file_that_is_no_parquet_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[None] = []
-    monkeypatch.setattr(plain_engine, "_wait", lambda: waits.append(None))
+    monkeypatch.setattr(parquet_reader, "_wait", lambda: waits.append(None))
     (path / YESTERDAY / "part-x.parquet").write_text("something else")
     with pytest.raises(pa.ArrowInvalid):
-        rows_at(str(path))
+        rows_in_archive(str(path))
     assert len(waits) < 10

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from keylane import Client
 from keylane_spark.archiving import archive, replay
 from keylane_spark.auditing import audit
+from keylane_spark.connection import Connection
 from keylane_spark.skew import skew
-from keylane_spark.source.options import Connection
 from tests.pipeline.traffic import HOT, Traffic
 from tests.support.running import RunningBroker
 

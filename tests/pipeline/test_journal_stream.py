@@ -14,7 +14,7 @@ from redis import Redis
 from keylane import Client, OutgoingMessage
 from keylane.errors import InvalidArgument
 from keylane_broker.store.keys import PartitionKeys
-from keylane_spark.source.data_loss import DataLoss
+from keylane_spark.errors import DataLoss
 from keylane_spark.source.journal_stream import JournalStreamReader
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.schema import JOURNAL
@@ -29,7 +29,7 @@ Open = Callable[..., JournalStreamReader]
 def reader(broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Makes readers of the test's topic, which look at once for what is new."""
     monkeypatch.setattr("keylane_spark.source.journal_stream._ASK", 0.0)
-    monkeypatch.setattr("keylane_spark.source.topics._LOOK", 0.0)
+    monkeypatch.setattr("keylane_spark.source.topic_watch._LOOK", 0.0)
     with ExitStack() as stack:
 
         def reader(**options: str) -> JournalStreamReader:
@@ -170,7 +170,7 @@ def records(power: PowerCut, reader: Open, topic: str) -> Iterator[tuple[Client,
 def test_numbers_that_were_given_again_after_a_power_cut_are_a_loss(
     power: PowerCut, topic: str, records: tuple[Client, Open], moves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keylane_spark.source.reused_numbers._LOOK", 7)
+    monkeypatch.setattr("keylane_spark.source.journal_rollback._LOOK", 7)
     client, reader = records
     power.save()
     kept = latest(made := reader(), made.initialOffset())

@@ -7,9 +7,10 @@ import pytest
 
 from keylane.connect.seeds import DEFAULT_SERVER
 from keylane.errors import InvalidArgument
-from keylane_spark.source.choice import Choice
-from keylane_spark.source.options import Connection, Limits, ReadOptions
+from keylane_spark.connection import Connection
+from keylane_spark.source.options import Limits, ReadOptions
 from keylane_spark.source.schema import columns_for
+from keylane_spark.source.topic_selection import TopicSelection
 
 
 def parse(*, streaming: bool = False, **options: str) -> ReadOptions:
@@ -21,7 +22,7 @@ def test_a_topic_is_all_that_a_batch_needs(monkeypatch: pytest.MonkeyPatch) -> N
     options = parse()
     assert options == ReadOptions(
         connection=Connection(DEFAULT_SERVER),
-        choice=Choice(["orders"]),
+        selection=TopicSelection(["orders"]),
         subscription=None,
         start="earliest",
         end="latest",
@@ -102,17 +103,17 @@ def test_a_time_in_seconds_is_not_taken_for_one_in_january_1970(text: str, which
 
 
 def test_topics_are_chosen_by_a_pattern_that_the_whole_name_has_to_match() -> None:
-    choice = ReadOptions.parse({"subscribePattern": "orders-[0-9]+"}).choice
-    assert choice.covers("orders-17")
-    assert not choice.covers("orders-17.dead")
-    assert choice.topics == []
+    selection = ReadOptions.parse({"subscribePattern": "orders-[0-9]+"}).selection
+    assert selection.covers("orders-17")
+    assert not selection.covers("orders-17.dead")
+    assert selection.topics == []
 
 
 def test_partitions_are_assigned() -> None:
-    choice = ReadOptions.parse({"assign": '{"orders":[2,0],"audits":[1]}'}).choice
-    assert (choice.topics, choice.of("orders", 3)) == (["orders", "audits"], [0, 2])
+    selection = ReadOptions.parse({"assign": '{"orders":[2,0],"audits":[1]}'}).selection
+    assert (selection.topics, selection.of("orders", 3)) == (["orders", "audits"], [0, 2])
     with pytest.raises(InvalidArgument, match="names partition 2 of 'orders', which has 2: 0 to 1"):
-        choice.of("orders", 2)
+        selection.of("orders", 2)
 
 
 def test_a_batch_of_a_stream_is_limited_in_several_ways() -> None:

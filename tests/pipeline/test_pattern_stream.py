@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from keylane import Client, OutgoingMessage
 from keylane.errors import InvalidArgument, SubscriptionBusy
-from keylane_spark.source.data_loss import DataLoss
+from keylane_spark.errors import DataLoss
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.schema import MESSAGES
 from keylane_spark.source.stream import StreamReader
@@ -26,7 +26,7 @@ Open = Callable[..., StreamReader]
 def reader(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Makes readers that look at once for what is new."""
     monkeypatch.setattr("keylane_spark.source.query._ASK", 0.0)
-    monkeypatch.setattr("keylane_spark.source.topics._LOOK", 0.0)
+    monkeypatch.setattr("keylane_spark.source.topic_watch._LOOK", 0.0)
     with ExitStack() as stack:
 
         def reader(**options: str) -> StreamReader:

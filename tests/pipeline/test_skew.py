@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 from keylane import Client, OutgoingMessage
 from keylane.wire import partition_of
 from keylane_broker.commandline.main import app
-from keylane_spark.auditing.snapshot import local
-from keylane_spark.commandline.command import Trouble
+from keylane_spark.auditing.with_spark.snapshot import local
+from keylane_spark.connection import Connection
+from keylane_spark.errors import JobError
 from keylane_spark.files import LocalFiles
 from keylane_spark.skew.findings import Cluster
 from keylane_spark.skew.report import write_skew
 from keylane_spark.skew.skew import examine, run
-from keylane_spark.source.options import Connection
 from tests.integration.test_cli_cluster import wait_until
 from tests.pipeline.journals import NOON_MS, Line, journal_of
 from tests.support.running import RunningBroker
@@ -142,7 +142,7 @@ def test_the_command_looks_at_a_real_topic_and_its_plan_is_followed(
         rows.write.parquet(f"{elsewhere}/archive/topic={topic}/date=2026-11-16")
         again = run(spark, topic, Connection(broker.url), archive=f"{elsewhere}/archive")
         assert [key.key for key in again.hot_keys] == [key["key"] for key in found["hot_keys"]]
-        with pytest.raises(Trouble, match="no archive of"):
+        with pytest.raises(JobError, match="no archive of"):
             run(spark, topic, Connection(broker.url), archive=f"{elsewhere}/nothing")
         moved = runner.invoke(app, ["rebalance", "--plan", str(tmp_path / "skew" / "plan.json")])
         assert moved.exit_code == 0, moved.output

@@ -16,10 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from keylane.errors import InvalidArgument, Overloaded
-from keylane_spark.archiving.batches import Batches, Note, folders_of
+from keylane_spark.archiving.batches import Batches, Note
 from keylane_spark.archiving.compaction import TIMESTAMPS, Compactor, Limits, merging
+from keylane_spark.archiving.folders import folders_of
 from keylane_spark.archiving.locks import archiving, check_topics, enter_topics, state_of
-from keylane_spark.archiving.parting import done_of, leave, plan_of
+from keylane_spark.archiving.removed_topics import done_of, leave, plan_of
 from keylane_spark.files import check_written, files_at
 
 COLUMNS = ("key", "value", "partition", "offset", "message_id", "timestamp", "event_time", "attributes")

@@ -15,6 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from keylane.errors import ConsumerReplaced
+from keylane_spark.archiving.folders import folders_of
 from keylane_spark.archiving.locks import moving
 from keylane_spark.files import Files
 
@@ -120,17 +121,6 @@ class Batches:
 
     def _names(self) -> list[str]:
         return [entry.name for entry in self._files.entries(self._notes) if entry.name.endswith(".json")]
-
-
-def folders_of(files: Files, root: str) -> list[str]:
-    """The folders of an archive that hold files: `topic=…/date=…`."""
-    return [
-        f"{topic.name}/{day.name}"
-        for topic in files.entries(root)
-        if topic.folder and topic.name.startswith("topic=")
-        for day in files.entries(f"{root}/{topic.name}")
-        if day.folder and day.name.startswith("date=")
-    ]
 
 
 def _stem(query: str, batch: int) -> str:

@@ -18,10 +18,10 @@ from uuid import uuid4
 import msgspec
 
 from keylane.errors import InvalidArgument
-from keylane_spark.archiving.batches import folders_of
-from keylane_spark.archiving.folder_swap import link_into, swap
+from keylane_spark.archiving.folders import folders_of
 from keylane_spark.archiving.locks import compacting, moving
 from keylane_spark.files import Entry, Files, check_written, files_at
+from keylane_spark.files.folder_swap import link_into, swap
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

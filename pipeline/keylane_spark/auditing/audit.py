@@ -14,22 +14,14 @@ import msgspec
 
 from keylane.errors import InvalidArgument, Unavailable
 from keylane.types import PartitionOffsets
-from keylane_spark.auditing.body_check import look_for_bodies
+from keylane_spark.archiving.folders import archive_folder
+from keylane_spark.archiving.parquet_reader import count_rows
+from keylane_spark.auditing.bodies import look_for_bodies
 from keylane_spark.auditing.findings import Audit
-from keylane_spark.auditing.looks import (
-    JOURNAL,
-    LOG,
-    Looks,
-    Snapshot,
-    archive_folder,
-    check_free,
-    load,
-    prepare,
-    save,
-)
-from keylane_spark.auditing.plain_engine import PlainEngine, TooLarge, rows_in
+from keylane_spark.auditing.in_memory.engine import InMemoryEngine, TooLarge
+from keylane_spark.connection import Connection
 from keylane_spark.files import Files, local_at
-from keylane_spark.source.options import Connection
+from keylane_spark.snapshot import JOURNAL, LOG, Snapshot, SnapshotTaker, check_free, load, prepare, save
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,8 +55,8 @@ class Engine(Protocol):
     @property
     def files(self) -> Files: ...
 
-    def write_log(self, connection: Connection, looks: Looks) -> None: ...
-    def write_journal(self, connection: Connection, looks: Looks) -> None: ...
+    def write_log(self, connection: Connection, taker: SnapshotTaker) -> None: ...
+    def write_journal(self, connection: Connection, taker: SnapshotTaker) -> None: ...
     def archive(self, path: str, topic: str, subscription: str) -> Any: ...
     def examine(
         self, seen: Snapshot, folder: str, archive: Any, since: datetime | None, listed: int, lines: int
@@ -87,14 +79,14 @@ def _run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audi
     if options.journal is not None:
         return _run_again(options, options.journal, spark)
     with options.connection.sync() as client:
-        looks = Looks(client, options.topic)
-        engine = _engine(options, looks.messages + looks.records, spark)
+        taker = SnapshotTaker(client, options.topic)
+        engine = _engine(options, taker.messages + taker.records, spark)
         prepare(options.out, engine.files)
-        engine.write_log(options.connection, looks)
-        bodies = None if options.sample == 0 else _bodies(options, looks.first)
-        looks.before()
-        engine.write_journal(options.connection, looks)
-        seen = looks.done(bodies)
+        engine.write_log(options.connection, taker)
+        bodies = None if options.sample == 0 else _bodies(options, taker.first)
+        taker.note_journal_end()
+        engine.write_journal(options.connection, taker)
+        seen = taker.finish(bodies)
         save(seen, options.out, engine.files)
         archive = _archive(options, engine)
         if archive is not None:
@@ -109,7 +101,7 @@ def _run_again(options: Options, path: str, spark: Callable[[int], "SparkSession
     here = local_at(path)
     if here is not None:
         seen, folder = load(path, options.topic, here)
-        engine = _engine(options, rows_in(folder, LOG, JOURNAL), spark)
+        engine = _engine(options, count_rows(folder, LOG, JOURNAL), spark)
     else:
         from keylane_spark.files import files_at
 
@@ -133,10 +125,10 @@ def _engine(options: Options, rows: int, spark: Callable[[int], "SparkSession"])
     places = [options.out, *filter(None, [options.journal, options.archive])]
     small = rows <= options.small and all(local_at(place) is not None for place in places)
     if small and options.archive is not None:
-        small = rows + rows_in(f"{options.archive}/topic={options.topic}", "") <= options.small
+        small = rows + count_rows(f"{options.archive}/topic={options.topic}", "") <= options.small
     if small:
-        return PlainEngine(options.out)
-    from keylane_spark.auditing.spark_audit import SparkEngine
+        return InMemoryEngine(options.out)
+    from keylane_spark.auditing.with_spark.engine import SparkEngine
 
     return SparkEngine(spark(rows), options.out)
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from keylane_spark.auditing.looks import Snapshot
 from keylane_spark.auditing.rules import REASONS, Coverage, Extent
+from keylane_spark.snapshot import Snapshot
 
 Verdict = Literal["complete", "incomplete", "unproven"]
 STATUS: dict[Verdict, int] = {"complete": 0, "incomplete": 1, "unproven": 3}  # 2 is a mistake in the command

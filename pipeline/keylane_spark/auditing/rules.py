@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from keylane_spark.auditing.looks import PartitionState, Snapshot
+from keylane_spark.snapshot import PartitionState, Snapshot
 
 FOREVER = 2**62  # an offset after all others
 

@@ -127,9 +127,9 @@ def replay(
     if not dry_run:
         job.check_topics(topic)
     job.needs("pyarrow")
-    from keylane_spark.auditing.plain_engine import rows_at
+    from keylane_spark.archiving.parquet_reader import rows_in_archive
 
-    spark = job.spark("keylane replay", rows_at(path))
+    spark = job.spark("keylane replay", rows_in_archive(path))
     from keylane_spark.archiving.replay import Options, run
 
     options = Options(

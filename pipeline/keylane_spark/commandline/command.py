@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
+from keylane_spark.errors import JobError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from keylane_spark.source.options import Connection
+    from keylane_spark.connection import Connection
 
 __all__ = ["Job", "Trouble", "Usage", "command", "moment"]
 
@@ -32,7 +34,7 @@ QUIET = {
 }
 
 # As an executor's Python tells it, in the middle of a page of JVM.
-_NAMED = re.compile(r"^(?:client\.errors\.|pipeline\.\w+\.)(\w+): (.+)$", re.MULTILINE)
+_NAMED = re.compile(r"^keylane(?:\.errors|_spark(?:\.\w+)+)\.(\w+): (.+)$", re.MULTILINE)
 
 P = ParamSpec("P")
 Action = Callable[Concatenate["Job", P], None]
@@ -99,7 +101,7 @@ class Job:
     @property
     def connection(self) -> "Connection":
         """How to reach the cluster and the payload store."""
-        from keylane_spark.source.options import Connection
+        from keylane_spark.connection import Connection
 
         return Connection.parse({"server": self.server, "payloads": self.payloads or ""})
 
@@ -152,7 +154,7 @@ class Job:
 
         try:
             action()
-        except Trouble as error:
+        except (Trouble, JobError) as error:
             return self.fail(error.code, str(error), error.retriable, error.status)
         except BrokerError as error:
             return self.fail(error.code, str(error), error.retriable)

@@ -2,7 +2,7 @@
 
 A row's uid says which row of which batch it is, and the broker takes a uid once: what a task has published
 before it failed is a duplicate when the task runs again. So there is nothing to undo, and nothing to commit
-but rows of several tasks that are the same: see keylane_spark.sink.equal_rows.
+but rows of several tasks that are the same: see keylane_spark.sink.identical_rows.
 """
 
 import logging
@@ -23,8 +23,10 @@ from pyspark.sql.types import StructType
 
 from keylane import Client, Tally
 from keylane.produce.columns import Columns
+from keylane_spark.connection import Connection
+from keylane_spark.options import known, refuse
 from keylane_spark.plain_errors import plainly
-from keylane_spark.sink.equal_rows import Repeats, Told, missing
+from keylane_spark.sink.identical_rows import Repeats, Told, missing
 from keylane_spark.sink.pace import DUE, paced
 from keylane_spark.sink.rows import (
     SINK_COLUMNS,
@@ -35,7 +37,6 @@ from keylane_spark.sink.rows import (
     plain_names,
 )
 from keylane_spark.sink.uids import Uids
-from keylane_spark.source.options import Connection, known, refuse
 
 _OPTIONS = ("server", "token", "payloads", "topic", "durability", "uidColumns")
 _SPARKS = ("checkpointlocation", "queryname")  # Spark's own, which it hands on

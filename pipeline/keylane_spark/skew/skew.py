@@ -11,14 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from keylane import Client
-from keylane_spark.auditing.lives import millis
-from keylane_spark.auditing.looks import JOURNAL, archive_folder, load
-from keylane_spark.commandline.command import Trouble
+from keylane_spark.archiving.folders import archive_folder
+from keylane_spark.connection import Connection
+from keylane_spark.errors import JobError
 from keylane_spark.files import files_at
 from keylane_spark.reports.spans import width_of
 from keylane_spark.skew import packing
 from keylane_spark.skew.findings import Cluster, HotKey, Keys, Skew, Times, conclude
-from keylane_spark.source.options import Connection
+from keylane_spark.snapshot import JOURNAL, load
 
 TOP = 20
 SPANS = (12, 120)  # of time: at least and at most so many, if messages are spread out
@@ -58,7 +58,7 @@ def cluster_of(client: Client, topic: str) -> Cluster:
     serving = [worker.id for worker in client.cluster().workers if worker.state == "serving"]
     homeless = [info.partition for info in partitions if info.worker not in serving]
     if homeless:
-        raise Trouble(f"partition {homeless[0]} of {topic!r} is not served right now; try again in a moment")
+        raise JobError(f"partition {homeless[0]} of {topic!r} is not served right now; try again in a moment")
     return Cluster({info.partition: info.worker for info in partitions}, sorted(serving))
 
 
@@ -109,11 +109,13 @@ def count_keys(messages: DataFrame, count: int, top: int) -> Keys:
 def over_time(messages: DataFrame, rates: DataFrame | None, count: int) -> Times:
     """Count messages by time and partition: those of a journal, where there is one."""
     if rates is None:
-        events = messages.select("partition", millis().alias("at"), F.lit(1).alias("amount"))
+        events = messages.select(
+            "partition", F.unix_millis("timestamp").alias("at"), F.lit(1).alias("amount")
+        )
     else:
         published = rates.where(F.col("transition") == "published")
         amount = (F.col("last") - F.col("first") + 1).alias("amount")
-        events = published.select("partition", millis().alias("at"), amount)
+        events = published.select("partition", F.unix_millis("timestamp").alias("at"), amount)
     extent: Any = events.agg(
         F.min("at").alias("least"), F.max("at").alias("most"), F.sum("amount").alias("amount")
     ).first()

@@ -51,7 +51,7 @@ class BatchReader(DataSourceReader):
     async def _plan(self, client: AsyncClient, topic: str) -> list[Piece]:
         options = self._options
         said = await client.offsets(topic, options.subscription)
-        chosen = options.choice.of(topic, len(said))
+        chosen = options.selection.of(topic, len(said))
         all_bounds = [seek.Bounds(said[partition], journal=options.journal) for partition in chosen]
         starts, ends = await seek.limits(client, topic, all_bounds, len(said), options)
         left = await asyncio.gather(
@@ -91,13 +91,13 @@ class FilteredReader(BatchReader):
 
 async def topics_of(client: AsyncClient, options: ReadOptions) -> list[str]:
     """The topics that a batch reads: those that were named, or those that match now."""
-    if options.choice.pattern is None:
-        return options.choice.topics
+    if options.selection.pattern is None:
+        return options.selection.topics
     there = await client.topics()
-    found = [topic for topic in there if options.choice.covers(topic)]
+    found = [topic for topic in there if options.selection.covers(topic)]
     if not found:
         raise TopicNotFound(
-            f"no topic matches option 'subscribePattern', {options.choice.pattern!r}: the whole name has to; "
+            f"no topic matches option 'subscribePattern', {options.selection.pattern!r}, with its whole name; "
             f"there {'are ' + few(there) if there else 'is none'}"
         )
     return found

@@ -29,7 +29,7 @@ _SLACK = 0.05  # seconds by which an end may seem to move without having been mo
 _log = logging.getLogger("keylane.spark")
 
 
-class Hold:
+class SubscriptionClaim:
     """The claim of one reader on a subscription of some topics, renewed in the background until released."""
 
     def __init__(self, remote: Remote, identities: Identities, subscription: str, session: float) -> None:

@@ -3,12 +3,10 @@
 import logging
 from collections.abc import Sequence
 
+from keylane_spark.errors import DataLoss
+
 _SHOWN = 5  # ranges or ids that a text names
 _log = logging.getLogger("keylane.spark")
-
-
-class DataLoss(RuntimeError):
-    """Messages that the query was to read are gone."""
 
 
 def report(fail: bool, text: str, advice: str = "") -> None:

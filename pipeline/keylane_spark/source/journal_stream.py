@@ -25,14 +25,14 @@ from keylane_spark.plain_errors import plainly, plainly_each
 from keylane_spark.remote import Remote
 from keylane_spark.source import positions as offsets
 from keylane_spark.source import start as seek
-from keylane_spark.source.admission import Admission
+from keylane_spark.source.batch_limits import BatchLimiter
 from keylane_spark.source.data_loss import report
+from keylane_spark.source.journal_rollback import first_rewritten
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.piece import Piece, share_out
 from keylane_spark.source.positions import Positions, Range
-from keylane_spark.source.reused_numbers import given_again
 from keylane_spark.source.schema import check_columns
-from keylane_spark.source.topics import Topics
+from keylane_spark.source.topic_watch import TopicWatch
 
 _ASK = 0.2  # seconds between two questions for what is new; Spark asks a hundred times a second
 _INCARNATIONS = "#incarnations"  # among names of topics, in which there is no such character
@@ -51,7 +51,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Positions | None = None  # where a query with availableNow ends
         self._latest: Positions = {}
         self._lag = 0
-        self._admission = Admission(options.limits)
+        self._limiter = BatchLimiter(options.limits)
 
     # On the driver
 
@@ -92,7 +92,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for topic, of in begin.items()
         }
         if not isinstance(limit, ReadAllAvailable):
-            end = self._admission.end(begin, end, _sizeless, wait=self._target is None)
+            end = self._limiter.end(begin, end, _sizeless, wait=self._target is None)
         self._lag = sum(range_.size for range_ in offsets.ranges(end, self._latest))
         kept = offsets.common(before, begin)
         return dump(end, follower.incarnations(), follower.ledgers(end, kept, ledgers))
@@ -151,7 +151,7 @@ class Follower:
         self._options = options
         self._remote = Remote(options.connection)
         self._remote.__enter__()
-        self._topics = Topics(self._remote, options.choice)
+        self._topics = TopicWatch(self._remote, options.selection)
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
         self._warned: set[str] = set()
@@ -213,7 +213,7 @@ class Follower:
         """The same positions, with those of what is new, and without what is gone, which is a loss."""
         self._ask()
         for topic in before.keys() - self._said.keys():
-            if self._options.choice.covers(topic):
+            if self._options.selection.covers(topic):
                 self._report(f"topic {topic!r} was deleted, and what was not read of its journal is gone")
         return {
             topic: {
@@ -255,7 +255,7 @@ class Follower:
                 f"{said.journal_earliest - at} records {where} are gone, {at}-{said.journal_earliest - 1}: "
                 "it keeps so many, and the query was slower than what happens"
             )
-        elif again := self._given_again(topic, said, at, ledger):
+        elif again := self._first_rewritten(topic, said, at, ledger):
             self._report(
                 f"record {at - 1} {where} was read, and the server has lost what it had written last: others "
                 f"have the numbers from {again} on again"
@@ -263,12 +263,12 @@ class Follower:
             return again
         return min(max(at, said.journal_earliest), said.journal_latest)
 
-    def _given_again(self, topic: str, said: PartitionOffsets, at: int, ledger: int) -> int:
+    def _first_rewritten(self, topic: str, said: PartitionOffsets, at: int, ledger: int) -> int:
         """The first record before `at` that is another one by now, 0 for none; looked for in a new ledger."""
         place, looked = (topic, said.partition), (at, ledger, said.ledger)
         if not 0 < ledger < said.ledger or self._looked.get(place) == looked:
             return 0
-        again = given_again(self._remote, topic, said, at, ledger)
+        again = first_rewritten(self._remote, topic, said, at, ledger)
         if not again:
             self._looked[place] = looked
         return again

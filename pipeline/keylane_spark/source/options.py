@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from keylane import AsyncClient, Client
-from keylane.connect.seeds import server_or_default, token_or_default
-from keylane.errors import InvalidArgument, did_you_mean
-from keylane_spark.source.choice import Choice
+from keylane.errors import InvalidArgument
+from keylane_spark.connection import Connection
+from keylane_spark.options import known, refuse
 from keylane_spark.source.positions import Start, Times, parse_offsets, parse_time, parse_times
+from keylane_spark.source.topic_selection import TopicSelection
 
 _CONNECTION = ("server", "token", "payloads")
 _STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
@@ -40,37 +40,6 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_4
 _DURATION = re.compile(rf"(\d{{1,12}})\s*({'|'.join(_UNITS)})")
 
 T = TypeVar("T", int, float)
-
-
-class Connection(msgspec.Struct, frozen=True):
-    """How to reach the cluster and the payload store."""
-
-    server: str
-    token: str | None = None
-    payloads: str | None = None
-    timeout: float = 30.0  # seconds for which a broker that is away is looked for
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> "Connection":
-        """From the options server, token and payloads, and the environment of the driver."""
-        named = {name.lower(): value for name, value in options.items()}
-        server = str(server_or_default(named.get("server") or None))
-        if not server.startswith(("keylane://", "keylanes://")):
-            refuse("server", server, "keylane://host:port, or several: keylane://a:9999,b:9999")
-        return cls(server, token_or_default(named.get("token") or None), named.get("payloads") or None)
-
-    def options(self) -> dict[str, str]:
-        """As the data source takes it."""
-        named = {"server": self.server, "token": self.token, "payloads": self.payloads}
-        return {name: value for name, value in named.items() if value}
-
-    def sync(self) -> Client:
-        """A client, to be entered with `with`."""
-        return Client(self.server, token=self.token, payloads=self.payloads, timeout=self.timeout)
-
-    def client(self) -> AsyncClient:
-        """A client, to be entered with `async with`."""
-        return AsyncClient(self.server, token=self.token, payloads=self.payloads, timeout=self.timeout)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -106,7 +75,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the options of a reader say."""
 
     connection: Connection
-    choice: Choice
+    selection: TopicSelection
     subscription: str | None
     start: Start
     end: Start
@@ -123,7 +92,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def topics(self) -> list[str]:
         """The topics that were named; with a pattern they are known only when the broker was asked."""
-        return self.choice.topics
+        return self.selection.topics
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = False) -> "ReadOptions":
@@ -137,7 +106,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidArgument(
                     f"option {name!r} is for {'spark.read' if streaming else 'spark.readStream'} only"
                 )
-        choice = Choice.parse(given)
+        selection = TopicSelection.parse(given)
         journal = _flag(given, "journal", False)
         subscription = given.get("subscription", "").strip() or None
         if streaming and subscription is None and not journal:
@@ -152,12 +121,12 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidArgument(f"give one of the options {' and '.join(map(repr, both))}, not both")
         return cls(
             connection=Connection.parse(given),
-            choice=choice,
+            selection=selection,
             subscription=subscription,
-            start=parse_offsets("startingOffsets", given.get("startingOffsets", "earliest"), choice),
-            end=parse_offsets("endingOffsets", given.get("endingOffsets", "latest"), choice),
-            since=_times(given, "startingTimestamp", "startingOffsetsByTimestamp", choice),
-            until=_times(given, "endingTimestamp", "endingOffsetsByTimestamp", choice),
+            start=parse_offsets("startingOffsets", given.get("startingOffsets", "earliest"), selection),
+            end=parse_offsets("endingOffsets", given.get("endingOffsets", "latest"), selection),
+            since=_times(given, "startingTimestamp", "startingOffsetsByTimestamp", selection),
+            until=_times(given, "endingTimestamp", "endingOffsetsByTimestamp", selection),
             limits=Limits.parse(given),
             min_partitions=_number(given, "minPartitions", int, "a whole number from 1 on") or 1,
             fail_on_data_loss=_flag(given, "failOnDataLoss", True),
@@ -179,29 +148,6 @@ def _check_journal(given: dict[str, str], subscription: str | None) -> None:
         if name in given:
             hint = ": use .where(\"timestamp >= '…'\")" if "Timestamp" in name else ""
             raise InvalidArgument(f"option {name!r} means nothing with journal=true{hint}")
-
-
-def known(options: Mapping[str, str], names: tuple[str, ...], does: str) -> dict[str, str]:
-    """The options under their proper names; one that there is not is refused."""
-    proper = {name.lower(): name for name in names}
-    given = {}
-    for name, value in options.items():
-        if name.lower() in proper:
-            given[proper[name.lower()]] = value
-        elif name.lower() == "path":
-            raise InvalidArgument(
-                f"keylane has no path {value!r}: name the topic with .option('subscribe', …) to read and "
-                ".option('topic', …) to write"
-            )
-        else:
-            hint = did_you_mean(name, names) or f"; there are {', '.join(names)}"
-            raise InvalidArgument(f"keylane has no option {name!r} where it {does}{hint}")
-    return given
-
-
-def refuse(name: str, value: object, allowed: str) -> NoReturn:
-    """An option has a value that it cannot have."""
-    raise InvalidArgument(f"option {name!r} is {value!r}: use {allowed}")
 
 
 def _columns(given: dict[str, str]) -> list[str] | None:
@@ -242,8 +188,8 @@ def _duration(given: dict[str, str], name: str, default: float) -> float:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def _times(given: dict[str, str], everywhere: str, each: str, choice: Choice) -> Times | None:
+def _times(given: dict[str, str], everywhere: str, each: str, selection: TopicSelection) -> Times | None:
     """Positions by time: one time for all partitions, or one for each."""
     if everywhere in given:
         return Times(everywhere, parse_time(everywhere, given[everywhere]))
-    return Times(each, None, parse_times(each, given[each], choice)) if each in given else None
+    return Times(each, None, parse_times(each, given[each], selection)) if each in given else None

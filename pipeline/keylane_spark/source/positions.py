@@ -9,7 +9,7 @@ import msgspec
 
 from keylane.errors import InvalidArgument
 from keylane.times import moment, typed
-from keylane_spark.source.choice import Choice
+from keylane_spark.source.topic_selection import TopicSelection
 
 EARLIEST, LATEST = -2, -1
 _FEBRUARY_1970 = 31 * 86_400_000
@@ -86,7 +86,7 @@ def parse_time(option: str, value: int | str) -> int:
     return ms
 
 
-def parse_times(option: str, text: str, choice: Choice) -> dict[str, dict[int, int]]:
+def parse_times(option: str, text: str, selection: TopicSelection) -> dict[str, dict[int, int]]:
     """What startingOffsetsByTimestamp and endingOffsetsByTimestamp take."""
     try:
         found = msgspec.json.decode(text, type=dict[str, dict[int, int | str]])
@@ -95,11 +95,11 @@ def parse_times(option: str, text: str, choice: Choice) -> dict[str, dict[int, i
             f"option {option!r} is {text!r}: use times as JSON, milliseconds since 1970, such as "
             f'{{"orders":{{"0":1794803456000}}}} ({error})'
         ) from None
-    _check_covered(option, found, choice)
+    _check_covered(option, found, selection)
     return {topic: {p: parse_time(option, value) for p, value in of.items()} for topic, of in found.items()}
 
 
-def parse_offsets(option: str, text: str, choice: Choice) -> Start:
+def parse_offsets(option: str, text: str, selection: TopicSelection) -> Start:
     """What startingOffsets and endingOffsets take; InvalidArgument says what is wrong with it."""
     text = text.strip()
     if text.lower() in ("earliest", "latest"):
@@ -109,12 +109,12 @@ def parse_offsets(option: str, text: str, choice: Choice) -> Start:
     try:
         positions = msgspec.json.decode(text, type=dict[str, dict[int, int]])
     except msgspec.MsgspecError as error:
-        topic = (choice.topics or ["orders"])[0]
+        topic = (selection.topics or ["orders"])[0]
         raise InvalidArgument(
             f"option {option!r} is {text!r}: use earliest, latest, or positions as JSON, "
             f'such as {{"{topic}":{{"0":17,"1":-2}}}} where -2 is earliest and -1 latest ({error})'
         ) from None
-    _check_covered(option, positions, choice)
+    _check_covered(option, positions, selection)
     for topic, of in positions.items():
         for partition, position in of.items():
             if position < EARLIEST or position == 0:
@@ -125,14 +125,20 @@ def parse_offsets(option: str, text: str, choice: Choice) -> Start:
     return positions
 
 
-def _check_covered(option: str, found: Mapping[str, Mapping[int, object]], choice: Choice) -> None:
+def _check_covered(option: str, found: Mapping[str, Mapping[int, object]], selection: TopicSelection) -> None:
     """Refuse positions in what is not read."""
-    way = "subscribePattern" if choice.pattern is not None else "assign" if choice.partitions else "subscribe"
+    way = (
+        "subscribePattern"
+        if selection.pattern is not None
+        else "assign"
+        if selection.partitions
+        else "subscribe"
+    )
     for topic, of in found.items():
-        if not choice.covers(topic):
+        if not selection.covers(topic):
             raise InvalidArgument(f"option {option!r} names topic {topic!r}, which {way!r} does not")
         for partition in of:
-            if partition < 0 or (choice.partitions and partition not in choice.partitions[topic]):
+            if partition < 0 or (selection.partitions and partition not in selection.partitions[topic]):
                 raise InvalidArgument(
                     f"option {option!r} names partition {partition} of {topic!r}, which {way!r} does not"
                 )

@@ -19,13 +19,14 @@ from keylane.errors import (
 )
 from keylane.times import Position, moment
 from keylane.types import Page, PartitionOffsets
+from keylane_spark.errors import DataLoss
 from keylane_spark.remote import Remote
 from keylane_spark.source import start as seek
-from keylane_spark.source.claim import Hold
-from keylane_spark.source.data_loss import DataLoss, report
+from keylane_spark.source.claim import SubscriptionClaim
+from keylane_spark.source.data_loss import report
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.positions import LATEST, Identities, Identity, Positions, Range, wanted
-from keylane_spark.source.topics import Topics
+from keylane_spark.source.topic_watch import TopicWatch
 
 _CLOSE = 5.0  # seconds to say good-bye
 _ASK = 0.2  # seconds between two questions for what is new; Spark asks a hundred times a second
@@ -43,8 +44,8 @@ class Query:
         self._subscription = options.subscription
         self._remote = Remote(options.connection)
         self._remote.__enter__()
-        self._topics = Topics(self._remote, options.choice)
-        self._hold: Hold | None = None
+        self._topics = TopicWatch(self._remote, options.selection)
+        self._hold: SubscriptionClaim | None = None
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
         self._ledgers: dict[str, dict[int, int]] = {}  # what was asked about
@@ -91,7 +92,7 @@ class Query:
         """Make the subscription unless there is one, claim it, and say where it is."""
         names = self._topics.look()
         if not names:
-            _log.warning("no topic matches %r yet", self._options.choice.pattern)
+            _log.warning("no topic matches %r yet", self._options.selection.pattern)
         made = [topic for topic in names if self._there(topic, self._made)]
         self._ask({}, now=True)
         if self._hold is None:
@@ -130,7 +131,7 @@ class Query:
             made = [topic for topic in new if self._there(topic, self._found)]
             self._ask(of, now=True)
             self._claim()
-            if self._options.choice.pattern is None:
+            if self._options.selection.pattern is None:
                 self._place(new, made)
             self._ask(of, now=True)
         else:
@@ -152,7 +153,7 @@ class Query:
 
     def _found(self, topic: str) -> bool:
         """Make the subscription of a topic that is new to the query, at the earliest of one that matches."""
-        if self._options.choice.pattern is None:
+        if self._options.selection.pattern is None:
             return self._made(topic)
         return self._remote.call(self._make, self._remote.client, topic, "earliest")
 
@@ -240,7 +241,7 @@ class Query:
 
     def _leave_out(self, start: Positions) -> None:
         for topic in sorted(start):
-            if not self._options.choice.covers(topic):
+            if not self._options.selection.covers(topic):
                 _log.warning(
                     "topic %r is in the checkpoint and no longer in the options: delete its subscription %r, "
                     "for which messages are kept",
@@ -251,7 +252,7 @@ class Query:
     def _claim(self) -> None:
         """Claim the subscription of what was found there."""
         found = {topic: self._identity(said, {}) for topic, said in self._said.items()}
-        hold = Hold(self._remote, found, self._subscription, self._options.session)
+        hold = SubscriptionClaim(self._remote, found, self._subscription, self._options.session)
         hold.take()
         self._hold = hold
 
@@ -295,7 +296,7 @@ class Query:
     def _compare(self, start: Positions, of: Identities) -> Positions:
         """Where to go on, unless what was found is not what the checkpoint is of."""
         for topic in sorted(start.keys() - self._said.keys()):
-            if self._options.choice.covers(topic):
+            if self._options.selection.covers(topic):
                 self._report(f"topic {topic!r} was deleted, and what was not read of it is gone")
         known = {topic: of[topic] for topic in start.keys() & self._said.keys()}
         for topic, identity in known.items():

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from keylane.errors import BrokerError
 from keylane_spark.plain_errors import plainly, plainly_each
 from keylane_spark.source import positions as offsets
-from keylane_spark.source.admission import Admission
+from keylane_spark.source.batch_limits import BatchLimiter
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.piece import Piece, share_out
 from keylane_spark.source.positions import Positions
@@ -44,7 +44,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query: Query | None = None
         self._target: Positions | None = None  # where a query with availableNow ends
         self._latest: Positions = {}
-        self._admission = Admission(options.limits)
+        self._limiter = BatchLimiter(options.limits)
         self._lag = 0
 
     # On the driver
@@ -78,7 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A partition that is new since the target was noted is left to the next run.
         end = _later(begin, self._latest, self._target)
         if not isinstance(limit, ReadAllAvailable):
-            end = self._admission.end(begin, end, query.read, wait=self._target is None)
+            end = self._limiter.end(begin, end, query.read, wait=self._target is None)
         # With nothing to do there is time to wait, and with availableNow there is no later.
         kept = offsets.common(before, begin)
         query.commit(begin, query.identities(begin, kept, of), wait=end == begin)

@@ -11,7 +11,6 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from keylane_spark.auditing.lives import millis
 from keylane_spark.auditing.rules import (
     ACKED,
     ARCHIVED,
@@ -28,6 +27,7 @@ from keylane_spark.auditing.rules import (
     PUBLISHED,
     SETTLED_OTHERWISE,
 )
+from keylane_spark.auditing.with_spark.lives import millis
 
 BLOCK = 1 << 18  # entries that are sorted together: so many fit in memory, and blocks go to all cores
 FINE = 256  # entries, where ranges look for each other

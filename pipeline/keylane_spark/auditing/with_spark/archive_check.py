@@ -1,4 +1,4 @@
-"""The archive held against the journal: what it lacks, what it has twice, and what was never published."""
+"""The archive compared with the journal: what it lacks, what it has twice, and what was never published."""
 
 from dataclasses import dataclass, replace
 
@@ -6,12 +6,12 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from keylane_spark.archiving.folders import archive_folder
 from keylane_spark.auditing.findings import ArchiveAudit
-from keylane_spark.auditing.lives import publishes_of
-from keylane_spark.auditing.looks import archive_folder
 from keylane_spark.auditing.rules import FINE, FOREIGN, FOREVER, LEDGER, NEWER, UNPROVEN
-from keylane_spark.auditing.snapshot import local
-from keylane_spark.auditing.verdict import some_entries
+from keylane_spark.auditing.with_spark.lives import publishes_of
+from keylane_spark.auditing.with_spark.snapshot import local
+from keylane_spark.auditing.with_spark.verdict import some_entries
 from keylane_spark.files import Files
 
 
@@ -38,7 +38,7 @@ class Archive:
         return replace(self, rows=self.rows.where(~older), earlier=self.rows.where(older).count())
 
     def check(self, judged: DataFrame, journal: DataFrame, coverage: DataFrame, cap: int) -> ArchiveAudit:
-        """Hold it against the journal; lists have `cap` lines at most."""
+        """SubscriptionClaim it against the journal; lists have `cap` lines at most."""
         rows = check_rows(self.rows, journal, coverage, self.newest).persist(StorageLevel.DISK_ONLY)
         try:
             return summarise(self, rows, judged, journal, cap)

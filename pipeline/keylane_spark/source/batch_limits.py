@@ -16,7 +16,7 @@ _LOOK = (
 Read = Callable[[Range, int], Page]  # a page of so many messages from the start of a range
 
 
-class Admission:
+class BatchLimiter:
     """Where the batches of a query end."""
 
     def __init__(self, limits: Limits) -> None:

@@ -11,7 +11,7 @@ _WAYS = ("subscribe", "subscribePattern", "assign")
 _EXAMPLE = '{"orders":[0,2]}'
 
 
-class Choice(msgspec.Struct, frozen=True):
+class TopicSelection(msgspec.Struct, frozen=True):
     """Topics by name, with all partitions or some; or whatever topics match a pattern, now and later."""
 
     topics: list[str]  # none with a pattern
@@ -19,7 +19,7 @@ class Choice(msgspec.Struct, frozen=True):
     partitions: dict[str, list[int]] | None = None  # None: all
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> "Choice":
+    def parse(cls, given: Mapping[str, str]) -> "TopicSelection":
         """From options under their proper names; InvalidArgument says what is wrong with them."""
         ways = [name for name in _WAYS if name in given]
         if len(ways) > 1:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from keylane import Client, InvalidArgument
-from keylane_spark.sink.equal_rows import Repeats, Told, missing
+from keylane_spark.sink.identical_rows import Repeats, Told, missing
 from keylane_spark.sink.rows import columns_of
 from keylane_spark.sink.uids import Uids
 from keylane_spark.sink.writer import SinkOptions, Written, complete, publish

@@ -1,4 +1,4 @@
-"""From ranges to stretches without Spark: what sweep.py does, for one life at a time, by NumPy."""
+"""From ranges to stretches, for one life at a time: with_spark/stretches.py, by NumPy."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ def _wide(value: int | Ints, like: Ints) -> Ints:
     return np.full(len(like), value, np.int64) if isinstance(value, int) else value
 
 
-class Journal(SimpleNamespace):
+class PartitionJournal(SimpleNamespace):
     """The records of a partition as arrays, in the order of their numbers, and what is known beside them."""
 
     offset: Ints
@@ -88,7 +88,11 @@ class Journal(SimpleNamespace):
 
 
 def ranges_of(
-    journal: Journal, life: Life, name: int, since_ms: int, witnesses: Sequence[tuple[int, Witness]] = ()
+    journal: PartitionJournal,
+    life: Life,
+    name: int,
+    since_ms: int,
+    witnesses: Sequence[tuple[int, Witness]] = (),
 ) -> Ranges:
     """All that is known of a life; `witnesses` with the numbers of their names."""
     j, found = journal, Ranges()
@@ -179,7 +183,7 @@ def _within(counts: Ints) -> Ints:
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
-def judged(stretches: SimpleNamespace, life: Life, journal: Journal) -> SimpleNamespace:
+def judged(stretches: SimpleNamespace, life: Life, journal: PartitionJournal) -> SimpleNamespace:
     """The stretches with state and reason, by the rules."""
     for name in ("owed", "historic", "position", "moved", "ends", "mode"):
         setattr(stretches, name, getattr(life, name))

@@ -8,9 +8,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from keylane_spark.auditing.findings import LostMessage
-from keylane_spark.auditing.lives import publishes_of
 from keylane_spark.auditing.rules import LOST, reason_of, state_of
-from keylane_spark.auditing.snapshot import local
+from keylane_spark.auditing.with_spark.lives import publishes_of
+from keylane_spark.auditing.with_spark.snapshot import local
 
 
 class _Row:

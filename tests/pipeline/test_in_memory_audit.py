@@ -9,15 +9,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from keylane_spark.auditing import plain_audit, spark_audit
-from keylane_spark.auditing.archive_check import Archive
 from keylane_spark.auditing.findings import Audit
-from keylane_spark.auditing.lives import numbers_in
-from keylane_spark.auditing.looks import BodiesState, PartitionState, Snapshot
-from keylane_spark.auditing.plain_audit import Examination, PlainArchive
+from keylane_spark.auditing.in_memory import audit as in_memory
+from keylane_spark.auditing.in_memory.archive_check import InMemoryArchive
+from keylane_spark.auditing.in_memory.audit import Examination
 from keylane_spark.auditing.rules import trust_of
+from keylane_spark.auditing.with_spark import engine as with_spark
+from keylane_spark.auditing.with_spark.archive_check import Archive
+from keylane_spark.auditing.with_spark.lives import numbers_in
+from keylane_spark.snapshot import BodiesState, PartitionState, Snapshot
 from tests.pipeline.journals import rows_of, tables_of
-from tests.pipeline.plain_audit import judge_plainly
+from tests.pipeline.reference_audit import judge_plainly
 from tests.pipeline.simulation import Look, Partition
 
 PARTITIONS = 400
@@ -70,7 +72,7 @@ def without(journal: pa.Table, luck: random.Random, share: float) -> pa.Table:
 
 def judge(seen: Snapshot, journal: pa.Table, log: pa.Table) -> Audit:
     """All of it, without an archive."""
-    return plain_audit.examine(seen, journal, log, listed=1_000, lines=2_000)
+    return in_memory.examine(seen, journal, log, listed=1_000, lines=2_000)
 
 
 def test_records_that_are_gone_never_make_a_message_lost() -> None:
@@ -112,7 +114,7 @@ def test_a_journal_of_which_nothing_is_left_misses_nothing(earliest: int, end: i
 
 def variant(
     number: int, thief: bool
-) -> tuple[Snapshot, pa.Table, pa.Table, PlainArchive | None, datetime | None]:
+) -> tuple[Snapshot, pa.Table, pa.Table, InMemoryArchive | None, datetime | None]:
     """A snapshot of many partitions with more or less on top."""
     luck = random.Random(number)
     looks = looks_at(60, thief=thief)
@@ -138,7 +140,7 @@ def variant(
         kept += [*luck.sample(kept, 20), "0:9-1", "3:1-900", "70:1-1", "2:1-0", "5:0-3", "80:0-3"]
         seen = msgspec.structs.replace(seen, incarnation=1)
         newest = {p: look.latest for p, look in enumerate(looks)} if number > 2 else None
-        archive = PlainArchive("archive", "a", rows_of(kept), newest)
+        archive = InMemoryArchive("archive", "a", rows_of(kept), newest)
     return seen, journal, log, archive, since
 
 
@@ -147,13 +149,13 @@ def variant(
 def test_it_says_all_that_the_job_on_spark_says(spark: SparkSession, number: int) -> None:
     """Counts, lists, latencies, coverage and sentences, with records, bodies and an archive amiss."""
     seen, journal, log, archive, since = variant(number, thief=number in (2, 3, 4))
-    plain = plain_audit.examine(seen, journal, log, archive=archive, since=since, listed=300, lines=40)
+    plain = in_memory.examine(seen, journal, log, archive=archive, since=since, listed=300, lines=40)
     kept = None
     if archive is not None:
         rows = spark.createDataFrame(archive.rows)
         kept = Archive(archive.path, archive.subscription, rows, archive.newest)
     frames = [spark.createDataFrame(table) for table in (journal, log)]
-    by_spark = spark_audit.examine(spark, seen, *frames, archive=kept, since=since, listed=300, lines=40)
+    by_spark = with_spark.examine(spark, seen, *frames, archive=kept, since=since, listed=300, lines=40)
     for name in Audit.__struct_fields__:
         assert getattr(plain, name) == getattr(by_spark, name), name
 

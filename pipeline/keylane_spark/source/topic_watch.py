@@ -4,35 +4,35 @@ import time
 
 from keylane.types import PartitionOffsets
 from keylane_spark.remote import Remote
-from keylane_spark.source.choice import Choice
+from keylane_spark.source.topic_selection import TopicSelection
 
 _LOOK = 1.0  # seconds between two looks for topics that are new
 
 
-class Topics:
+class TopicWatch:
     """What is to be read, by name."""
 
-    def __init__(self, remote: Remote, choice: Choice) -> None:
+    def __init__(self, remote: Remote, selection: TopicSelection) -> None:
         self._remote = remote
-        self._choice = choice
-        self.names = choice.topics  # as of the last look
+        self._selection = selection
+        self.names = selection.topics  # as of the last look
         self._looked = float("-inf")
 
     def look(self) -> list[str]:
         """The topics that were named, or those that match now, unless that was asked a moment ago."""
-        if self._choice.pattern is not None and time.monotonic() >= self._looked + _LOOK:
+        if self._selection.pattern is not None and time.monotonic() >= self._looked + _LOOK:
             there = self._remote.call(self._remote.client.topics)
-            self.names = [topic for topic in there if self._choice.covers(topic)]
+            self.names = [topic for topic in there if self._selection.covers(topic)]
             self._looked = time.monotonic()
         return self.names
 
     def chosen(self, topic: str, said: list[PartitionOffsets]) -> list[PartitionOffsets]:
         """Those partitions of a topic that are read."""
-        return [said[partition] for partition in self._choice.of(topic, len(said))]
+        return [said[partition] for partition in self._selection.of(topic, len(said))]
 
     def forget(self, topic: str) -> bool:
         """One is not there; whether that can be, since it only matched before it was deleted."""
-        if self._choice.pattern is None:
+        if self._selection.pattern is None:
             return False
         self.names = [name for name in self.names if name != topic]
         return True

@@ -15,7 +15,7 @@ import msgspec
 from keylane import Client
 from keylane.errors import SubscriptionNotFound
 from keylane.types import PartitionOffsets
-from keylane_spark.commandline.command import Trouble
+from keylane_spark.errors import JobError
 from keylane_spark.files import Files
 
 ABOUT = "snapshot.json"
@@ -62,8 +62,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic, 0: not known
 
 
-class Looks:
-    """The looks at a topic that make a snapshot: the first one here, then before(), then done()."""
+class SnapshotTaker:
+    """Takes a snapshot: looks at the topic first here, then in note_journal_end() and in finish()."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self.topic = topic
@@ -89,16 +89,18 @@ class Looks:
         """Of the topic."""
         return self.first[0].incarnation
 
-    def before(self) -> list[PartitionOffsets]:
+    def note_journal_end(self) -> list[PartitionOffsets]:
         """The look before the journal is read: up to where it is to be."""
         self.before_journal = self._client.offsets(self.topic)
         return self.before_journal
 
-    def done(self, bodies: BodiesState | None) -> Snapshot:
+    def finish(self, bodies: BodiesState | None) -> Snapshot:
         """The last look, after the journal was read."""
         last = self._client.offsets(self.topic)
         if self.incarnation != last[0].incarnation:
-            raise Trouble(f"topic {self.topic!r} was deleted and made anew while it was looked at: try again")
+            raise JobError(
+                f"topic {self.topic!r} was deleted and made anew while it was looked at: try again"
+            )
         return Snapshot(
             topic=self.topic,
             taken_at=datetime.now(UTC),
@@ -126,15 +128,15 @@ def load(path: str, topic: str, files: Files) -> tuple[Snapshot, str]:
         if text := files.read(f"{folder}/{ABOUT}"):
             seen = msgspec.json.decode(text, type=Snapshot)
             if seen.topic != topic:
-                raise Trouble(f"{folder} is of an audit of topic {seen.topic!r}, not of {topic!r}")
+                raise JobError(f"{folder} is of an audit of topic {seen.topic!r}, not of {topic!r}")
             return seen, folder
-    raise Trouble(f"no {ABOUT} in {path}: name the folder that an earlier audit has written with --out")
+    raise JobError(f"no {ABOUT} in {path}: name the folder that an earlier audit has written with --out")
 
 
 def check_free(out: str, files: Files) -> None:
     """Refuse a folder that has something else in it than an audit."""
     if files.entries(out) and not files.exists(f"{out}/{ABOUT}"):
-        raise Trouble(f"{out} is not empty, and not of an earlier audit: name another folder with --out")
+        raise JobError(f"{out} is not empty, and not of an earlier audit: name another folder with --out")
 
 
 def prepare(out: str, files: Files) -> None:
@@ -149,15 +151,6 @@ def prepare(out: str, files: Files) -> None:
 def save(snapshot: Snapshot, out: str, files: Files) -> None:
     """Write down what is known beside log and journal."""
     files.write(f"{out}/{ABOUT}", msgspec.json.format(msgspec.json.encode(snapshot)).decode())
-
-
-def archive_folder(path: str, topic: str, files: Files) -> str:
-    """Where an archive has a topic."""
-    folder = f"{path.rstrip('/')}/topic={topic}"
-    if not files.exists(folder):
-        there = [one.name.removeprefix("topic=") for one in files.entries(path) if "topic=" in one.name]
-        raise Trouble(f"no archive of {topic!r} in {path}; it has {', '.join(there) or 'no topic'}")
-    return folder
 
 
 def _state(client: Client, topic: str, name: str) -> SubscriptionState | None:

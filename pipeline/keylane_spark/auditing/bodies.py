@@ -8,9 +8,9 @@ import anyio
 
 from keylane import AsyncClient
 from keylane.types import Page, PartitionOffsets
-from keylane_spark.auditing.looks import BodiesState
+from keylane_spark.connection import Connection
 from keylane_spark.remote import Remote
-from keylane_spark.source.options import Connection
+from keylane_spark.snapshot import BodiesState
 
 _PAGE = 5_000
 _AT_ONCE = 8  # partitions

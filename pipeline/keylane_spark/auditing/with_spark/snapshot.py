@@ -1,4 +1,4 @@
-"""The snapshot of a topic as Spark writes and reads it; what it is, and why in this order, is in looks.py."""
+"""The snapshot of a topic as Spark writes and reads it; keylane_spark/snapshot.py says what it is."""
 
 import json
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import pyarrow
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
-from keylane_spark.auditing.looks import JOURNAL, LOG, Looks, Snapshot
 from keylane_spark.auditing.rules import Trust
-from keylane_spark.source.options import Connection
+from keylane_spark.connection import Connection
+from keylane_spark.snapshot import JOURNAL, LOG, Snapshot, SnapshotTaker
 
 
 def write_log(spark: SparkSession, connection: Connection, topic: str, out: str) -> int:
@@ -20,11 +20,11 @@ def write_log(spark: SparkSession, connection: Connection, topic: str, out: str)
     return _write(log.select("partition", "offset", "key", "message_id"), f"{out}/{LOG}")
 
 
-def write_journal(spark: SparkSession, connection: Connection, looks: Looks, out: str) -> int:
+def write_journal(spark: SparkSession, connection: Connection, taker: SnapshotTaker, out: str) -> int:
     """Write the journal of a topic to a folder, up to where the look before it has seen its end."""
-    ends = json.dumps({looks.topic: {at.partition: at.journal_latest for at in looks.before_journal}})
+    ends = json.dumps({taker.topic: {at.partition: at.journal_latest for at in taker.before_journal}})
     journal = _read(
-        spark, connection, looks.topic, journal="true", failOnDataLoss="false", endingOffsets=ends
+        spark, connection, taker.topic, journal="true", failOnDataLoss="false", endingOffsets=ends
     )
     return _write(journal.drop("topic"), f"{out}/{JOURNAL}")
 

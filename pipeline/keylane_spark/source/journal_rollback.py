@@ -11,7 +11,7 @@ from keylane_spark.remote import Remote
 _LOOK = 500  # records that are asked for at once: what was published last is not far
 
 
-def given_again(remote: Remote, topic: str, said: PartitionOffsets, at: int, known: int) -> int:
+def first_rewritten(remote: Remote, topic: str, said: PartitionOffsets, at: int, known: int) -> int:
     """The first record before `at` that was written in a later ledger than the one known, 0 for none."""
     found = 0
     for number, ledger in _backwards(remote, topic, said, at):

@@ -6,8 +6,6 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from keylane_spark.auditing import snapshot
-from keylane_spark.auditing.archive_check import Archive
 from keylane_spark.auditing.counts import (
     MOST_ATTEMPTS,
     Count,
@@ -17,8 +15,11 @@ from keylane_spark.auditing.counts import (
     tally_subscriptions,
 )
 from keylane_spark.auditing.findings import Audit, conclude, milliseconds
-from keylane_spark.auditing.latency import latencies_of
-from keylane_spark.auditing.lives import (
+from keylane_spark.auditing.rules import Extent, coverage_of, lives_of, oldest_ledger, trust_of, witnesses_of
+from keylane_spark.auditing.with_spark import snapshot
+from keylane_spark.auditing.with_spark.archive_check import Archive
+from keylane_spark.auditing.with_spark.latency import latencies_of
+from keylane_spark.auditing.with_spark.lives import (
     extent_of,
     frame_of,
     lives_frame,
@@ -29,12 +30,11 @@ from keylane_spark.auditing.lives import (
     timeline_of,
     witnesses_frame,
 )
-from keylane_spark.auditing.looks import JOURNAL, LOG, Looks, Snapshot
-from keylane_spark.auditing.rules import Extent, coverage_of, lives_of, oldest_ledger, trust_of, witnesses_of
-from keylane_spark.auditing.stretches import first_deliveries, ranges_of, stretches_of
-from keylane_spark.auditing.verdict import judge, list_lost, with_keys
+from keylane_spark.auditing.with_spark.stretches import first_deliveries, ranges_of, stretches_of
+from keylane_spark.auditing.with_spark.verdict import judge, list_lost, with_keys
+from keylane_spark.connection import Connection
 from keylane_spark.files import check_written, files_at
-from keylane_spark.source.options import Connection
+from keylane_spark.snapshot import JOURNAL, LOG, Snapshot, SnapshotTaker
 
 
 class SparkEngine:
@@ -45,14 +45,14 @@ class SparkEngine:
         self._spark = spark
         self._out = out
 
-    def write_log(self, connection: Connection, looks: Looks) -> None:
+    def write_log(self, connection: Connection, taker: SnapshotTaker) -> None:
         """Write the log of a topic as it is now."""
-        rows = snapshot.write_log(self._spark, connection, looks.topic, self._out)
+        rows = snapshot.write_log(self._spark, connection, taker.topic, self._out)
         check_written(self.files, f"{self._out}/{LOG}", rows)
 
-    def write_journal(self, connection: Connection, looks: Looks) -> None:
+    def write_journal(self, connection: Connection, taker: SnapshotTaker) -> None:
         """Write the journal up to where the look before has seen its end."""
-        rows = snapshot.write_journal(self._spark, connection, looks, self._out)
+        rows = snapshot.write_journal(self._spark, connection, taker, self._out)
         check_written(self.files, f"{self._out}/{JOURNAL}", rows)
 
     def archive(self, path: str, topic: str, subscription: str) -> Archive:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keylane.errors import SubscriptionBusy, SubscriptionMoved, SubscriptionNotFound, TopicNotFound
+from keylane_spark.errors import DataLoss
 from keylane_spark.files import Files
 from keylane_spark.source import positions as offsets
-from keylane_spark.source.data_loss import DataLoss
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.query import Query
 

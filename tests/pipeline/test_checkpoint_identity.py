@@ -15,7 +15,7 @@ from keylane import Client, OutgoingMessage
 from keylane.errors import ConsumerReplaced, InvalidArgument, SubscriptionMoved
 from keylane_spark.archiving.archive import Options
 from keylane_spark.archiving.archive import run as run_archive
-from keylane_spark.source.data_loss import DataLoss
+from keylane_spark.errors import DataLoss
 from tests.pipeline.power import PowerCut
 from tests.pipeline.spark_calls import Checkpoint, Run, run
 from tests.support.running import RunningBroker

@@ -8,9 +8,9 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from keylane_spark.auditing.looks import Snapshot
 from keylane_spark.auditing.rules import LIFE, Coverage, Extent, Life, Mark, Published, Witness
-from keylane_spark.auditing.snapshot import local
+from keylane_spark.auditing.with_spark.snapshot import local
+from keylane_spark.snapshot import Snapshot
 
 _BITS = 63  # of a word
 _FULL = 2**_BITS - 1

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from keylane import Client, OutgoingMessage
-from keylane_spark.archiving.parting import done_of, leave, plan_of
+from keylane_spark.archiving.removed_topics import done_of, leave, plan_of
 from keylane_spark.files import LocalFiles
 from tests.pipeline.spark_calls import Checkpoint, Run
 from tests.support.running import RunningBroker

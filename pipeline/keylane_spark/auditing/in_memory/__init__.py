@@ -1,0 +1,1 @@
+"""The audit of what fits into memory, without Spark and Java."""

@@ -1,0 +1,1 @@
+"""The audit by Spark, for what does not fit into memory."""
