@@ -97,7 +97,7 @@ async def topics_of(client: AsyncClient, options: ReadOptions) -> list[str]:
     found = [topic for topic in there if options.selection.covers(topic)]
     if not found:
         raise TopicNotFound(
-            f"no topic matches option 'subscribePattern', {options.selection.pattern!r}, with its whole name; "
+            f"no topic's whole name matches option 'subscribePattern', {options.selection.pattern!r}; "
             f"there {'are ' + few(there) if there else 'is none'}"
         )
     return found
