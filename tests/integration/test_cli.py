@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,35 +17,20 @@ from redis import Redis
 from keylane import AsyncClient, Client, OutgoingMessage, wire
 from keylane_broker.engine.topics import partition_keys
 from keylane_broker.ports import free_port
+from tests.support import commands
+from tests.support.commands import DEADLINE, KEYLANE, plain_signals
 from tests.support.running import RunningBroker
 from tests.support.scripted_worker import ScriptedWorker
 
 pytestmark = pytest.mark.slow  # each command is a process
-
-KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 150.0
 
 Keylane = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def keylane(broker: RunningBroker) -> Keylane:
-    """Runs a command to its end; `status` is what it should exit with."""
-
-    def run(*arguments: str, status: int = 0, input: str | bytes = b"", **environment: str) -> Any:
-        done = subprocess.run(
-            [KEYLANE, *arguments],
-            input=input.encode() if isinstance(input, str) else input,
-            capture_output=True,
-            timeout=DEADLINE,
-            env={**os.environ, "KEYLANE_SERVER": broker.url, **environment},
-        )
-        out, err = done.stdout.decode(), done.stderr.decode()
-        assert done.returncode == status, (arguments, out, err)
-        assert "Traceback" not in err
-        return subprocess.CompletedProcess(arguments, status, out, err)
-
-    return run
+    """Runs a command on the broker to its end; `status` is what it should exit with."""
+    return lambda *arguments, **more: commands.keylane(*arguments, **{"KEYLANE_SERVER": broker.url, **more})
 
 
 @pytest.fixture
@@ -253,7 +237,8 @@ def test_a_signal_ends_subscribe_in_good_order(
     """With exit code 0; what it printed is acked, and nobody waits for a session to expire."""
     client.create_subscription(topic, "billing")
     command = [KEYLANE, "subscribe", topic, "billing", "--server", broker.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=plain_signals) as process:
         client.publish(topic, "tea")
         assert process.stdout is not None
         assert "tea" in process.stdout.readline()
@@ -439,8 +424,9 @@ def test_unknown_commands_and_options_are_usage_errors(keylane: Keylane) -> None
 
 def test_help_needs_none_of_the_slow_modules(keylane: Keylane) -> None:
     """Typing should not have to wait for what it does not use."""
-    slow = ("redis", "pydantic", "fsspec", "uvloop", "client", "anyio")
-    script = f"import sys, broker.cli; print([name for name in {slow!r} if name in sys.modules])"
+    slow = ("redis", "pydantic", "fsspec", "uvloop", "keylane.async_client", "anyio")
+    main = "keylane_broker.commandline.main"
+    script = f"import sys, {main}; print([name for name in {slow!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout == "[]\n"
     assert "subscribe" in keylane("--help").stdout
@@ -466,15 +452,9 @@ async def test_every_command_sends_the_token_of_the_environment(command: list[st
     """And takes the broker's no for an answer."""
     async with ScriptedWorker() as worker:
         worker.refusal = wire.Error("unauthorized", "no such token")
-        process = await asyncio.create_subprocess_exec(
-            KEYLANE,
-            *command,
-            env={**os.environ, "KEYLANE_SERVER": worker.url, "KEYLANE_TOKEN": "mine"},
-            stderr=subprocess.PIPE,
-        )
-        _, errors = await process.communicate()
-        assert process.returncode == 1
-        assert errors == b"error: no such token\n"
+        environment = {"KEYLANE_SERVER": worker.url, "KEYLANE_TOKEN": "mine"}
+        done = await asyncio.to_thread(commands.keylane, *command, status=1, **environment)
+        assert done.stderr == "error: no such token\n"
         assert worker.tokens == {"mine"}
 
 
@@ -570,13 +550,10 @@ def test_doctor_tells_a_broker_without_redis_from_none(keylane: Keylane) -> None
 async def test_doctor_blames_redis_only_where_it_is_away() -> None:
     async with ScriptedWorker() as worker:
         worker.refusal = wire.Error("unavailable", "the worker is stopping")
-        process = await asyncio.create_subprocess_exec(
-            KEYLANE, "doctor", "--server", worker.url, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        shown, _ = await process.communicate()
-    assert b"the worker is stopping" in shown
-    assert b"bring Redis back" not in shown
-    assert b"logs of the workers" in shown
+        done = await asyncio.to_thread(commands.keylane, "doctor", "--server", worker.url, status=1)
+    assert "the worker is stopping" in done.stdout
+    assert "bring Redis back" not in done.stdout
+    assert "logs of the workers" in done.stdout
 
 
 def test_doctor_says_what_is_wrong_and_what_to_do(

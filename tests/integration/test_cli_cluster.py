@@ -1,23 +1,18 @@
 """`keylane cluster` and `keylane rebalance`, as operators type them, against a cluster of four workers."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from keylane import Client
+from tests.support import commands
+from tests.support.commands import DEADLINE
 from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # several workers, and each command is a process
-
-KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 150.0
 
 Keylane = Callable[..., Any]
 
@@ -46,15 +41,8 @@ def keylane(four: RunningBroker) -> Keylane:
 
 def run(broker: RunningBroker, *arguments: str, status: int = 0) -> Any:
     """Run a command; with --json what it prints is decoded."""
-    done = subprocess.run(
-        [KEYLANE, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env={**os.environ, "KEYLANE_SERVER": broker.url},
-    )
+    done = commands.keylane(*arguments, status=None, KEYLANE_SERVER=broker.url)
     assert done.returncode == status, (arguments, done.stdout, done.stderr, broker.log())
-    assert "Traceback" not in done.stderr
     text = done.stderr if status else done.stdout
     return json.loads(text) if "--json" in arguments else text
 

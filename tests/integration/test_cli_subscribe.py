@@ -5,20 +5,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from keylane import Client, OutgoingMessage
 from keylane.payloads import open_store
+from tests.support.commands import DEADLINE, KEYLANE, plain_signals
 from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # each command is a process
 
-KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 150.0
 MANY = 6_000  # lines of them are more than a pipe takes at once
 
 
@@ -45,6 +42,7 @@ def start(broker: RunningBroker, topic: str, *arguments: str) -> subprocess.Pope
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "KEYLANE_SERVER": broker.url},
+        preexec_fn=plain_signals,
     )
 
 

@@ -1,6 +1,5 @@
 """What the documentation tells people to type does what it says."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, Room, SubscriptionSettings, TopicSettings, WorkerReport
 from keylane_broker.store.keys import OWNERS
+from tests.support import commands
 from tests.support.running import RunningBroker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,20 +74,12 @@ COMMANDS = {
 @pytest.mark.timeout(600)  # some fifty processes, one after the other
 def test_the_commands_of_readme_and_operations_page_work() -> None:
     """In the order in which they are shown, and all of them a second time; the broker is one of our own."""
-    bin = Path(sys.executable).parent
     with RunningBroker(workers=4) as broker:
-        environment = {**os.environ, "KEYLANE_SERVER": broker.url, "PATH": f"{bin}:{os.environ['PATH']}"}
         for page, lines in [*COMMANDS.items()] * 2:
             assert len(lines) >= 6, page
             for line in lines:
-                done = subprocess.run(
-                    shlex.split(line, comments=True),
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=200,
-                )
-                assert done.returncode == 0, (page, line, done.stderr)
+                words = shlex.split(line, comments=True)[1:]
+                done = commands.keylane(*words, KEYLANE_SERVER=broker.url)
                 if line.startswith("keylane subscribe"):  # the second time the melon of the first may be due
                     assert re.search("42 apples|1 melon", done.stdout)
 

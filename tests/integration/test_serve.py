@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,9 @@ import pytest
 from keylane import AsyncClient, StaleReceipt
 from keylane_broker.ports import free_port
 from keylane_broker.supervise.embedded_server import Server, ask
+from tests.support.commands import DEADLINE, KEYLANE, keylane, plain_signals
 
 pytestmark = pytest.mark.slow  # each command is a process
-
-KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 150.0
 
 
 class Serving:
@@ -30,7 +27,10 @@ class Serving:
 
     def __init__(self, *arguments: str) -> None:
         command = [KEYLANE, "serve", "--json", *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, preexec_fn=plain_signals
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
@@ -73,13 +73,7 @@ def _end_if_running(serving: Serving) -> None:
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """A `keylane serve` that cannot start."""
-    return subprocess.run(
-        [KEYLANE, "serve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, **(env or {})},
-    )
+    return keylane("serve", *arguments, status=None, **(env or {}))
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -98,7 +92,13 @@ def test_it_says_where_it_listens_and_stops_at_a_signal(
 def test_the_line_for_people_says_the_same(tmp_path: Path) -> None:
     """Scripts can wait for it too."""
     command = [KEYLANE, "serve", "--port", "0", "--data-dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=plain_signals,
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         process.terminate()

@@ -8,7 +8,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,24 +17,21 @@ import pytest
 from keylane_broker.ports import free_port
 from keylane_broker.supervise.embedded_server import ask
 from loadtest.topology import replica_pair, sentinel_pair, single_server, three_node_cluster
+from tests.support.commands import DEADLINE, KEYLANE, keylane, plain_signals
 
 pytestmark = pytest.mark.slow  # each command is a process
 
-KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 150.0
 COMMAND = re.compile(rb"(?:^|\r\n)\*\d+\r\n")
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 
 
 def refused(*arguments: str, status: int = 1, limit: Callable[[], None] | None = None) -> str:
     """The one line that a `keylane serve` ends with."""
-    done = subprocess.run(
-        [KEYLANE, "serve", "--port", "0", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        preexec_fn=limit,
-    )
+    words = ["serve", "--port", "0", *arguments]
+    if limit is None:
+        done = keylane(*words, status=None)
+    else:
+        done = subprocess.run([KEYLANE, *words], capture_output=True, text=True, preexec_fn=limit)
     assert (done.returncode, done.stdout) == (status, ""), done.stderr
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -277,7 +273,7 @@ def warnings(url: str, *arguments: str) -> list[str]:
     """What a broker that starts says besides, one worker or more."""
     command = [KEYLANE, "serve", "--port", "0", "--redis", url, "--workers", "2", *arguments]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=plain_signals) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         ready = process.stdout.readline()

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +20,10 @@ import pytest
 
 from keylane import AsyncClient, Consumer
 from keylane_broker.ports import free_port
+from tests.support.commands import DEADLINE, KEYLANE, keylane, plain_signals
 
 pytestmark = pytest.mark.slow  # each broker is several processes
 
-KEYLANE = str(Path(sys.executable).parent / "keylane")
-DEADLINE = 150.0
 KEYS = [f"key-{number}" for number in range(12)]
 LAST = 1_000_000
 
@@ -37,7 +35,9 @@ class Serving:
         self.log_file = folder / "log"
         command = [KEYLANE, "serve", "--json", "--data-dir", str(folder / "data"), *arguments]
         with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, preexec_fn=plain_signals
+            )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.log
@@ -280,11 +280,10 @@ def test_a_port_of_one_of_them_in_use_is_an_error_that_says_which(tmp_path: Path
     """And nothing is left running."""
     first = free_ports(3)
     with socket.create_server(("127.0.0.1", first + 2)):
-        command = [KEYLANE, "serve", "--workers", "3", "--port", str(first), "--data-dir", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stdout) == (1, "")
+        words = ["serve", "--workers", "3", "--port", str(first), "--data-dir", str(tmp_path)]
+        done = keylane(*words, status=1)
+    assert done.stdout == ""
     assert f"error: 127.0.0.1:{first + 2} is in use" in done.stderr
-    assert "Traceback" not in done.stderr
     for port in range(first, first + 3):
         socket.create_server(("127.0.0.1", port)).close()
 
@@ -293,6 +292,7 @@ def test_when_its_terminal_is_closed_it_stops(tmp_path: Path) -> None:
     """A SIGHUP that nobody sent is no wish for a restart."""
     pid, terminal = pty.fork()
     if pid == 0:
+        plain_signals()
         os.execv(KEYLANE, [KEYLANE, "serve", "--port", "0", "--data-dir", str(tmp_path)])
     shown = b""
     end = time.monotonic() + DEADLINE

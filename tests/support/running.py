@@ -1,11 +1,9 @@
 """A broker to test with: a real server and real worker processes, each of which can be killed."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import IO, Any, Self
 from keylane_broker.config import Settings
 from keylane_broker.ports import free_port
 from keylane_broker.supervise.embedded_server import Server
+from tests.support.forked import PIPE, Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 60.0
@@ -26,7 +25,7 @@ class RunningWorker:
 
     id: str
     settings: Settings
-    process: subprocess.Popen[bytes] | None = None
+    process: Forked | None = None
     paused: bool = False
 
 
@@ -135,10 +134,9 @@ class RunningBroker:
 
     def pause(self, worker: int = 0) -> None:
         """Stop its process with SIGSTOP: it neither answers nor knows that time passes."""
-        self._process(worker).send_signal(signal.SIGSTOP)
-        # All of its threads have stopped when the kernel says so, and not when the signal is sent.
-        os.waitid(os.P_PID, self.pid_of(worker), os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        self.workers[worker].paused = True
+        if not self.workers[worker].paused:
+            self._process(worker).stop()
+            self.workers[worker].paused = True
 
     def resume(self, worker: int = 0) -> None:
         """Let a paused one go on."""
@@ -161,16 +159,14 @@ class RunningBroker:
             port = free_port()
         self.workers.append(RunningWorker(f"{self._name}-{number}", self.settings.of_worker(number, port)))
 
-    def _process(self, worker: int) -> subprocess.Popen[bytes]:
+    def _process(self, worker: int) -> Forked:
         process = self.workers[worker].process
         assert process is not None, f"{self.workers[worker].id} does not run"
         return process
 
     def _launch(self, place: RunningWorker) -> None:
         assert place.process is None, f"{place.id} runs already"
-        command = [sys.executable, "-P", "-m", "keylane_broker.worker"]
-        pipe = subprocess.PIPE
-        place.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, cwd=ROOT)
+        place.process = Forked("worker", stdin=PIPE, stdout=PIPE, stderr=self._log, folder=ROOT)
         order = {
             "settings": place.settings.model_dump(mode="json"),
             "redis_url": self.redis_url,
