@@ -15,8 +15,8 @@ import pytest
 from redis import Redis
 
 from keylane import AsyncClient, Client, OutgoingMessage, wire
-from keylane_broker.engine.topics import partition_keys
 from keylane_broker.ports import free_port
+from keylane_broker.store.keys import partition_keys
 from tests.support import commands
 from tests.support.commands import DEADLINE, KEYLANE, plain_signals
 from tests.support.running import RunningBroker

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from keylane import AsyncClient
-from keylane_broker.engine.topics import partition_keys
+from keylane_broker.store.keys import partition_keys
 from tests.support.running import RunningBroker
 
 SOON = 60.0  # seconds

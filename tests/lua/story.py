@@ -5,8 +5,8 @@ from datetime import datetime
 from itertools import count
 
 from keylane.wire import pack_about
+from keylane_broker.engine.bodies import read_remains, remove_remains
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.remains import read_remains, remove_remains
 from keylane_broker.engine.values import (
     Backoff,
     Delivery,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from keylane.errors import Unavailable
-from keylane_broker.engine.checks import pack_names
+from keylane_broker.engine.bodies import pack_names
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Room, Stale
 from keylane_broker.inspect.topic_checker import check_topic

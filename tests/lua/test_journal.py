@@ -7,6 +7,7 @@ import pytest
 
 from keylane.errors import InvalidArgument, TopicNotFound
 from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.entries import settle_missing
 from keylane_broker.engine.values import Room, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.lua.story import HOUR_MS, Story, message, must_acquire, part, receipts
@@ -464,12 +465,12 @@ async def test_what_an_operator_dropped_meanwhile_is_not_lost(engine: Engine, to
     await story.subscribe()
     await story.publish_many(3)
     before = await journal(story)
-    await engine._settle_lost(story.lease, "s", [1, 2, 3])
+    await settle_missing(engine, story.lease, "s", [1, 2, 3])
     assert await news(story, before) == [], "they are in the log"
     await story.fetch()
     await engine.seek(topic, "s", "latest")
     before = await journal(story)
-    await engine._settle_lost(story.lease, "s", [1, 2, 3])
+    await settle_missing(engine, story.lease, "s", [1, 2, 3])
     assert await news(story, before) == [], "nobody is owed them"
 
 
@@ -482,6 +483,6 @@ async def test_the_lost_are_found_among_many_lanes(engine: Engine, topic: str) -
         await story.fetch(permits=1_000)
     lost = list(range(7, 2_000, 11))
     await drop(story, *lost)
-    await engine._settle_lost(story.lease, "s", lost)
+    await settle_missing(engine, story.lease, "s", lost)
     assert await engine.store.command("HLEN", story.sub().lanes) == 2_000 - len(lost)
     assert await check_topic(engine, topic) == []

@@ -180,7 +180,7 @@ async def test_a_timeout_of_a_long_lane_goes_back_in_parts_and_charges_its_head(
 ) -> None:
     engine = timed.engine
     story, held = await _in_order(engine, topic)
-    monkeypatch.setattr("keylane_broker.engine.engine._BACK", 20)
+    monkeypatch.setattr("keylane_broker.engine.delivery._BACK", 20)
     calls = _calls(engine, monkeypatch)
     await story.ack(*held[:50])
     await timed.advance(30_000)
@@ -212,7 +212,7 @@ async def test_who_comes_back_is_told_all_of_a_long_lane_in_parts(
     engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story, held = await _in_order(engine, topic)
-    monkeypatch.setattr("keylane_broker.engine.engine.STEP", 30)
+    monkeypatch.setattr("keylane_broker.engine.consumers.STEP", 30)
     calls = _calls(engine, monkeypatch)
     told = receipts(await engine.held(story.lease, "s", "c"))
     assert told == held

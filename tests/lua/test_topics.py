@@ -5,8 +5,8 @@ import pytest
 
 from keylane.errors import Fenced, TopicExists, TopicNotFound
 from keylane.wire import pack_about
+from keylane_broker.engine.bodies import leave_behind, left_behind, read_remains, remove_remains
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.remains import leave_behind, left_behind, read_remains, remove_remains
 from keylane_broker.engine.values import Outgoing, TopicSettings
 from keylane_broker.store.keys import PartitionKeys, topic_key
 from tests.lua.story import Story, message, must_acquire

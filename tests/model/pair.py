@@ -8,8 +8,8 @@ import uvloop
 from hypothesis import note
 
 from keylane.errors import Fenced, SubscriptionBusy
+from keylane_broker.engine.bodies import read_remains
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.remains import read_remains
 from keylane_broker.engine.values import (
     Backoff,
     FetchResult,

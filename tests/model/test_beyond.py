@@ -18,8 +18,9 @@ MACHINES = (ExclusiveMachine, FailoverMachine, KeySharedMachine)
 
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let leave, held and expire look at a few stretches in each call."""
-    monkeypatch.setattr("keylane_broker.engine.engine.STEP", 2)
-    monkeypatch.setattr("keylane_broker.engine.engine._BACK", 3)
+    for module in ("consumers", "entries"):
+        monkeypatch.setattr(f"keylane_broker.engine.{module}.STEP", 2)
+    monkeypatch.setattr("keylane_broker.engine.delivery._BACK", 3)
 
 
 def explore_long_lanes(

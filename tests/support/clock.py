@@ -3,8 +3,8 @@
 import asyncio
 import re
 
+from keylane_broker.engine.bodies import count_remains
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.remains import count_remains
 from keylane_broker.store.scripts import Scripts, read_sources
 from keylane_broker.store.store import Store
 

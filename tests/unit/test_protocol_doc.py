@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from keylane import errors, wire
-from keylane_broker.engine import checks, receipts
+from keylane_broker import limits
+from keylane_broker.engine import receipts
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
 
@@ -151,8 +152,8 @@ def test_the_limits_are_right() -> None:
         "key": wire.MAX_KEY,
         "uid": wire.MAX_UID,
         "about": wire.MAX_ABOUT,
-        "permits": checks.MAX_PERMITS,
-        "partitions of a topic": checks.MAX_PARTITIONS,
+        "permits": limits.MAX_PERMITS,
+        "partitions of a topic": limits.MAX_PARTITIONS,
     }
 
 

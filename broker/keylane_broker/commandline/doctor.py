@@ -201,7 +201,7 @@ async def _check_workers(engine: "Engine") -> Finding:
 async def _check_leads(engine: "Engine") -> Finding:
     """Partitions whose time is ahead of that of Redis: its clock has gone back."""
     from keylane.errors import TopicNotFound
-    from keylane_broker.engine.topics import partition_keys
+    from keylane_broker.store.keys import partition_keys
 
     ahead: dict[str, int] = {}
     for topic in sorted(await engine.topics()):

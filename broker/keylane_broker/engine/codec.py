@@ -1,11 +1,39 @@
-"""From what the engine leased to what a consumer is sent, and to the receipts of it."""
+"""Between the engine's types and the flat lists that scripts and frames are made of."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from keylane import wire
+from keylane.errors import InvalidArgument
 from keylane_broker.engine.values import Delivery, Fetched, Message, Share
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def pack(values: Sequence[str | int]) -> bytes:
+    """As MessagePack, for Lua to unpack."""
+    try:
+        return _encode(values)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"text that is not Unicode: {error}") from error
+
+
+def rows(flat: Sequence[Any], width: int) -> Iterable[tuple[Any, ...]]:
+    """A flat list as tuples of `width`."""
+    return zip(*([iter(flat)] * width), strict=True)
+
+
+def to_dict(flat: Sequence[str]) -> dict[str, str]:
+    """A flat list of fields and values as a dict."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def to_flat(fields: dict[str, str]) -> list[str]:
+    """And back."""
+    return [part for pair in fields.items() for part in pair]
 
 
 def entries_of(share: Share) -> list[int]:

@@ -9,20 +9,22 @@ from typing import Any
 
 from keylane.errors import BrokerError, ConsumerReplaced, InvalidArgument, MessagesLost, SubscriptionMoved
 from keylane.wire import MAX_BATCH
+from keylane.wire.ledgers import id_maker
 from keylane.wire.lines import entry_of
-from keylane_broker.engine.checks import body_names, check_int, id_maker
-from keylane_broker.engine.reading import Reading
-from keylane_broker.engine.topics import checked, subscription_keys
+from keylane_broker.engine.answers import checked
+from keylane_broker.engine.base import EngineBase
+from keylane_broker.engine.bodies import body_names
+from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.values import Claimed, Committed
 from keylane_broker.limits import MAX_MS, MAX_PARTITIONS
-from keylane_broker.store.keys import check_name
+from keylane_broker.store.keys import check_name, subscription_keys
 from keylane_broker.store.store import Argument, Call, as_fields
 
 _BEYOND = 10**14  # every entry
 _FEW = 100  # entries to read ahead of a step, where the one before came no further
 
 
-class Claims(Reading):
+class CursorReaders(EngineBase):
     """Subscriptions that are read by position: who reads, and how far."""
 
     async def claim(

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
-from keylane_broker.engine.checks import rows
+from keylane_broker.engine.codec import rows
 from keylane_broker.engine.tail import READ
 
 Row = tuple[int, ...]  # place of the consumer, first, last

@@ -1,23 +1,19 @@
 """Taking messages in: at once into the log, or for later."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from keylane_broker.engine.checks import check_dues, check_flat, check_int, flat_messages, pack, rows
-from keylane_broker.engine.tail import TailCache
-from keylane_broker.engine.topics import STEP, checked, partition_keys
+from keylane_broker.engine.answers import checked
+from keylane_broker.engine.base import STEP, EngineBase
+from keylane_broker.engine.checks import check_dues, check_flat, check_int, flat_messages
+from keylane_broker.engine.codec import pack, rows
 from keylane_broker.engine.values import DelayResult, Lease, Outgoing, PromoteResult, PublishResult
-from keylane_broker.store.store import Store
+from keylane_broker.store.keys import partition_keys
 
 
-class Publishing:
+class Publishing(EngineBase):
     """What a partition's owner does for producers."""
-
-    store: Store
-    on_doomed: Callable[[str, int], None]
-    _tails: TailCache
-    _messages: dict[str, int]  # published and delivered, by the lease's key
 
     async def publish(
         self,

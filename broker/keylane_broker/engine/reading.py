@@ -7,15 +7,17 @@ import re
 from collections.abc import Mapping
 from operator import itemgetter
 
-from keylane.errors import InvalidArgument, TopicNotFound
+from keylane.errors import InvalidArgument
 from keylane.wire import MAX_BATCH, PartitionOffsets
 from keylane.wire import lines as as_sent
-from keylane_broker.engine.checks import check_int, id_maker, ledgers_between, name_of_body
-from keylane_broker.engine.subscriptions import Subscriptions
-from keylane_broker.engine.topics import STEP, check_incarnation, checked, partition_keys
+from keylane.wire.ledgers import id_maker, ledgers_between
+from keylane_broker.engine.answers import check_incarnation, checked
+from keylane_broker.engine.base import STEP, EngineBase
+from keylane_broker.engine.bodies import name_of_body
+from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.values import Lines
 from keylane_broker.limits import MAX_PARTITIONS, MAX_TIME_MS
-from keylane_broker.store.keys import PartitionKeys, check_name
+from keylane_broker.store.keys import PartitionKeys, check_name, partition_keys
 from keylane_broker.store.store import Call
 
 MAX_LINES = 10_000  # of a log or a journal in one answer
@@ -28,7 +30,7 @@ _fields = itemgetter(1)
 _message = itemgetter(1, 3, 5)  # the values of key, uid, about
 
 
-class Reading(Subscriptions):
+class Reading(EngineBase):
     """Logs and journals as they are."""
 
     async def read(
@@ -133,11 +135,6 @@ class Reading(Subscriptions):
         if answer[0] == "NO_TOPIC":
             await self.no_partition(topic, partition)
         return "0:1", answer[6], answer[8]
-
-    async def no_partition(self, topic: str, partition: int) -> None:
-        """Say what there is instead of a partition."""
-        count = (await self.describe_topic(topic)).partitions
-        raise TopicNotFound(f"no partition {partition} in topic {topic!r}: it has 0 to {count - 1}")
 
     async def offsets(
         self, topic: str, subscription: str = "", ledgers: Mapping[int, int] | None = None

@@ -8,7 +8,7 @@ import msgspec
 
 from keylane.errors import InvalidArgument
 from keylane.wire import MAX_BATCH
-from keylane_broker.engine.checks import pack, rows
+from keylane_broker.engine.codec import pack, rows
 from keylane_broker.engine.values import Lease, Receipt, Stale
 
 MAX_ENTRIES = 10_000  # messages that the receipts of one call stand for

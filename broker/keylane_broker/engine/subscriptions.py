@@ -10,17 +10,24 @@ from typing import Any
 
 import msgspec
 
-from keylane.errors import SubscriptionExists, SubscriptionNotFound, TopicNotFound, did_you_mean
-from keylane_broker.engine.checks import (
+from keylane.errors import (
+    InvalidArgument,
+    SubscriptionExists,
+    SubscriptionNotFound,
+    TopicNotFound,
+    did_you_mean,
+)
+from keylane_broker.engine.answers import checked
+from keylane_broker.engine.base import EngineBase
+from keylane_broker.engine.checks import place_of
+from keylane_broker.engine.codec import to_flat
+from keylane_broker.engine.settings import (
     check_subscription_settings,
-    place_of,
     subscription_fields,
     subscription_settings,
-    to_flat,
 )
-from keylane_broker.engine.topics import Administration
 from keylane_broker.engine.values import SubscriptionSettings, TopicSettings
-from keylane_broker.store.keys import PartitionKeys, check_name, records_key, topic_key
+from keylane_broker.store.keys import PartitionKeys, check_name, records_key, subscription_keys, topic_key
 from keylane_broker.store.store import Call, Store
 
 
@@ -55,8 +62,8 @@ async def read_records(store: Store, topic: str) -> dict[str, SubscriptionRecord
     return {name: _decode(text) for name, text in sorted(found.items())}
 
 
-class Subscriptions(Administration):
-    """Making, describing and deleting subscriptions."""
+class Subscriptions(EngineBase):
+    """Subscriptions as a whole; this needs no partition lease."""
 
     async def create_subscription(
         self,
@@ -141,6 +148,45 @@ class Subscriptions(Administration):
         """The names of all subscriptions of a topic, sorted; not those half-made or half-deleted."""
         records = await read_records(self.store, topic)
         return [name for name, record in records.items() if record.state == "ready"]
+
+    async def pause_subscription(self, topic: str, name: str, paused: bool) -> None:
+        """Stop a subscription's deliveries on every partition, or let them go on."""
+        check_name("subscription", name)
+        answers = await self.in_partitions(
+            topic,
+            (await self.describe_topic(topic)).partitions,
+            lambda _, keys: (
+                "subscription/pause",
+                keys.subscription(name),
+                ["", name, "1" if paused else ""],
+            ),
+        )
+        for answer in answers:
+            if answer[0] == "BY_POSITION":
+                raise InvalidArgument(
+                    f"subscription {name!r} of {topic!r} is read by position and delivers to nobody: "
+                    "there is nothing to pause; stop its reader instead"
+                )
+            checked(answer, topic, name)
+
+    async def seek(
+        self, topic: str, name: str, position: str | int | datetime, partition: int | None = None
+    ) -> None:
+        """Move a subscription, on one partition or all; leases and retry counts end.
+
+        `position` is as in create_subscription; an entry number needs its partition.
+        """
+        if isinstance(position, int) and partition is None:
+            raise InvalidArgument("seek to an entry touches one partition: name it")
+        check_name("topic", topic)
+        kind, value = place_of(position)
+        count = (await self.describe_topic(topic)).partitions
+        self.check_partition(topic, partition, count)
+        for number in range(count) if partition is None else (partition,):
+            keys = subscription_keys(topic, number, name)
+            answer = await self.store.run("subscription/seek", keys, "", name, kind, value)
+            checked(answer, topic, name, partition=number)
+            await self.reclaim(topic, number, name)
 
     async def _not_found(self, topic: str, name: str) -> SubscriptionNotFound:
         others = await self.subscriptions(topic)

@@ -8,31 +8,27 @@ from typing import Any
 import msgspec
 
 from keylane.errors import InvalidArgument, Unavailable, did_you_mean
-from keylane_broker.engine.checks import check_int, to_flat
+from keylane_broker.engine.base import EngineBase
+from keylane_broker.engine.checks import check_int
+from keylane_broker.engine.codec import to_flat
 from keylane_broker.engine.values import Owners, WorkerReport
 from keylane_broker.limits import MAX_MS, MAX_TIME_MS
 from keylane_broker.store.keys import (
     CONTROLLER,
     EVENTS,
     OWNERS,
-    TOPICS,
     WORKERS,
     check_name,
-    topic_key,
     worker_key,
 )
-from keylane_broker.store.store import Store
 
 _VERSION = "#"  # no topic has this name
 _PATIENCE = 1.0  # seconds for a node of a Redis Cluster before one goes on without it
 _NOBODY = "-"  # nor has a worker this one
 
 
-class Registry:
+class Workers(EngineBase):
     """What workers tell each other through Redis."""
-
-    store: Store
-    _said: dict[str, dict[str, str]]  # what each worker last said about itself
 
     # Workers
 
@@ -145,29 +141,6 @@ class Registry:
             pairs += [check_name("topic", topic), " ".join(worker or _NOBODY for worker in workers or ())]
         answer = await self.store.run("cluster/assign", [OWNERS], version, *pairs)
         return bool(answer[0] == "OK")
-
-    async def partition_counts(self) -> dict[str, int]:
-        """How many partitions each topic has; not those half-made or half-deleted."""
-        [found] = await self.store.read_all([("HVALS", TOPICS)])
-        names = sorted(set(found))
-        stored = await self.store.read_all(
-            [("HMGET", topic_key(name), "state", "partitions") for name in names]
-        )
-        return {
-            name: int(count) for name, (state, count) in zip(names, stored, strict=True) if state == "ready"
-        }
-
-    async def forget_topics(self) -> None:
-        """Remove from the list of topics what makers have left there who crashed when theirs was deleted."""
-        listed = await self.store.fields(TOPICS)
-        newest: dict[str, int] = {}
-        for number, name in listed.items():
-            newest[name] = max(newest.get(name, 0), int(number))
-        names = sorted(newest)
-        states = dict(zip(names, await self.store.states([topic_key(name) for name in names]), strict=True))
-        for number, name in listed.items():  # a topic is there before it is listed, and longer
-            if int(number) < newest[name] or states[name] is None:
-                await self.store.read_all([("HDEL", TOPICS, number)])
 
     # Events
 

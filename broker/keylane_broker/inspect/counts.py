@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from keylane_broker.engine.checks import check_int, id_maker, parse_queued, rows
+from keylane.wire.ledgers import id_maker
+from keylane_broker.engine.answers import checked
+from keylane_broker.engine.checks import check_int
+from keylane_broker.engine.codec import rows
+from keylane_broker.engine.lanes import parse_queued
 from keylane_broker.engine.subscriptions import read_records
-from keylane_broker.engine.topics import checked, partition_keys, subscription_keys
 from keylane_broker.engine.values import Message
-from keylane_broker.store.keys import SubscriptionKeys
+from keylane_broker.store.keys import SubscriptionKeys, partition_keys, subscription_keys
 from keylane_broker.store.store import Store
 
 _PAGE = 1_000

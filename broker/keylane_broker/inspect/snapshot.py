@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from keylane_broker.engine.checks import to_flat
+from keylane_broker.engine.codec import to_flat
 from keylane_broker.store.keys import (
     CONTROLLER,
     OWNERS,

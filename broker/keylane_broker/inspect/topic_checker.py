@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from keylane_broker.engine.checks import parse_beyond, parse_queued
 from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.lanes import parse_beyond, parse_queued
 from keylane_broker.engine.subscriptions import SubscriptionRecord, read_records
 from keylane_broker.inspect.snapshot import (
     PartitionSnapshot,

@@ -1,6 +1,7 @@
 """Every key name, and the rules for the names inside them; docs/keyspace.md shows each to an operator."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from keylane.errors import InvalidName
@@ -115,6 +116,16 @@ class PartitionKeys(NamedTuple):
         return SubscriptionKeys._make(
             (self.lease, self.meta, self.log, self.subs, *own, self.journal, self.bodies)
         )
+
+
+partition_keys = lru_cache(maxsize=65_536)(PartitionKeys.of)
+
+
+@lru_cache(maxsize=65_536)
+def subscription_keys(topic: str, partition: int, subscription: str) -> SubscriptionKeys:
+    """Return the keys of a subscription on one partition."""
+    check_name("subscription", subscription)
+    return partition_keys(topic, partition).subscription(subscription)
 
 
 def partition_of(key: str) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from keylane import wire
 from keylane.errors import BrokerError
 from keylane.payloads import PayloadStore, is_redis, open_store
-from keylane_broker.engine.remains import (
+from keylane_broker.engine.bodies import (
     Place,
     Remains,
     count_remains,

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from keylane.payloads import PayloadStore
-from keylane_broker.engine.remains import Place
+from keylane_broker.engine.bodies import Place
 
 if TYPE_CHECKING:
     from keylane_broker.worker.worker import Worker

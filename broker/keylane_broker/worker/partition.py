@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from keylane import wire
 from keylane.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound, TopicReplaced, Unavailable
-from keylane_broker.engine.checks import rows
+from keylane_broker.engine.answers import check_incarnation
+from keylane_broker.engine.codec import rows
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.topics import check_incarnation
 from keylane_broker.engine.values import Delivery, Lease
 from keylane_broker.store.pool import Attempts
 from keylane_broker.worker.clock import instant

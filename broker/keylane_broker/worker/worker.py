@@ -32,11 +32,10 @@ from keylane_broker.cluster.membership import Member, NotOwner
 from keylane_broker.config import Settings
 from keylane_broker.engine.checks import check_abouts, check_dues, check_flat, check_int
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.topics import partition_keys
 from keylane_broker.limits import MAX_PARTITIONS
 from keylane_broker.logs import Trouble
 from keylane_broker.store.durability import replicas
-from keylane_broker.store.keys import check_name
+from keylane_broker.store.keys import check_name, partition_keys
 from keylane_broker.worker import eager
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.consumer import Consumer

@@ -18,12 +18,12 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane_broker.cluster.membership import NotOwner
-from keylane_broker.engine.checks import check_int, pack_names
+from keylane_broker.engine.answers import by_position, check_incarnation, made_anew
+from keylane_broker.engine.bodies import names_within, pack_names
+from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.codec import count_messages, without
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.receipts import Receipts, receipts_of
-from keylane_broker.engine.remains import names_within
-from keylane_broker.engine.topics import by_position, check_incarnation, made_anew
 from keylane_broker.engine.values import Delivery, Lease, SettleResult, SubscriptionSettings
 from keylane_broker.limits import MAX_MS, MAX_PERMITS
 from keylane_broker.store.keys import check_name

@@ -5,13 +5,12 @@ await remove_remains(store, ("orders", 3), [record.id for record in found])     
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from keylane_broker.engine.topics import partition_keys
-from keylane_broker.store.keys import REMAINS
+from keylane_broker.store.keys import REMAINS, partition_keys
 from keylane_broker.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -99,3 +98,23 @@ def _remains_of(id: str, fields: list[str]) -> Remains:
     except (KeyError, TypeError, ValueError):  # no script has written that
         log.warning("a record of bodies to be deleted that cannot be read: %r", record)
         return Remains(id, [], False)
+
+
+def body_names(entries: Iterable[tuple[int, Sequence[str]]]) -> str:
+    """Entry and name of each body, as the scripts write it down, out of key, uid and about; "" for none."""
+    names: list[int | str] = []
+    for entry, (_, uid, about) in entries:
+        if name := name_of_body(uid, about):
+            names += (entry, name)
+    return pack_names(names) if names else ""
+
+
+def name_of_body(uid: str, about: str) -> str:
+    """The name of a message's body, "" for none."""
+    where = about.split(" ", 4)[3:4]  # none, where a client of another kind says other things
+    return where[0].partition(":")[2] or uid if where and where[0] else ""
+
+
+def pack_names(names: list[int | str]) -> str:
+    """Entry and name of each body, as the scripts write it down."""
+    return msgspec.json.encode(names).decode()

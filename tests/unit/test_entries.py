@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane_broker.engine.checks import covering_ranges, id_maker
+from keylane.wire.ledgers import id_maker
+from keylane_broker.engine.entries import covering_ranges
 
 RANGE = st.tuples(st.integers(1, 500), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 STARTS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=6)

@@ -1,0 +1,119 @@
+"""What all operations of the engine share: the store, what is known of partitions, the way to scripts."""
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from keylane.errors import InvalidArgument, TopicNotFound, did_you_mean
+from keylane_broker.engine.answers import checked
+from keylane_broker.engine.settings import topic_settings
+from keylane_broker.engine.tail import TailCache
+from keylane_broker.engine.values import Lease, TopicSettings
+from keylane_broker.store.keys import (
+    INCARNATION,
+    TOPICS,
+    PartitionKeys,
+    check_name,
+    partition_keys,
+    subscription_keys,
+    topic_key,
+)
+from keylane_broker.store.store import Call, Store
+
+STEP = 500  # entries or lanes that one call of a longer piece of work looks at
+
+
+class EngineBase:
+    """The base of every group of operations; holds nothing that it cannot lose."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        # Hears in which partition messages have left the log, so that bodies may have been written down.
+        self.on_doomed: Callable[[str, int], None] = lambda topic, partition: None
+        # Deletes the bodies of so many partitions of a topic, or sees to it that somebody will.
+        self.dispose: Callable[[str, int], Awaitable[None]] = self._forget_bodies
+        self._tails = TailCache()
+        self._messages: dict[str, int] = defaultdict(int)  # published and delivered, by the lease's key
+        self._said: dict[str, dict[str, str]] = {}  # what each worker last said about itself
+
+    async def time_ms(self) -> int:
+        """The time of Redis."""
+        seconds, microseconds = await self.store.command("TIME")
+        return int(seconds) * 1_000 + int(microseconds) // 1_000
+
+    async def number(self) -> int:
+        """A number that is larger than all that were given before, for a topic or a subscription."""
+        _, number = await self.store.run("cluster/number", [INCARNATION])
+        return int(number)
+
+    async def describe_topic(self, topic: str) -> TopicSettings:
+        """A topic's settings."""
+        check_name("topic", topic)
+        stored = await self.store.fields(topic_key(topic))
+        if stored.get("state") != "ready":
+            raise await self._no_topic(topic)
+        return topic_settings(stored)
+
+    async def _no_topic(self, topic: str) -> TopicNotFound:
+        [names] = await self.store.read_all([("HVALS", TOPICS)])
+        return TopicNotFound(f"no topic {topic!r}{did_you_mean(topic, names)}")
+
+    def check_partition(self, topic: str, partition: int | None, count: int) -> None:
+        """Raise InvalidArgument for a partition that a topic of so many has not; None is any."""
+        if partition is not None and not (type(partition) is int and 0 <= partition < count):
+            raise InvalidArgument(
+                f"no partition {partition!r:.30} in topic {topic!r}: it has 0 to {count - 1}"
+            )
+
+    async def in_partitions(
+        self,
+        topic: str,
+        partitions: int,
+        call: Callable[[int, PartitionKeys], Call],
+    ) -> list[list[Any]]:
+        """Run one script call in every partition, some hundred to a round trip."""
+        answers: list[list[Any]] = []
+        for first in range(0, partitions, STEP):
+            numbers = range(first, min(first + STEP, partitions))
+            answers += await self.store.run_all(
+                [call(number, partition_keys(topic, number)) for number in numbers]
+            )
+        return answers
+
+    async def no_partition(self, topic: str, partition: int) -> None:
+        """Say what there is instead of a partition."""
+        count = (await self.describe_topic(topic)).partitions
+        raise TopicNotFound(f"no partition {partition} in topic {topic!r}: it has 0 to {count - 1}")
+
+    async def reclaim(self, topic: str, partition: int, subscription: str = "") -> None:
+        """Drop what nobody owes from a log, step by step; finishes what a crash interrupted."""
+        keys = partition_keys(topic, partition).subscription(subscription)
+        position, sweep = 1, ""
+        while position:
+            answer = await self.store.run(
+                "subscription/reclaim", keys, "", subscription, position, STEP, sweep
+            )
+            if answer[0] != "OK":
+                return
+            _, position, sweep, left = answer
+            if left:
+                self.on_doomed(topic, partition)
+
+    async def _forget_bodies(self, topic: str, partitions: int) -> None:
+        """Where no worker is, nobody deletes bodies."""
+        await self.store.read_all(
+            [("UNLINK", partition_keys(topic, number).bodies) for number in range(partitions)]
+        )
+
+    async def run(
+        self, script: str, lease: Lease, subscription: str, *arguments: str | bytes | int
+    ) -> list[Any]:
+        """Run a script of a subscription under a lease."""
+        answer = await self.store.run(
+            f"subscription/{script}",
+            subscription_keys(lease.topic, lease.partition, subscription),
+            lease.text,
+            subscription,
+            *arguments,
+        )
+        return checked(answer, lease.topic, subscription, lease=lease)
