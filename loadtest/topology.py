@@ -32,7 +32,7 @@ port {port}
 bind {host}
 dir {folder}
 sentinel monitor {name} {host} {master} 1
-sentinel down-after-milliseconds {name} 3000
+sentinel down-after-milliseconds {name} 60000
 sentinel failover-timeout {name} 5000
 """
 POLL_SECONDS = 0.002
@@ -58,6 +58,13 @@ class SentinelPair:
     def url(self) -> str:
         """What `--redis` takes."""
         return f"redis+sentinel://{HOST}:{self.port}/{MASTER_NAME}"
+
+    def fail_over(self) -> None:
+        """Have Sentinel promote the replica now, be the master alive or dead.
+
+        By itself it calls a master down only after a minute: on a busy machine one that lives may take long.
+        """
+        _wait_until(lambda: ask(self.port, "SENTINEL", "FAILOVER", MASTER_NAME) == "OK")
 
     def master_port(self) -> int:
         """The port of the server that is the master now, by what Sentinel says."""

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from keylane_broker.engine.engine import Engine
-from tests.cluster.peer import Peer, connect
+from tests.support.peer import Peer, connect
 from tests.support.running import RunningBroker
 
 

@@ -13,7 +13,8 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Lease, Outgoing, Receipt, Room, TopicSettings
 from keylane_broker.store.keys import PartitionKeys
 from keylane_broker.worker.worker import Worker
-from tests.cluster.peer import (
+from tests.support.ownership import move, served, state_of
+from tests.support.peer import (
     PATIENCE,
     Elsewhere,
     Item,
@@ -25,7 +26,6 @@ from tests.cluster.peer import (
     publish,
     receipts,
 )
-from tests.cluster.view import move, served, state_of
 from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out

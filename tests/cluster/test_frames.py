@@ -7,8 +7,8 @@ import pytest
 
 from keylane import wire
 from keylane_broker.engine.engine import Engine
-from tests.cluster.peer import PATIENCE, Elsewhere, Item, Peer, Refused, Stream, messages, publish, receipts
-from tests.cluster.view import move, owners, served, settled, state_of
+from tests.support.ownership import move, owners, served, settled, state_of
+from tests.support.peer import PATIENCE, Elsewhere, Item, Peer, Refused, Stream, messages, publish, receipts
 from tests.support.running import RunningBroker
 
 PARTITIONS = 6

@@ -4,8 +4,8 @@ import pytest
 
 from keylane import wire
 from keylane_broker.engine.engine import Engine
-from tests.cluster.peer import Peer, Stream, publish
-from tests.cluster.view import move, owners, served, settled
+from tests.support.ownership import move, owners, served, settled
+from tests.support.peer import Peer, Stream, publish
 from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out

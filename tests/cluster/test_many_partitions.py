@@ -7,9 +7,10 @@ import pytest
 from keylane import wire
 from keylane_broker.engine.engine import Engine
 from keylane_broker.supervise.embedded_server import Server, ask
-from tests.cluster.peer import Peer, connect, publish
-from tests.cluster.view import owners, settled, until
+from tests.support.ownership import owners, settled
+from tests.support.peer import Peer, connect, publish
 from tests.support.running import RunningBroker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

@@ -11,9 +11,10 @@ from keylane import AsyncClient, Message, OutgoingMessage, wire
 from keylane.types import Mode
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
-from tests.cluster.peer import PATIENCE, Item, Peer, Stream, publish
-from tests.cluster.view import move, owners, served, settled, until
+from tests.support.ownership import move, owners, served, settled
+from tests.support.peer import PATIENCE, Item, Peer, Stream, publish
 from tests.support.running import RunningBroker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

@@ -7,9 +7,10 @@ import pytest
 
 from keylane import wire
 from keylane_broker.engine.engine import Engine
-from tests.cluster.peer import Peer, Refused
-from tests.cluster.view import epochs, holders, move, owners, served, settled, until
+from tests.support.ownership import epochs, holders, move, owners, served, settled
+from tests.support.peer import Peer, Refused
 from tests.support.running import RunningBroker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

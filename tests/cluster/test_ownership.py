@@ -9,9 +9,10 @@ import pytest
 
 from keylane import wire
 from keylane_broker.engine.engine import Engine
-from tests.cluster.peer import PATIENCE, Elsewhere, Peer, Refused, connect, publish
-from tests.cluster.view import epochs, holders, owners, served, settled, until
+from tests.support.ownership import epochs, holders, owners, served, settled
+from tests.support.peer import PATIENCE, Elsewhere, Peer, Refused, connect, publish
 from tests.support.running import RunningBroker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 

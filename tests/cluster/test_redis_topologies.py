@@ -17,8 +17,9 @@ from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import PartitionKeys
 from keylane_broker.supervise.embedded_server import Server, ask
 from loadtest.topology import sentinel_pair, three_node_cluster
-from tests.cluster.view import epochs, owners, settled, until
+from tests.support.ownership import epochs, owners, settled
 from tests.support.running import RunningBroker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
 
@@ -233,6 +234,7 @@ async def test_a_failover_of_sentinels_is_survived(server_binary: Path, topic: s
             await settled(engine, *broker.ids)
             before = await epochs(engine)
             pair.master.kill()
+            pair.fail_over()
 
             async def promoted() -> bool:
                 return pair.master_port() == pair.replica.port

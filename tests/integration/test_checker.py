@@ -6,7 +6,7 @@ import pytest
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
-from tests.lua.story import Story, part, receipts
+from tests.support.story import Story, part, receipts
 
 Damage = Callable[[Story], Awaitable[object]]
 

@@ -1,7 +1,6 @@
 """`keylane cluster` and `keylane rebalance`, as operators type them, against a cluster of four workers."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 
 from keylane import Client
 from tests.support import commands
-from tests.support.commands import DEADLINE
 from tests.support.running import RunningBroker
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # several workers, and each command is a process
 
@@ -50,14 +49,6 @@ def run(broker: RunningBroker, *arguments: str, status: int = 0) -> Any:
 def owners(keylane: Keylane, topic: str) -> list[str]:
     """The worker of each partition, by the command line."""
     return [info["worker"] for info in keylane("cluster", "--topic", topic, "--json")["partitions"]]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_the_workers_are_shown_with_their_share(keylane: Keylane, topic_of_eight: str) -> None:

@@ -20,7 +20,7 @@ from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.worker import dispatcher
 from keylane_broker.worker.worker import Worker
 from loadtest.topology import single_server
-from tests.cluster.peer import Stream, connect
+from tests.support.peer import Stream, connect
 
 SOON = 60.0  # seconds; a session ends after 600, and has everything looked at
 MESSAGES = 300

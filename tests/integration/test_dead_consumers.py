@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -13,6 +13,7 @@ from keylane.types import Mode
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.support.running import ROOT, RunningBroker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # real processes, and sessions that run out
 
@@ -54,12 +55,6 @@ async def engine(broker: RunningBroker) -> AsyncIterator[Engine]:
     engine = Engine.connect(broker.redis_url)
     yield engine
     await engine.close()
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something is so; the test's deadline ends it."""
-    while not await condition():  # noqa: ASYNC110 - it is asked of a broker
-        await asyncio.sleep(0.02)
 
 
 async def kill_a_consumer(broker: RunningBroker, client: AsyncClient, topic: str, mode: Mode) -> None:

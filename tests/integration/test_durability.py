@@ -16,7 +16,7 @@ from keylane import AsyncClient, OutgoingMessage, wire
 from keylane.wire import Type
 from keylane_broker.supervise.embedded_server import ask
 from loadtest.topology import ReplicaPair, replica_pair
-from tests.cluster.peer import connect
+from tests.support.peer import connect
 from tests.support.running import RunningBroker
 
 SOON = 60.0  # seconds

@@ -18,8 +18,8 @@ from keylane_broker.store.keys import TOPICS, PartitionKeys, records_key, topic_
 from keylane_broker.store.scripts import Scripts
 from keylane_broker.store.store import Argument, Store
 from loadtest.topology import single_server
-from tests.lua.story import Story, message, must_acquire
 from tests.support.running import RunningBroker
+from tests.support.story import Story, message, must_acquire
 
 PARTITIONS = 3
 SCRIPTS = Scripts()

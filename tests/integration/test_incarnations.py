@@ -19,7 +19,7 @@ from keylane import (
 from keylane.types import Mode
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import SubscriptionSettings, TopicSettings
-from tests.cluster.peer import Peer, Refused, connect
+from tests.support.peer import Peer, Refused, connect
 from tests.support.running import RunningBroker
 
 PATIENCE = 60.0

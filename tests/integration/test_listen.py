@@ -12,10 +12,8 @@ import pytest
 from keylane.errors import Unavailable
 from keylane_broker.store.store import Store
 from keylane_broker.supervise.embedded_server import Server, ask
-from loadtest.topology import Cluster, replica_pair, single_server, three_node_cluster
-from tests.integration.test_sentinel import sentinel_of
-from tests.integration.test_sentinel import until as until_said
-from tests.integration.test_store import stopped
+from loadtest.topology import Cluster, sentinel_pair, single_server, three_node_cluster
+from tests.support.faults import stopped
 
 CHANNEL = "kl:events"
 
@@ -226,13 +224,10 @@ async def test_a_connection_that_goes_deaf_is_left(server: Server) -> None:
 
 
 @pytest.mark.slow
-async def test_behind_sentinel_the_new_master_is_listened_to(server_binary: Path, tmp_path: Path) -> None:
-    with (
-        replica_pair(binary=server_binary) as pair,
-        sentinel_of(pair, server_binary, tmp_path) as port,
-    ):
-        await until_said(port, "slaves=1", "INFO", "sentinel")
-        async with listening(f"redis+sentinel://127.0.0.1:{port}/mymaster") as ear:
+async def test_behind_sentinel_the_new_master_is_listened_to(server_binary: Path) -> None:
+    with sentinel_pair(binary=server_binary) as pair:
+        async with listening(pair.url) as ear:
             pair.master.kill()
+            pair.fail_over()
             await ear.subscribed()
             await ear.hears(pair.replica.url)

@@ -3,9 +3,8 @@
 import asyncio
 import os
 import signal
-import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,11 +22,10 @@ from keylane import ksuid
 from keylane.errors import BrokerError, DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
 from keylane.payloads import PayloadStore, open_store
 from keylane.payloads.redis import RedisStore
-from keylane_broker.errors import ServerError
-from keylane_broker.ports import free_port
 from keylane_broker.store.store import Store
-from keylane_broker.supervise.embedded_server import LAUNCH, Server, ask
-from loadtest.topology import Cluster, replica_pair, single_server, three_node_cluster
+from keylane_broker.supervise.embedded_server import Server, ask
+from loadtest.topology import Cluster, sentinel_pair, single_server, three_node_cluster
+from tests.support.waiting import PATIENCE, until
 
 T = TypeVar("T")
 LIFETIME = 3_600.0
@@ -77,18 +75,6 @@ async def kind(
 def bodies_of(*contents: bytes) -> list[tuple[str, bytes]]:
     """Bodies under names of their own."""
     return list(zip(ksuid.take(len(contents)), contents, strict=True))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is true."""
-    with anyio.fail_after(60):
-        while True:
-            try:
-                if condition():
-                    return
-            except (OSError, ServerError):
-                pass  # it is still starting
-            await anyio.sleep(0.02)
 
 
 async def test_bodies_come_back_as_they_were_and_nothing_remains_after_delete(kind: Kind, topic: str) -> None:
@@ -353,47 +339,16 @@ async def test_what_redis_refuses_is_a_named_error(server_url: str, topic: str) 
     await store.close()
 
 
-SENTINEL = """
-port {port}
-bind 127.0.0.1
-dir {folder}
-sentinel monitor mymaster 127.0.0.1 {master} 1
-sentinel down-after-milliseconds mymaster 3000
-sentinel failover-timeout mymaster 5000
-"""
-
-
-@pytest.fixture
-def sentinel_port(tmp_path: Path, server_binary: Path) -> Iterator[Callable[[int], int]]:
-    """Starts a Sentinel that watches a master."""
-    processes = []
-
-    def start(master: int) -> int:
-        port, config = free_port(), tmp_path / "sentinel.conf"
-        config.write_text(SENTINEL.format(port=port, folder=tmp_path, master=master))
-        command = ["/bin/sh", "-c", LAUNCH, "sh", str(server_binary), str(config), "--sentinel"]
-        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
-        return port
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate(b"\n")
-
-
 @pytest.mark.slow
-async def test_behind_sentinel_the_new_master_is_found(
-    sentinel_port: Callable[[int], int], server_binary: Path, topic: str
-) -> None:
+async def test_behind_sentinel_the_new_master_is_found(server_binary: Path, topic: str) -> None:
     bodies = bodies_of(b"1", b"2")
-    with replica_pair(binary=server_binary) as pair:
-        port = sentinel_port(pair.master.port)
-        await until(lambda: "slaves=1" in ask(port, "INFO", "sentinel"))
-        store = RedisStore(f"redis+sentinel://127.0.0.1:{port}/mymaster", lifetime=LIFETIME, patience=20)
+    with sentinel_pair(binary=server_binary) as pair:
+        store = RedisStore(pair.url, lifetime=LIFETIME, patience=PATIENCE)
         await store.put(topic, bodies[:1])
         key = f"kl:bodies:{topic}:{bodies[0][0][:6]}"
         await until(lambda: ask(pair.replica.port, "HLEN", key) == "1")
         pair.master.kill()
+        pair.fail_over()
         await store.put(topic, bodies[1:])
         assert await store.get(topic, [name for name, _ in bodies]) == [b"1", b"2"]
         assert "role:master" in ask(pair.replica.port, "INFO", "replication")

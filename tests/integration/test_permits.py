@@ -14,9 +14,9 @@ from keylane_broker.config import Settings
 from keylane_broker.engine.engine import Engine
 from keylane_broker.worker.worker import Worker
 from loadtest.topology import single_server
-from tests.cluster.peer import PATIENCE, Item, Peer, Refused, Stream, checked, connect, publish, receipts
-from tests.cluster.view import until
+from tests.support.peer import PATIENCE, Item, Peer, Refused, Stream, checked, connect, publish, receipts
 from tests.support.running import RunningBroker
+from tests.support.waiting import until
 
 _SOON = 60.0  # seconds; a session ends after 600, and has everything looked at
 

@@ -11,9 +11,9 @@ from keylane.types import Mode
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Lease, Outgoing
 from keylane_broker.store.keys import PartitionKeys
-from tests.cluster.peer import Peer, Refused, connect
-from tests.cluster.view import until
+from tests.support.peer import Peer, Refused, connect
 from tests.support.running import RunningBroker
+from tests.support.waiting import until
 
 SOON = 60.0  # seconds in which anything that is to happen has happened
 GOOD = '1794803456029 web 5:name {"region":"eu"}'

@@ -10,8 +10,9 @@ import pytest
 from keylane import Client
 from keylane_broker.commandline.command import Trouble
 from keylane_broker.commandline.plan import PlannedMove, check, moves_of, read_plan
-from tests.integration.test_cli_cluster import run, wait_until
+from tests.integration.test_cli_cluster import run
 from tests.support.running import RunningBroker
+from tests.support.waiting import wait_until
 
 Write = Callable[..., str]
 

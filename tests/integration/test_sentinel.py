@@ -1,9 +1,7 @@
 """Behind Sentinel the engine finds the master, and finds the new one after a failover."""
 
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -13,72 +11,26 @@ from keylane.errors import BrokerError, Fenced, InvalidArgument, Unavailable
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Lease, Outgoing, TopicSettings
-from keylane_broker.errors import ServerError
 from keylane_broker.ports import free_port
-from keylane_broker.supervise.embedded_server import LAUNCH, Server, ask
-from loadtest.topology import ReplicaPair, replica_pair
-
-CONFIG = """
-port {port}
-bind 127.0.0.1
-dir {folder}
-sentinel monitor mymaster 127.0.0.1 {master} 1
-sentinel down-after-milliseconds mymaster 3000
-sentinel failover-timeout mymaster 5000
-"""
+from keylane_broker.supervise.embedded_server import Server, ask
+from loadtest.topology import SentinelPair, sentinel_pair
+from tests.support.waiting import PATIENCE, until
 
 
 @pytest.fixture
-def pair(server_binary: Path) -> Iterator[ReplicaPair]:
-    with replica_pair(binary=server_binary) as servers:
+def pair(server_binary: Path) -> Iterator[SentinelPair]:
+    with sentinel_pair(binary=server_binary) as servers:
         yield servers
 
 
-@pytest.fixture
-def sentinel_port(pair: ReplicaPair, server_binary: Path, tmp_path: Path) -> Iterator[int]:
-    with sentinel_of(pair, server_binary, tmp_path) as port:
-        yield port
-
-
-@contextmanager
-def sentinel_of(pair: ReplicaPair, server_binary: Path, tmp_path: Path) -> Iterator[int]:
-    """A Sentinel that watches a master and its replica; its port."""
-    port = free_port()
-    config = tmp_path / "sentinel.conf"
-    config.write_text(CONFIG.format(port=port, folder=tmp_path, master=pair.master.port))
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", LAUNCH, "sh", server_binary, config, "--sentinel"],
-        stdin=subprocess.PIPE,  # when this process dies, Sentinel does too
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        yield port
-    finally:
-        process.kill()
-        process.communicate(b"\n")
-
-
 @asynccontextmanager
-async def engine_behind(sentinel_port: int) -> AsyncIterator[Engine]:
+async def engine_behind(url: str) -> AsyncIterator[Engine]:
     """An engine for the length of a test."""
-    engine = Engine.connect(f"redis+sentinel://127.0.0.1:{sentinel_port}/mymaster")
+    engine = Engine.connect(url)
     try:
         yield engine
     finally:
         await engine.close()
-
-
-async def until(port: int, text: str, *command: str) -> None:
-    """Wait until a server's answer to a command has a text in it."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            if text in ask(port, *command):
-                return
-        except (OSError, ServerError):
-            pass  # it is still starting, or not yet sure about the replica
-        await anyio.sleep(0.02)
-    raise AssertionError(f"no {text!r} in the answer to {command}")
 
 
 async def publish(engine: Engine, lease: Lease, *uids: str, durability: str = "memory") -> list[str]:
@@ -100,7 +52,7 @@ async def begin(engine: Engine, topic: str) -> Lease:
 async def go_on(engine: Engine, old: Lease, master: Server) -> None:
     """The worker takes the partition again, above the epoch that it knows; all of it on the new master."""
     held = None
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         while held is None:
             try:
                 held = await engine.acquire(old.topic, 0, "w1", ttl_ms=60_000, known_epoch=old.epoch)
@@ -115,28 +67,23 @@ async def go_on(engine: Engine, old: Lease, master: Server) -> None:
 
 
 @pytest.mark.slow
-async def test_the_engine_finds_the_new_master_when_the_old_one_dies(
-    pair: ReplicaPair, sentinel_port: int, topic: str
-) -> None:
-    await until(sentinel_port, "slaves=1", "INFO", "sentinel")
-    async with engine_behind(sentinel_port) as engine:
+async def test_the_engine_finds_the_new_master_when_the_old_one_dies(pair: SentinelPair, topic: str) -> None:
+    async with engine_behind(pair.url) as engine:
         lease = await begin(engine, topic)
         pair.master.kill()
         with pytest.raises(Unavailable) as caught:
             await publish(engine, lease, "u2")
         assert caught.value.retriable
+        pair.fail_over()
         await go_on(engine, lease, pair.replica)
 
 
 @pytest.mark.slow
-async def test_the_engine_leaves_a_master_that_was_made_a_replica(
-    pair: ReplicaPair, sentinel_port: int, topic: str
-) -> None:
-    await until(sentinel_port, "slaves=1", "INFO", "sentinel")
-    async with engine_behind(sentinel_port) as engine:
+async def test_the_engine_leaves_a_master_that_was_made_a_replica(pair: SentinelPair, topic: str) -> None:
+    async with engine_behind(pair.url) as engine:
         lease = await begin(engine, topic)
-        await until(sentinel_port, "OK", "SENTINEL", "FAILOVER", "mymaster")
-        await until(sentinel_port, f"address=127.0.0.1:{pair.replica.port}", "INFO", "sentinel")
+        pair.fail_over()
+        await until(lambda: pair.master_port() == pair.replica.port)
         # Sentinel does this too, some ten seconds later; what is written until then is lost.
         ask(pair.master.port, "REPLICAOF", "127.0.0.1", str(pair.replica.port))
         with pytest.raises(Unavailable) as caught:
@@ -146,7 +93,7 @@ async def test_the_engine_leaves_a_master_that_was_made_a_replica(
 
 
 async def test_no_sentinel_is_a_named_error() -> None:
-    async with engine_behind(free_port()) as engine:
+    async with engine_behind(f"redis+sentinel://127.0.0.1:{free_port()}/mymaster") as engine:
         with pytest.raises(BrokerError) as caught:
             await engine.topics()
     assert caught.value.code == "unavailable"

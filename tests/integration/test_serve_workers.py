@@ -21,6 +21,7 @@ import pytest
 from keylane import AsyncClient, Consumer
 from keylane_broker.ports import free_port
 from tests.support.commands import DEADLINE, KEYLANE, keylane, plain_signals
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # each broker is several processes
 
@@ -77,14 +78,6 @@ class Serving:
         _, alive = psutil.wait_procs(everybody, timeout=DEADLINE)
         assert alive == [], self.log
         return status
-
-
-def wait_until(condition: Callable[[], object], complaint: Callable[[], str]) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, complaint()
-        time.sleep(0.02)
 
 
 @pytest.fixture

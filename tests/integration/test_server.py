@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,6 +15,7 @@ from keylane_broker.ports import free_port
 from keylane_broker.supervise import embedded_server
 from keylane_broker.supervise.embedded_server import Server, find_binary, wheel_binary
 from loadtest.topology import replica_pair, single_server, three_node_cluster
+from tests.support.waiting import wait_until
 
 OWNER = """
 import sys
@@ -46,13 +45,6 @@ def is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the awaited did not happen"
-        time.sleep(0.005)
 
 
 def fake_binary(folder: Path, name: str, version: str) -> Path:

@@ -1,31 +1,16 @@
 """Servers behind Sentinel and clusters with replicas go on when a master dies."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from keylane_broker.errors import ServerError
 from keylane_broker.supervise.embedded_server import ask
 from loadtest.topology import sentinel_pair, three_node_cluster
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # a fail-over takes seconds
 
 DEADLINE = 150.0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so; a server that is away says no."""
-    end = time.monotonic() + DEADLINE
-    while True:
-        try:
-            if condition():
-                return
-        except (OSError, ServerError):
-            pass
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_sentinel_promotes_the_replica_of_a_master_that_dies(server_binary: Path) -> None:
@@ -35,6 +20,7 @@ def test_sentinel_promotes_the_replica_of_a_master_that_dies(server_binary: Path
         assert pair.url == f"redis+sentinel://127.0.0.1:{pair.port}/keylane"
         ask(pair.master.port, "SET", "a", "1")
         assert ask(pair.master.port, "WAIT", "1", "5000") == "1"
+        ask(pair.port, "SENTINEL", "SET", "keylane", "down-after-milliseconds", "1000")
         pair.master.kill()
         wait_until(lambda: pair.master_port() == pair.replica.port)
         wait_until(lambda: ask(pair.replica.port, "SET", "b", "2") == "OK")

@@ -2,10 +2,8 @@
 
 import asyncio
 import gc
-import os
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,8 @@ from keylane_broker.store.server_info import fsync_confirmation
 from keylane_broker.store.store import Store
 from keylane_broker.supervise.embedded_server import Server, ask
 from loadtest.topology import Cluster, replica_pair, single_server, three_node_cluster
+from tests.support.faults import stopped
+from tests.support.waiting import until
 
 SCRIPTS = Scripts(
     {
@@ -45,16 +45,6 @@ async def store_on(url: str, patience: float = 10.0) -> AsyncIterator[Store]:
         await store.close()
 
 
-@contextmanager
-def stopped(server: Server) -> Iterator[None]:
-    """A server that holds its connections and answers nothing."""
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-
-
 async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
     """Repeat a call while it answers that Redis is away."""
     with anyio.fail_after(60):
@@ -63,13 +53,6 @@ async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
                 return await call()
             except Unavailable:
                 await anyio.sleep(0.02)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that gives no sign of itself."""
-    with anyio.fail_after(60):
-        while not condition():  # noqa: ASYNC110
-            await anyio.sleep(0.02)
 
 
 def connections(server: Server) -> int:

@@ -24,8 +24,8 @@ from keylane_broker.engine.values import (
     SubscriptionSettings,
     TopicSettings,
 )
-from tests.lua.story import HOUR_MS, Story, message, must_acquire, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import HOUR_MS, Story, message, must_acquire, receipts
 
 BAD_NAMES = {
     "empty": "",

@@ -10,8 +10,8 @@ from keylane_broker.engine.bodies import pack_names
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Room, Stale
 from keylane_broker.inspect.topic_checker import check_topic
-from tests.lua.story import Story, entries, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import Story, entries, part, receipts
 
 
 def watch_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keylane_broker.engine.values import Room, TopicSettings
-from tests.lua.story import HOUR_MS, Story, entries, message, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import HOUR_MS, Story, entries, message, receipts
 
 pytestmark = pytest.mark.anyio
 

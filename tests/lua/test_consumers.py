@@ -7,8 +7,8 @@ import pytest
 from keylane.errors import Fenced, SubscriptionBusy, SubscriptionNotFound
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Room, SubscriptionSettings
-from tests.lua.story import HOUR_MS, Story, entries, must_acquire, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import HOUR_MS, Story, entries, must_acquire, part, receipts
 
 
 async def test_joining_again_renews_the_session_and_says_so(timed: ManualTime, topic: str) -> None:

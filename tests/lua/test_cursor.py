@@ -18,8 +18,8 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Claimed, Outgoing, Room, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import subscription_keys
-from tests.lua.story import HOUR_MS, Story, must_acquire, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import HOUR_MS, Story, must_acquire, part, receipts
 
 MODES = ("shared", "key_shared", "exclusive", "failover")
 

@@ -6,8 +6,8 @@ from keylane.errors import Fenced, InvalidArgument
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, Published, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
-from tests.lua.story import Story, message, must_acquire, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import Story, message, must_acquire, receipts
 
 pytestmark = pytest.mark.anyio
 

@@ -2,8 +2,8 @@
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, ExpireResult, Room
-from tests.lua.story import HOUR_MS, Story, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import HOUR_MS, Story, part, receipts
 
 
 async def test_nothing_expires_before_its_deadline_and_the_answer_names_it(

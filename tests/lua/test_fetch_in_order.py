@@ -5,8 +5,8 @@ import pytest
 from keylane.errors import SubscriptionBusy
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Room
-from tests.lua.story import Story, entries, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import Story, entries, part, receipts
 
 
 async def test_an_exclusive_subscription_has_one_consumer(engine: Engine, topic: str) -> None:

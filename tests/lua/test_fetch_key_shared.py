@@ -2,8 +2,8 @@
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Room
-from tests.lua.story import Story, entries, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import Story, entries, part, receipts
 
 MODE = "key_shared"
 

@@ -2,8 +2,8 @@
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Room, TopicSettings
-from tests.lua.story import Story, entries, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import Story, entries, part, receipts
 
 
 async def test_a_delivery_is_one_run_under_one_receipt(engine: Engine, topic: str) -> None:

@@ -10,9 +10,9 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.entries import settle_missing
 from keylane_broker.engine.values import Room, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
-from tests.lua.story import HOUR_MS, Story, message, must_acquire, part, receipts
 from tests.model.journal import numbers
 from tests.support.clock import ManualTime
+from tests.support.story import HOUR_MS, Story, message, must_acquire, part, receipts
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Lease, Room, TopicSettings
 from keylane_broker.store.keys import PartitionKeys
 from loadtest.topology import three_node_cluster
-from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire
 from tests.support.clock import ManualTime
+from tests.support.story import HOUR_MS, Story, entries, message, must_acquire
 
 
 async def meta(story: Story, field: str) -> str:

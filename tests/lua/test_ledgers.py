@@ -10,7 +10,7 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Room, TopicSettings
 from keylane_broker.inspect import counts as inspection
 from keylane_broker.inspect.counts import Ledger, PartitionLedgers, ledgers
-from tests.lua.story import HOUR_MS, Story, must_acquire, part
+from tests.support.story import HOUR_MS, Story, must_acquire, part
 
 
 async def look(story: Story) -> PartitionLedgers:

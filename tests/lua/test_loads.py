@@ -2,7 +2,7 @@
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Room, TopicSettings
-from tests.lua.story import HOUR_MS, Story, message, must_acquire, receipts
+from tests.support.story import HOUR_MS, Story, message, must_acquire, receipts
 
 
 async def test_the_load_of_each_partition_since_the_last_look(engine: Engine, topic: str) -> None:

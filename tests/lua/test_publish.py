@@ -5,8 +5,8 @@ import pytest
 from keylane.wire import pack_about, unpack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, Published, TopicSettings
-from tests.lua.story import Story, entries, message, must_acquire
 from tests.support.clock import ManualTime
+from tests.support.story import Story, entries, message, must_acquire
 
 WINDOW_MS = 60_000  # marks are kept for so long at least
 SHORT_MEMORY = TopicSettings(dedupe_ms=WINDOW_MS)

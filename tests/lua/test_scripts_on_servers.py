@@ -16,8 +16,8 @@ from keylane_broker.engine.values import Lease, PublishResult, TopicSettings
 from keylane_broker.store.store import Store
 from keylane_broker.supervise.embedded_server import Server, ask
 from loadtest.topology import ReplicaPair, replica_pair, single_server
-from tests.lua.story import Story, message, must_acquire, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import Story, message, must_acquire, part, receipts
 
 
 @asynccontextmanager

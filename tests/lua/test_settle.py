@@ -5,8 +5,8 @@ import pytest
 from keylane.errors import SubscriptionNotFound
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Receipt, Room, Stale
-from tests.lua.story import Story, entries, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import Story, entries, part, receipts
 
 
 async def one_run(story: Story, n: int = 10, *, name: str = "s") -> Receipt:

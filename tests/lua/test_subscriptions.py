@@ -8,8 +8,8 @@ import pytest
 from keylane.errors import InvalidArgument, SubscriptionExists, SubscriptionNotFound, TopicNotFound
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, SubscriptionSettings, TopicSettings
-from tests.lua.story import Story, must_acquire, part, receipts
 from tests.support.clock import ManualTime
+from tests.support.story import Story, must_acquire, part, receipts
 
 
 def instant(ms: int) -> datetime:

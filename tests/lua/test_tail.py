@@ -3,7 +3,7 @@
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.tail import TailCache
 from keylane_broker.engine.values import Lease, PublishResult, Room
-from tests.lua.story import HOUR_MS, Story, entries, message, must_acquire, receipts
+from tests.support.story import HOUR_MS, Story, entries, message, must_acquire, receipts
 
 
 async def test_a_topic_made_anew_starts_without_the_messages_of_the_old_one(

@@ -9,7 +9,7 @@ from keylane_broker.engine.bodies import leave_behind, left_behind, read_remains
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, TopicSettings
 from keylane_broker.store.keys import PartitionKeys, topic_key
-from tests.lua.story import Story, message, must_acquire
+from tests.support.story import Story, message, must_acquire
 
 
 async def test_a_topic_has_its_partitions_and_its_settings(engine: Engine, topic: str) -> None:

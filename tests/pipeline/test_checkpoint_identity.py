@@ -1,7 +1,6 @@
 """A checkpoint is of one topic, one subscription and one history of them, and of no other of that name."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from keylane_spark.errors import DataLoss
 from tests.pipeline.power import PowerCut
 from tests.pipeline.spark_calls import Checkpoint, Run, run
 from tests.support.running import RunningBroker
+from tests.support.waiting import wait_until
 
 DEADLINE = 120.0
 ADVICE = r"new checkpointLocation.*failOnDataLoss"
@@ -58,14 +58,6 @@ def claimed(client: Client, topic: str) -> bool:
     except ConsumerReplaced:
         return True
     raise AssertionError("a commit without a claim")
-
-
-def until(happens: Callable[[], bool]) -> None:
-    """Wait until something happens: a query asks for offsets a few times a second only."""
-    end = time.monotonic() + DEADLINE
-    while not happens():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.02)
 
 
 # Made anew
@@ -146,11 +138,11 @@ def test_a_topic_made_anew_under_a_running_query_is_noticed_at_the_next_batch(
         if fail:
             for _ in range(3):
                 with pytest.raises(DataLoss, match=rf"made (anew|since).*{ADVICE}"):
-                    until(lambda: not query.batch() and False)
+                    wait_until(lambda: not query.batch() and False)
             assert owed(client, topic) == 300
             assert not claimed(client, topic)
         else:
-            until(lambda: not query.batch() and owed(client, topic) == 0)
+            wait_until(lambda: not query.batch() and owed(client, topic) == 0)
             assert query.values[100:] == values
     finally:
         query.reader.stop()
@@ -290,11 +282,11 @@ def test_a_power_cut_under_a_running_query_is_noticed_before_anything_more_is_dr
             power.strike()
             for _ in range(2):  # also before anything has the offsets again
                 with pytest.raises(DataLoss, match=rf"the server has lost .*{ADVICE}"):
-                    until(lambda: not query.batch() and False)
+                    wait_until(lambda: not query.batch() and False)
             publish(client, topic, 300, "new")
             for _ in range(2):
                 with pytest.raises(DataLoss, match=rf"the server has lost .*{ADVICE}"):
-                    until(lambda: not query.batch() and False)
+                    wait_until(lambda: not query.batch() and False)
             assert owed(client, topic) == 380
         finally:
             query.reader.stop()

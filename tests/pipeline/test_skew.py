@@ -17,9 +17,9 @@ from keylane_spark.files import LocalFiles
 from keylane_spark.skew.findings import Cluster
 from keylane_spark.skew.report import write_skew
 from keylane_spark.skew.skew import examine, run
-from tests.integration.test_cli_cluster import wait_until
 from tests.pipeline.journals import NOON_MS, Line, journal_of
 from tests.support.running import RunningBroker
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

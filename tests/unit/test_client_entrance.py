@@ -23,6 +23,7 @@ from keylane import (
 )
 from keylane.produce.limit import Room
 from tests.support.scripted_worker import PATIENCE, Request, ScriptedWorker
+from tests.support.waiting import until
 
 
 class Shelf(PayloadStore):
@@ -375,14 +376,8 @@ async def test_what_was_sent_and_cancelled_is_sent_again_and_has_room_until_it_i
     again = await worker.expect(wire.Publish)
     assert uids(again) == ["sent"]
     accept(again, 2)
-    await wait_for(lambda: room(known) == (100_000, 64 * 1024 * 1024))
+    await until(lambda: room(known) == (100_000, 64 * 1024 * 1024))
     assert list(shelf.bodies.values()) == [b"x" * 500]
-
-
-async def wait_for(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.005)
 
 
 async def test_bodies_of_what_is_withdrawn_while_they_are_stored_do_not_stay(
@@ -404,7 +399,7 @@ async def test_bodies_of_what_is_withdrawn_while_they_are_stored_do_not_stay(
     assert room(known)[0] == taken[0] + 1
     accept(request, 2)
     await ended(calls[0], *calls[2:])
-    await wait_for(lambda: len(shelf.bodies) == 3)
+    await until(lambda: len(shelf.bodies) == 3)
     assert room(known) == (100_000, 64 * 1024 * 1024)
 
 
@@ -418,7 +413,7 @@ async def test_nothing_is_stored_for_those_who_have_all_gone(
     for call in calls:
         call.cancel()
     await ended(*calls)
-    await wait_for(lambda: shelf.under_way == 0)
+    await until(lambda: shelf.under_way == 0)
     await turns()
     assert room(known) == (100_000, 64 * 1024 * 1024)
     shelf.open.set()
@@ -427,7 +422,7 @@ async def test_nothing_is_stored_for_those_who_have_all_gone(
     assert uids(request) == ["one"]
     accept(request, 2)
     await ended(one)
-    await wait_for(lambda: list(shelf.bodies.values()) == [b"body"])
+    await until(lambda: list(shelf.bodies.values()) == [b"body"])
 
 
 async def test_what_nobody_is_owed_leaves_no_body_though_who_published_it_has_gone(
@@ -438,7 +433,7 @@ async def test_what_nobody_is_owed_leaves_no_body_though_who_published_it_has_go
     call.cancel()
     await ended(call)
     accept(request, 0, unowed=True)
-    await wait_for(lambda: not shelf.bodies)
+    await until(lambda: not shelf.bodies)
 
 
 async def test_bodies_of_what_was_never_sent_go_when_the_time_is_up(
@@ -456,7 +451,7 @@ async def test_bodies_of_what_was_never_sent_go_when_the_time_is_up(
         answers = await ended(first, second)
         assert [type(answer) for answer in answers] == [Unavailable, Unavailable]
         shelf.open.set()
-        await wait_for(lambda: list(shelf.bodies.values()) == [b"first"])
+        await until(lambda: list(shelf.bodies.values()) == [b"first"])
 
 
 async def test_a_client_that_closes_leaves_no_body_of_what_was_not_sent(

@@ -1,30 +1,16 @@
 """What Redis says of a cluster, and waiting until it says what it should."""
 
-import inspect
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
-
-import anyio
 
 from keylane import wire
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.snapshot import PartitionSnapshot, take_snapshot
 from keylane_broker.store.keys import PartitionKeys
-from tests.cluster.peer import PATIENCE, Peer
+from tests.support.peer import Peer
+from tests.support.waiting import until
 
 T = TypeVar("T")
-
-
-async def until(condition: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> T:
-    """Wait until a condition holds; answers what it answered."""
-    end = time.monotonic() + patience
-    while True:
-        if found := await condition():
-            return found
-        assert time.monotonic() < end, f"after {patience:.0f} s still not: {inspect.getsource(condition)}"
-        await anyio.sleep(0.02)
 
 
 async def owners(engine: Engine) -> dict[tuple[str, int], str]:
