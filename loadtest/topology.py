@@ -36,6 +36,8 @@ sentinel down-after-milliseconds {name} 60000
 sentinel failover-timeout {name} 5000
 """
 POLL_SECONDS = 0.002
+# Other ways to copy a master's data to a replica wait for others who might want it too, or for a slow timer.
+PROMPT_SYNC = {"repl-diskless-sync": "no", "repl-diskless-load": "swapdb"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,10 @@ class Cluster:
         addresses = ",".join(f"{HOST}:{node.port}" for node in (*self.nodes, *self.replicas))
         return f"redis+cluster://{addresses}"
 
+    def fail_over(self, place: int) -> None:
+        """Have the replica of a node take its slots over now, be the node alive or dead."""
+        ask(self.replicas[place].port, "CLUSTER", "FAILOVER", "TAKEOVER")
+
 
 def single_server(
     *,
@@ -109,9 +115,7 @@ def replica_pair(
     config: Mapping[str, str] | None = None,
 ) -> Iterator[ReplicaPair]:
     """Run a master and a replica that has caught up with it."""
-    # The other ways to copy the data wait for a timer that ticks once a second.
-    prompt_sync = {"repl-diskless-sync": "no", "repl-diskless-load": "swapdb"}
-    settings = {**prompt_sync, **(config or {})}
+    settings = {**PROMPT_SYNC, **(config or {})}
     with Server(appendonly=appendonly, binary=binary, config=settings) as master:
         settings["replicaof"] = f"{HOST} {master.port}"
         with Server(appendonly=appendonly, binary=binary, config=settings) as replica:
@@ -162,7 +166,7 @@ def three_node_cluster(
     replicas: bool = False,
 ) -> Iterator[Cluster]:
     """Run three masters that agree that the cluster is up; with `replicas`, one of each beside it."""
-    settings = {"cluster-enabled": "yes", "cluster-node-timeout": "5000", **(config or {})}
+    settings = {"cluster-enabled": "yes", "cluster-node-timeout": "5000", **PROMPT_SYNC, **(config or {})}
     nodes = _start_nodes(appendonly, binary, settings)
     try:
         _take_over(nodes)
@@ -185,8 +189,7 @@ def _replica_of(
     master: Server, appendonly: bool, binary: str | Path | None, settings: Mapping[str, str]
 ) -> Iterator[Server]:
     """Run a replica of a node of a cluster, which has caught up with it."""
-    prompt_sync = {"repl-diskless-sync": "no", "repl-diskless-load": "swapdb"}
-    config = {**prompt_sync, **settings, "cluster-port": str(free_port())}
+    config = {**settings, "cluster-port": str(free_port())}
     with Server(appendonly=appendonly, binary=binary, config=config) as replica:
         name, address, *_ = next(
             line.split() for line in ask(master.port, "CLUSTER", "NODES").splitlines() if "myself" in line

@@ -109,7 +109,7 @@ async def test_of_two_hot_partitions_on_one_worker_one_moves_and_then_all_stay(t
                 now = await owners(engine)
                 return now[topic, hot[0]] != now[topic, hot[1]]
 
-            await until(apart, 60)
+            await until(apart)
             await settled(engine, *broker.ids)
             before, version = await epochs(engine), (await engine.owners()).version
             await asyncio.sleep(4)  # twenty looks at the load, in which nothing has a reason to move
@@ -129,7 +129,7 @@ async def test_one_hot_partition_alone_is_not_tossed_to_and_fro(topic: str) -> N
                 reports = await engine.workers()
                 return max(report.script_ms for report in reports) > 20
 
-            await until(measured, 60)
+            await until(measured)
             await asyncio.sleep(5)  # twenty-five looks
         assert (await engine.owners()).version <= version + 1
         await settled(engine, *broker.ids)

@@ -12,7 +12,6 @@ from redis import Redis
 from keylane import AsyncClient
 from keylane.errors import Unavailable
 from keylane_broker.engine.engine import Engine
-from keylane_broker.errors import ServerError
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import PartitionKeys
 from keylane_broker.supervise.embedded_server import Server, ask
@@ -67,7 +66,7 @@ class Traffic:
         async def through() -> bool:
             return len(self.published) >= published and len(self.delivered) >= delivered
 
-        await until(through, 60)
+        await until(through)
 
     def end(self) -> None:
         """Let the producers end."""
@@ -96,7 +95,7 @@ async def traffic(broker: RunningBroker, topic: str) -> AsyncIterator[Traffic]:
                 assert not consumer.done(), consumer
                 return flow.delivered >= flow.published.keys() - flow.at_risk
 
-            await until(all_delivered, 60)
+            await until(all_delivered)
         finally:
             for task in (consumer, *producers):
                 task.cancel()
@@ -203,14 +202,8 @@ async def test_the_failover_of_a_cluster_master_is_survived(server_binary: Path,
             }
             assert here
             cluster.nodes[1].kill()
-
-            async def promoted() -> bool:
-                try:
-                    return "role:master" in ask(cluster.replicas[1].port, "INFO", "replication")
-                except (OSError, ServerError):
-                    return False
-
-            await until(promoted)
+            cluster.fail_over(1)
+            await until(lambda: "role:master" in ask(cluster.replicas[1].port, "INFO", "replication"))
             flow.at_risk.update(flow.published)
             await flow.more(200)
 
