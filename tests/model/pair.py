@@ -1,5 +1,6 @@
 """The engine and the model side by side: each method does one thing on both and compares."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -46,6 +47,14 @@ class World:
     def run(self, step: Coroutine[Any, Any, T]) -> T:
         """Carry out one asynchronous step."""
         return self.loop.run_until_complete(step)
+
+    def run_together(self, *steps: Coroutine[Any, Any, Any]) -> list[Any]:
+        """Carry out steps that only read, at once."""
+
+        async def together() -> list[Any]:
+            return await asyncio.gather(*steps)
+
+        return self.loop.run_until_complete(together()) if steps else []
 
     def close(self) -> None:
         """Close the connections and the loop."""
@@ -329,26 +338,28 @@ class Pair:
     def check_log(self) -> None:
         """An entry stays in the log for just as long as somebody owes it."""
         self.partition.forget()
-        found = self.world.run(self.engine.store.entries(self.keys.log, [("-", "+")]))[0]
+        [[found], [remains]] = self.world.run_together(
+            self.engine.store.entries(self.keys.log, [("-", "+")]),
+            read_remains(self.engine.store, [(self.topic, 0)], 10_000),
+        )
         assert [id for id, _ in found] == [entry.id for entry in self.partition.log.values()]
-        [remains] = self.world.run(read_remains(self.engine.store, [(self.topic, 0)], 10_000))
         names = {name for record in remains for name in record.names}  # twice where two receipts named it
         assert names == set(self.partition.doomed), "the bodies of what left the log"
 
     def check_leases(self, name: str) -> None:
         """Who holds what, until when, by which receipt, charged how often."""
         model = self.partition.subscriptions.get(name, Subscription("deleted"))
-        for consumer in CONSUMERS:
-            mine = model.leased_to(consumer)
-            if mine or consumer in model.sessions:
-                held = self.world.run(self.engine.held(self.lease, name, consumer))
-                told = [
-                    (message.entry, lane, token, one.deadline_ms, message.retries)
-                    for one in held
-                    for _, lane, token, _, _ in [one.receipt]
-                    for message in one.messages
-                ]
-                assert sorted(told) == [_lease_of(owed) for owed in mine], f"{consumer} of {name}"
+        owed = {consumer: model.leased_to(consumer) for consumer in CONSUMERS}
+        known = [consumer for consumer in CONSUMERS if owed[consumer] or consumer in model.sessions]
+        found = self.world.run_together(*[self.engine.held(self.lease, name, consumer) for consumer in known])
+        for consumer, held in zip(known, found, strict=True):
+            told = [
+                (message.entry, lane, token, one.deadline_ms, message.retries)
+                for one in held
+                for _, lane, token, _, _ in [one.receipt]
+                for message in one.messages
+            ]
+            assert sorted(told) == [_lease_of(one) for one in owed[consumer]], f"{consumer} of {name}"
 
     def finish(self) -> None:
         """Walk the keyspace, and clean up."""

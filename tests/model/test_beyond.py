@@ -6,21 +6,18 @@ There is room for one range, and whatever goes step by step takes the smallest o
 import pytest
 
 from keylane_broker.store.scripts import read_sources
-from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore, with_little_room
-from tests.model.test_journal import FailoverJournal, KeySharedJournal
-from tests.model.test_key_shared import KeySharedMachine
-from tests.model.test_ordered import ExclusiveMachine, FailoverMachine
+from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore, small_steps, with_little_room
+from tests.model.machines import (
+    ExclusiveMachine,
+    FailoverJournal,
+    FailoverMachine,
+    KeySharedJournal,
+    KeySharedMachine,
+)
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
 MACHINES = (ExclusiveMachine, FailoverMachine, KeySharedMachine)
-
-
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let leave, held and expire look at a few stretches in each call."""
-    for module in ("consumers", "entries"):
-        monkeypatch.setattr(f"keylane_broker.engine.{module}.STEP", 2)
-    monkeypatch.setattr("keylane_broker.engine.delivery._BACK", 3)
 
 
 def explore_long_lanes(

@@ -6,12 +6,9 @@ import pytest
 
 from keylane.errors import ConsumerReplaced, MessagesLost, SubscriptionBusy
 from keylane_broker.store.scripts import read_sources
-from tests.model.machine import SECONDS, BrokerMachine, explore, with_little_room
-from tests.model.test_beyond import small_steps
-from tests.model.test_cursor import CursorMachine
-from tests.model.test_key_shared import KeySharedMachine
-from tests.model.test_ordered import ExclusiveMachine, FailoverMachine
-from tests.model.test_shared import SharedMachine
+from tests.model.cursor import CursorMachine
+from tests.model.machine import SECONDS, BrokerMachine, explore, small_steps, with_little_room
+from tests.model.machines import ExclusiveMachine, FailoverMachine, KeySharedMachine, SharedMachine
 
 pytestmark = pytest.mark.timeout(SECONDS)
 

@@ -2,15 +2,10 @@
 
 import pytest
 
-from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
+from tests.model.machine import FEW, MANY, SECONDS, explore
+from tests.model.machines import KeySharedMachine
 
 pytestmark = pytest.mark.timeout(SECONDS)
-
-
-class KeySharedMachine(BrokerMachine):
-    """A key-shared subscription beside another one."""
-
-    mode = "key_shared"
 
 
 def test_key_shared_keeps_the_contract_in_a_few_runs(server_url: str) -> None:

@@ -3,20 +3,9 @@
 import pytest
 
 from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
+from tests.model.machines import ExclusiveMachine, FailoverMachine
 
 pytestmark = pytest.mark.timeout(SECONDS)
-
-
-class ExclusiveMachine(BrokerMachine):
-    """An exclusive subscription beside another one."""
-
-    mode = "exclusive"
-
-
-class FailoverMachine(BrokerMachine):
-    """A failover subscription beside another one."""
-
-    mode = "failover"
 
 
 MACHINES = (ExclusiveMachine, FailoverMachine)

@@ -2,15 +2,10 @@
 
 import pytest
 
-from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
+from tests.model.machine import FEW, MANY, SECONDS, explore
+from tests.model.machines import SharedMachine
 
 pytestmark = pytest.mark.timeout(SECONDS)
-
-
-class SharedMachine(BrokerMachine):
-    """A shared subscription beside another one."""
-
-    mode = "shared"
 
 
 def test_shared_keeps_the_contract_in_a_few_runs(server_url: str) -> None:
