@@ -3,7 +3,9 @@
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["AddressInUse", "ServerError", "unwrapped"]
+from keylane.errors import Fenced
+
+__all__ = ["AddressInUse", "NotOwner", "ServerError", "unwrapped"]
 
 
 class ServerError(Exception):
@@ -12,6 +14,19 @@ class ServerError(Exception):
 
 class AddressInUse(ServerError):
     """Something else listens on the port."""
+
+
+class NotOwner(Fenced):
+    """Another worker serves the partition; clients are redirected to it."""
+
+    def __init__(self, topic: str, partition: int, worker: str, address: str) -> None:
+        super().__init__(f"partition {partition} of {topic!r} is served by {worker or 'another worker'}")
+        self.topic = topic
+        self.partition = partition
+        self.address = address
+
+
+NotOwner.code = Fenced.code
 
 
 @contextlib.contextmanager

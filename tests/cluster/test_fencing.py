@@ -171,12 +171,12 @@ async def test_of_two_workers_that_both_believe_that_a_partition_is_theirs_only_
 ) -> None:
     settings = Settings(port=0, partition_lease=60.0)  # none ends while somebody looks on
     monkeypatch.setattr(
-        "keylane_broker.worker.partition._LATE", -59.0
+        "keylane_broker.worker.leased_partition._LATE", -59.0
     )  # who waits for one gives up after a second
     workers = [Worker(settings, server_url, worker_id=f"{topic}-{number}") for number in range(2)]
     tasks = []
     for worker in workers:
-        monkeypatch.setattr(worker.member, "owner", lambda _topic, _partition, name=worker.id: name)
+        monkeypatch.setattr(worker.membership, "owner", lambda _topic, _partition, name=worker.id: name)
         ready = asyncio.Event()
         tasks.append(asyncio.create_task(worker.serve(ready.set)))
         await asyncio.wait_for(ready.wait(), PATIENCE)

@@ -114,10 +114,10 @@ async def test_nothing_of_a_deleted_topic_stays_in_a_worker_s_connections(topic:
                 await client.publish(name, b"x")
                 async with client.subscribe(name, "s") as consumer:
                     await (await consumer.receive(PATIENCE)).ack()
-                assert [name in connection.topics for connection in worker.connections] == [True]
+                assert [name in connection.topics for connection in worker.connections.all] == [True]
                 await client.delete_topic(name)
             async with asyncio.timeout(PATIENCE):
-                while any(connection.topics for connection in worker.connections):  # noqa: ASYNC110
+                while any(connection.topics for connection in worker.connections.all):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         worker.stop()
         await serving

@@ -188,7 +188,9 @@ async def test_who_goes_amid_a_fetch_leaves_nobody_waiting(
         answer = await run(script, keys, *arguments)
         if name and not gone:
             gone.append(name)
-            worker.consumers[topic, "s", name].forget()  # as the end of its connection does
+            consumer = worker.partitions.consumers.get(topic, "s", name)
+            assert consumer is not None
+            consumer.forget()  # as the end of its connection does
         return answer
 
     url = f"keylane://{worker.address}"
@@ -198,12 +200,12 @@ async def test_who_goes_amid_a_fetch_leaves_nobody_waiting(
         streams = [Stream(peer, topic, "s", f"c{number}") for number in range(5)]
         for stream in streams:
             await stream.open(permits=1)
-        partition = worker.partition(topic, 0)
-        await partition.dispatchers["s"].fetched()
+        partition = worker.partitions.get(topic, 0)
+        await partition.dispatchers["s"].wait_for_fetch()
         messages = [Outgoing("", uid, wire.pack_about(1)) for uid in "abcdefgh"]
         await worker.engine.publish(await partition.lease(), messages)
         monkeypatch.setattr(worker.engine.store, "run", run_and_go)
-        partition.dispatchers["s"].feed()
+        partition.dispatchers["s"].notify()
         async with asyncio.timeout(SOON):
             for stream in streams:
                 if stream.name not in gone:

@@ -231,9 +231,9 @@ async def test_nothing_is_leased_to_a_consumer_that_went_while_the_lease_was_tak
     async with AsyncClient(f"keylane://{worker.address}") as client:
         await client.create_topic(topic, partitions=1)
         async with client.subscribe(topic, "s", mode="exclusive"):
-            partition = worker.partition(topic, 0)
+            partition = worker.partitions.get(topic, 0)
             dispatcher = partition.dispatchers["s"]
-            await dispatcher.fetched()
+            await dispatcher.wait_for_fetch()
             lease, waits, may_go = await partition.lease(), asyncio.Event(), asyncio.Event()
 
             async def lease_later() -> Lease:
@@ -243,13 +243,13 @@ async def test_nothing_is_leased_to_a_consumer_that_went_while_the_lease_was_tak
 
             monkeypatch.setattr(partition, "lease", lease_later)
             await worker.engine.publish(lease, [Outgoing("", "u", wire.pack_about(1))])
-            dispatcher.feed()
+            dispatcher.notify()
             await waits.wait()
             [consumer] = dispatcher.consumers.values()
             consumer.reopen(0)
             ended = consumer.listing[0] = []  # as one has that is coming back
             may_go.set()
-            await dispatcher.fetched()
+            await dispatcher.wait_for_fetch()
             assert await worker.engine.held(lease, "s", consumer.name) == []
             async with asyncio.timeout(SOON):
                 while dispatcher._lost:  # noqa: ASYNC110 -- nothing tells when a fetch is made good

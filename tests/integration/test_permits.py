@@ -374,10 +374,10 @@ async def test_who_comes_back_amid_a_large_settle_never_has_more_than_its_permit
         async with asyncio.timeout(PATIENCE):
             await amid.wait()
         await after.open(permits=count)
-        dispatcher = worker.partition(topic, 0).dispatchers["s"]
+        dispatcher = worker.partitions.get(topic, 0).dispatchers["s"]
 
         async def quiet() -> bool:
-            return not dispatcher._pumping
+            return not dispatcher.busy
 
         async def full() -> bool:
             return (await client.describe_subscription(topic, "s")).leased >= count
@@ -433,8 +433,8 @@ async def test_a_partition_whose_redis_is_away_keeps_no_permits_from_the_others(
             return await run(script, keys, *arguments)
 
         monkeypatch.setattr(worker.engine.store, "run", run_where_it_is_there)
-        dispatcher = worker.partition(topic, 0).dispatchers["s"]
-        dispatcher.due(0.0)
+        dispatcher = worker.partitions.get(topic, 0).dispatchers["s"]
+        dispatcher.expect(0.0)
         dispatcher.wake()
         await away.wait()
         async with asyncio.timeout(_SOON):

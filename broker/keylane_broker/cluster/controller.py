@@ -14,7 +14,7 @@ from keylane_broker.cluster.placement import Memory, place, relieve, rest
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Owners, WorkerReport
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 _ATTEMPTS = 20  # at a change that others get ahead of
 _CYCLES = 10  # of the same loads, more than it takes to believe them

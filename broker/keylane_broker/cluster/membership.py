@@ -7,22 +7,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 
 from keylane import wire
-from keylane.errors import BrokerError, Fenced, InvalidArgument, Unavailable
+from keylane.errors import BrokerError, InvalidArgument, Unavailable
 from keylane_broker.cluster.controller import Controller
 from keylane_broker.cluster.load import Load, Place
+from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Owners, WorkerReport
+from keylane_broker.errors import NotOwner
 from keylane_broker.logs import Trouble
 from keylane_broker.store.pool import Attempts
 
-if TYPE_CHECKING:
-    from keylane_broker.worker.worker import Worker
-
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 _AGAIN = 0.2  # seconds until something that failed is tried again
 _JOINED = 10.0  # seconds that a worker tries to become one, on a Redis that has answered before
@@ -31,32 +30,43 @@ _LOST = 12  # leases after which a worker that is gone is not shown any more,
 _LOST_MS = 600_000  # but not before this
 
 
-class NotOwner(Fenced):
-    """Another worker serves the partition."""
+class Host(Protocol):
+    """The partitions of a worker, as its membership sees them."""
 
-    def __init__(self, topic: str, partition: int, worker: str, address: str) -> None:
-        super().__init__(f"partition {partition} of {topic!r} is served by {worker or 'another worker'}")
-        self.topic = topic
-        self.partition = partition
-        self.address = address
+    @property
+    def holds_any(self) -> bool:
+        """Whether there is a partition that this worker has the lease of."""
+
+    async def renew_leases(self) -> None:
+        """Extend all partition leases at once."""
+
+    def follow(self, moved: set[str]) -> None:
+        """Topics have partitions with new owners: take those that are ours, hand over those that are not."""
+
+    def look_again(self, topic: str | None = None, subscription: str | None = None) -> None:
+        """Let the dispatchers of a subscription look again, or all."""
 
 
-NotOwner.code = Fenced.code
-
-
-class Member:
+class Membership:
     """What a worker knows of the cluster, and its part in running it."""
 
-    def __init__(self, worker: "Worker") -> None:
+    def __init__(
+        self, engine: Engine, id: str, *, release: str, lease_ms: int, rebalance_interval: float
+    ) -> None:
+        self.id = id  # of the worker
+        self.lease_ms = lease_ms  # of a partition
         self.version = -1
         self._known: Owners | None = None  # None: read them all
         self.owners: dict[str, list[str]] = {}  # topic -> worker of each partition, "" for none
         self.workers: dict[str, WorkerReport] = {}
         self.controller = ""  # who places partitions
         self.load = Load()
-        self._worker = worker
-        self._engine = worker.engine
-        self._placing = Controller(worker.engine, self._is_alive)
+        self._engine = engine
+        self._release = release
+        self._rebalance_interval = rebalance_interval
+        self._host: Host  # from join() on
+        self._address = ""
+        self._placing = Controller(engine, self._is_alive)
         self._state = "serving"
         self._started_ms = 0
         self._gone = False  # nobody is to hear of us any more
@@ -68,7 +78,7 @@ class Member:
         self._look_again = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None  # the next instant at which somebody may be lost
         self._looking = Attempts()
-        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # What others ask
 
@@ -95,7 +105,7 @@ class Member:
             await self.topics_changed()
             await self.refresh()
             while not self._is_placed(topic, count) and time.monotonic() < end:
-                await self.news(_AGAIN)
+                await self.wait_for_change(_AGAIN)
         names = self.owners.get(topic, [])[:count]
         return about.incarnation, names + [""] * (count - len(names))
 
@@ -103,24 +113,24 @@ class Member:
         names = self.owners.get(topic, [])
         return len(names) == count and all(names)
 
-    async def news(self, patience: float) -> None:
+    async def wait_for_change(self, patience: float) -> None:
         """Wait until something has changed, but no longer than so many seconds."""
-        await asyncio.wait({self._news}, timeout=patience)
+        await asyncio.wait({self._changed}, timeout=patience)
 
     async def refresh(self) -> None:
         """Look at the cluster now; all who want to at once share one look."""
         try:
-            async with asyncio.timeout(self._worker.lease_ms / 1_000):
+            async with asyncio.timeout(self.lease_ms / 1_000):
                 await self._looking.join("look", self._look)
         except TimeoutError:
             raise Unavailable("Redis does not tell about the cluster") from None
 
-    def doubt(self) -> None:
+    def read_anew(self) -> None:
         """Redis may have lost writes: a version that we know can come a second time, and mean another."""
         self._known = None
-        self.stir()
+        self.look_soon()
 
-    def stir(self) -> None:
+    def look_soon(self) -> None:
         """Look at the cluster soon."""
         self._look_again.set()
 
@@ -128,14 +138,14 @@ class Member:
         """A topic was made or deleted: have its partitions placed."""
         self._topics_changed = True
         await self._engine.announce(f"topics {deleted}".strip())
-        if self.controller == self._worker.id:
+        if self.controller == self.id:
             await self.refresh()
 
     # Coming and going
 
-    async def join(self) -> None:
+    async def join(self, host: Host, address: str, started_ms: int) -> None:
         """Become one of the workers; a Redis that is slow is waited for."""
-        self._started_ms = self._worker.now_ms()
+        self._host, self._address, self._started_ms = host, address, started_ms
         end = time.monotonic() + _JOINED
         while True:
             try:
@@ -155,13 +165,13 @@ class Member:
         await self._engine.announce("workers")
         with anyio.move_on_after(patience):
             await self.refresh()
-            while self._worker.holds_any and self._serving_besides(self._worker.id):
-                await self.news(_AGAIN)
+            while self._host.holds_any and self._serving_besides(self.id):
+                await self.wait_for_change(_AGAIN)
 
     async def depart(self) -> None:
         """Be a worker no more."""
         self._gone = True
-        await self._engine.depart(self._worker.id)
+        await self._engine.depart(self.id)
         await self._engine.announce("workers")
 
     def _serving_besides(self, worker: str) -> bool:
@@ -178,30 +188,28 @@ class Member:
         now = time.monotonic()
         if self._gone:
             return
-        if now - self._beaten > self._worker.lease_ms / 2_000:  # a third is the rule
+        if now - self._beaten > self.lease_ms / 2_000:  # a third is the rule
             # We could not be heard, so others could not either: give them time to be heard again.
-            self._trusted = now + self._worker.lease_ms / 2_000
+            self._trusted = now + self.lease_ms / 2_000
         self.load.add(self._engine.take_loads(), max(now - self._beaten, 0.001))
         try:
-            await self._worker.renew_leases()
+            await self._host.renew_leases()
         finally:  # one node of a Redis Cluster may be away
             await self._engine.heartbeat(self._report(), self._ttl_ms)
             self._beaten = now
-            self.stir()
-        await self._worker.set_clock()
+            self.look_soon()
 
     @property
     def _ttl_ms(self) -> int:
         """How long what we say about ourselves is kept."""
-        return max(self._worker.lease_ms * _LOST, _LOST_MS)
+        return max(self.lease_ms * _LOST, _LOST_MS)
 
     def _report(self) -> WorkerReport:
         messages, script_ms = self.load.total()
-        worker = self._worker
         return WorkerReport(
-            worker.id,
-            worker.address,
-            worker.release,
+            self.id,
+            self._address,
+            self._release,
             self._state,
             self._started_ms,
             round(messages, 2),
@@ -210,9 +218,9 @@ class Member:
         )
 
     def _is_alive(self, report: WorkerReport) -> bool:
-        if report.id == self._worker.id:
+        if report.id == self.id:
             return True
-        return report.age_ms < self._worker.lease_ms or (
+        return report.age_ms < self.lease_ms or (
             time.monotonic() < self._trusted and report.age_ms < self._ttl_ms
         )
 
@@ -232,7 +240,7 @@ class Member:
                 except BrokerError as error:
                     trouble.goes_on(error)
                     await asyncio.sleep(_AGAIN)
-                    self.stir()
+                    self.look_soon()
                 except Exception:
                     log.exception("a bug while looking at the cluster; the worker goes on")
                     await asyncio.sleep(_AGAIN)
@@ -240,41 +248,40 @@ class Member:
     def _heard(self, event: str) -> None:
         kind, *names = event.split()[:3] or [""]
         if kind == "subscription" and len(names) == 2:
-            self._worker.feed(*names)
+            self._host.look_again(*names)
         elif kind == "released":
-            self._tell()
+            self._tell_change()
         else:
             if not event:  # we may have missed any
-                self._worker.feed()
+                self._host.look_again()
             elif names:
-                self._worker.feed(names[0])  # its consumers find out that they have none
+                self._host.look_again(names[0])  # its consumers find out that they have none
             self._topics_changed = self._topics_changed or kind in ("", "topics")
-            self.stir()
+            self.look_soon()
 
     async def _look(self) -> None:
         """Learn who is there and who owns what, and place partitions if that is on us."""
-        worker = self._worker
         if self._gone:
             return
-        self.controller, left_ms = await self._engine.lead(worker.id, worker.lease_ms)
+        self.controller, left_ms = await self._engine.lead(self.id, self.lease_ms)
         owners, reports = await self._engine.owners(self._known), await self._engine.workers()
-        if self.controller == worker.id and await self._place(owners, reports):
+        if self.controller == self.id and await self._place(owners, reports):
             owners = await self._engine.owners()
         self._learn(owners, reports)
         for report in self.workers.values():
-            if report.id != worker.id and self._is_alive(report):
-                left = worker.lease_ms - report.age_ms
+            if report.id != self.id and self._is_alive(report):
+                left = self.lease_ms - report.age_ms
                 if left < 0:  # it is only trusted to come back
                     left = round((self._trusted - time.monotonic()) * 1_000)
                 left_ms = min(left_ms, max(left, 0) + 1)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(left_ms / 1_000 + 0.001, self.stir)
+        self._timer = asyncio.get_running_loop().call_later(left_ms / 1_000 + 0.001, self.look_soon)
 
     async def _place(self, owners: Owners, reports: list[WorkerReport]) -> bool:
-        """Place partitions if something changed, or to look at loads; answers whether any moved."""
+        """Place partitions if something changed, or to look at loads; return whether any moved."""
         now = time.monotonic()
-        by_load = now - self._relieved > self._worker.settings.rebalance_interval
+        by_load = now - self._relieved > self._rebalance_interval
         situation = (owners.version, self._placing.able(reports))
         if not (by_load or self._topics_changed or situation != self._placed_for):
             return False
@@ -304,13 +311,13 @@ class Member:
             for topic in before.keys() | self.owners.keys()
             if before.get(topic) != self.owners.get(topic)
         }
-        self._worker.follow(moved)
-        self._tell()
+        self._host.follow(moved)
+        self._tell_change()
 
-    def _tell(self) -> None:
-        """Wake those who wait for news."""
-        self._news.set_result(None)
-        self._news = asyncio.get_running_loop().create_future()
+    def _tell_change(self) -> None:
+        """Wake those who wait for a change."""
+        self._changed.set_result(None)
+        self._changed = asyncio.get_running_loop().create_future()
 
     # Orders of an operator
 

@@ -13,7 +13,7 @@ import msgspec
 from keylane_broker.store.keys import REMAINS, partition_keys
 from keylane_broker.store.store import Store
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 Place = tuple[str, int]  # topic and partition
 

@@ -13,7 +13,7 @@ from keylane_broker.engine.values import Lease, Message
 from keylane_broker.store.keys import partition_keys
 from keylane_broker.store.store import Store
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 LOST = ("", "", "")  # key, uid and about of an entry that the log should have and has not
 

@@ -10,7 +10,7 @@ from keylane_broker.store.store import Store
 
 __all__ = ["Finding", "advice_on", "examine", "require_fit"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 PATIENCE = 5.0  # seconds; whoever starts a broker sits and waits
 

@@ -47,7 +47,7 @@ _ECHO = 3.0  # seconds between two proofs that a channel is heard, and for each 
 _AT_ONCE = 16  # calls through redis-py, each on a connection of its own: its pool refuses more than it has
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # seconds before a channel is listened to again
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 _KINDS = (
     "redis://, rediss://, unix://, redis+cluster://host:port,host:port or redis+sentinel://host:port/master"

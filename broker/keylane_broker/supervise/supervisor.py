@@ -22,12 +22,13 @@ from keylane_broker.config import Settings
 from keylane_broker.errors import unwrapped
 from keylane_broker.inspect.fitness import require_fit
 from keylane_broker.ports import check_free, choose_ports
-from keylane_broker.supervise.children import Keeper, SupervisorError, WorkerProcess
 from keylane_broker.supervise.embedded_server import Server
+from keylane_broker.supervise.restarts import Restarter
+from keylane_broker.supervise.worker_process import SupervisorError, WorkerProcess
 
 __all__ = ["Running", "SupervisorError", "supervise"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 
 @dataclass
@@ -54,15 +55,17 @@ class Running:
         """Replace one worker after the other; asked for again meanwhile, do it once more after that."""
         self._restart.set()
 
-    async def restart_when_asked(self, keepers: list[Keeper]) -> None:
+    async def restart_when_asked(self, restarters: list[Restarter]) -> None:
         """Do so, for ever."""
         while True:
             await self._restart.wait()
             self._restart = anyio.Event()
             log.info("rolling restart of %d workers", len(self.workers))
-            for number, (worker, keeper) in enumerate(zip(self.workers, keepers, strict=True), 1):
+            for number, (worker, restarter) in enumerate(zip(self.workers, restarters, strict=True), 1):
                 # The others take its partitions over before it ends; for one alone nobody does.
-                await keeper.replace(partial(worker.stop, hand_over=len(self.workers) > 1 or not self.server))
+                await restarter.replace(
+                    partial(worker.stop, hand_over=len(self.workers) > 1 or not self.server)
+                )
                 log.info("rolling restart: worker %d of %d is back", number, len(self.workers))
             log.info("rolling restart: done")
 
@@ -79,16 +82,16 @@ async def supervise(settings: Settings) -> AsyncIterator[Running]:
         redis_url = server.url if server else settings.redis
         workers = _workers(settings, ports, redis_url, embedded=server is not None)
         broker = Running(settings, redis_url, server, workers)
-        keepers = [Keeper(worker.id, worker.wait, worker.start) for worker in workers]
+        restarters = [Restarter(worker.id, worker.wait, worker.start) for worker in workers]
         try:
             await _start(workers)
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
                     if server:
-                        tasks.start_soon(Keeper("the embedded server", *_in_threads(server)).keep)
-                    for keeper in keepers:
-                        tasks.start_soon(keeper.keep)
-                    tasks.start_soon(broker.restart_when_asked, keepers)
+                        tasks.start_soon(Restarter("the embedded server", *_in_threads(server)).run)
+                    for restarter in restarters:
+                        tasks.start_soon(restarter.run)
+                    tasks.start_soon(broker.restart_when_asked, restarters)
                     yield broker
                     tasks.cancel_scope.cancel()
         finally:

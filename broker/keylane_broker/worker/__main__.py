@@ -26,7 +26,7 @@ from keylane_broker.worker.worker import Worker
 
 __all__ = ["main"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 STDIN = 0
 _reported: list[bool] = []

@@ -7,24 +7,36 @@ a connection keep the order of its frames; other connections do not wait for the
 
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from keylane import wire
 from keylane.errors import BrokerError, DurabilityNotReached, Fenced, TopicNotFound, Unavailable
 from keylane_broker.engine.values import Lease
+from keylane_broker.worker.leased_partition import LeasedPartition
 
-if TYPE_CHECKING:
-    from keylane_broker.worker.connection import Connection
-    from keylane_broker.worker.partition import Partition
+log = logging.getLogger("keylane.broker")
 
-log = logging.getLogger(__name__)
+
+class Publishing(Protocol):
+    """A connection, as far as its publishes are concerned."""
+
+    store: str  # the payload store that the client can delete from
+
+    def published(self, pending: "Pending", reply: wire.PublishReply) -> None:
+        """Answer a PUBLISH."""
+
+    def publish_failed(self, pending: "Pending", error: Exception) -> None:
+        """Answer a PUBLISH."""
+
+    def hold_back(self, topic: str, partition: int, error: Exception) -> None:
+        """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
 
 
 class Pending(NamedTuple):
     """A PUBLISH that waits for its turn, or for its answer."""
 
-    connection: "Connection"
+    connection: Publishing
     sequence: int
     flat: list[str]
     size: int
@@ -53,12 +65,15 @@ class _Turn:
 class Confirmations:
     """The answers of one partition that are still to be given."""
 
-    def __init__(self, partition: "Partition") -> None:
+    def __init__(
+        self, partition: LeasedPartition, take_behind: Callable[[set[Publishing]], list[Pending]]
+    ) -> None:
         self._partition = partition
-        self._turns: dict[Connection, deque[_Turn]] = {}
+        self._take_behind = take_behind  # takes what connections sent out of the queue
+        self._turns: dict[Publishing, deque[_Turn]] = {}
         self._waiting: dict[tuple[str, int], list[_Turn]] = {}  # by level and timeout: stored, not confirmed
         self._lease: Lease | None = None  # under which these were stored
-        self._doubtful = False  # and may be gone since
+        self._lease_lost = False  # and may be gone since
 
     def begin(self, lease: Lease) -> None:
         """Something is about to be stored; Unavailable if it could overtake what a lost lease has stored."""
@@ -67,11 +82,11 @@ class Confirmations:
                 f"what was published to {self._partition} before is not confirmed yet; try again"
             )
         if self._lease is not lease:
-            self._lease, self._doubtful = lease, False
+            self._lease, self._lease_lost = lease, False
 
-    def doubt(self) -> None:
-        """The lease was lost."""
-        self._doubtful = True
+    def lease_lost(self) -> None:
+        """What was stored under the lease may be gone."""
+        self._lease_lost = True
 
     def stored(self, pending: Pending, reply: wire.PublishReply) -> None:
         """A PUBLISH is in memory: answer it, or have it confirmed first."""
@@ -84,7 +99,7 @@ class Confirmations:
         waiting = self._waiting.get(level)
         if waiting is None:
             self._waiting[level] = [turn]
-            self._partition.worker.start(self._confirm_all, level)
+            self._partition.background.start(self._confirm_all, level)
         else:
             waiting.append(turn)
 
@@ -109,9 +124,8 @@ class Confirmations:
         error: Exception | None = None
         assert lease is not None
         try:
-            engine = partition.worker.engine
-            await partition.call_once(engine.confirm(lease, durability, timeout_ms))
-            if self._doubtful:  # another master has said so, who may not have them
+            await partition.call_once(partition.engine.confirm(lease, durability, timeout_ms))
+            if self._lease_lost:  # another master has said so, who may not have them
                 raise Unavailable(f"the lease of {partition} was lost meanwhile; try again")
         except (Fenced, TopicNotFound) as problem:
             error = Unavailable(f"{problem}; try again")
@@ -159,11 +173,11 @@ class Confirmations:
         """Refuse what comes from these connections until they say that they try again."""
         if _is_to_be_tried_again(error):
             for pending in batch:
-                pending.connection.hold_back(self._partition, error)
+                pending.connection.hold_back(self._partition.topic, self._partition.number, error)
 
     def _refuse_behind(self, batch: Sequence[Pending], error: Exception) -> None:
         if _is_to_be_tried_again(error):
-            for pending in self._partition.take_behind({pending.connection for pending in batch}):
+            for pending in self._take_behind({pending.connection for pending in batch}):
                 self._answer(pending, error)
 
 

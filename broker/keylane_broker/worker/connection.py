@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable
+from typing import cast
 
 from keylane import wire
 from keylane.errors import (
@@ -15,18 +16,15 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane.wire import Frame, FrameReader, Type
-from keylane_broker.cluster.membership import NotOwner
 from keylane_broker.engine.checks import check_int
+from keylane_broker.errors import NotOwner
 from keylane_broker.limits import MAX_PERMITS
 from keylane_broker.worker.confirmations import Pending
 from keylane_broker.worker.consumer import Consumer
-from keylane_broker.worker.partition import Partition
-from keylane_broker.worker.requests.table import HEAVY
+from keylane_broker.worker.context import Context
+from keylane_broker.worker.publisher import messages_of
 
-if TYPE_CHECKING:
-    from keylane_broker.worker.worker import Worker
-
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
 _FETCHES = 16  # under way for one client, each of which may bring each consumer a megabyte
@@ -34,23 +32,45 @@ _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have u
 _REQUESTS = 200  # requests that one connection may have under way
 _TURNS = 2  # of those that may read and answer a lot: while Redis reads for one, the other is answered
 
+Reply = tuple[wire.Properties, bytes]
+Handle = Callable[["Connection", Frame], Awaitable[Reply]]
+DONE: Reply = (wire.Properties(), b"")
+
+# Requests that may read and answer a lot.
+_HEAVY = {
+    Type.PEEK,
+    Type.TOPICS,
+    Type.DESCRIBE_TOPIC,
+    Type.DESCRIBE_SUBSCRIPTION,
+    Type.CLUSTER,
+    Type.READ,
+    Type.OFFSETS,
+    Type.OWED,
+}
+
 
 class Connection(asyncio.Protocol):
     """One client; any number of producers and consumers share it."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self.worker = worker
+    def __init__(self, context: Context, handle: Handle) -> None:
         self.streams: dict[int, Consumer] = {}
         self.opening: set[int] = set()  # streams whose SUBSCRIBE is under way
         self.refused: dict[tuple[str, int], BrokerError] = {}  # where publishes must come again
         self.topics: set[str] = set()  # whose maps it has, and so hears of moves
-        self.store = ""  # the payload store that it can delete from: see keylane_broker.worker.disposal
+        self.store = ""  # the payload store that it can delete from: see body_deletion
         self.writable = True
         self.unsent = 0  # bytes that waited to be sent when that was last looked at
         self.greeted = False  # INFO has been exchanged
         self.heard = 0.0  # when the last frame came, by the loop's clock
         self.peer = ""  # its address, and who it says it is: for the log
-        self._reader = FrameReader(worker.settings.max_frame)
+        self._context = context
+        self._handle = handle  # answers a request that is not hot
+        self._all = context.connections
+        self._background = context.background
+        self._partitions = context.partitions
+        self._store = context.engine.store
+        self._now_ms = context.clock.now_ms
+        self._reader = FrameReader(context.settings.max_frame)
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.TimerHandle
@@ -121,8 +141,8 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_BUFFERED)
         self.peer = ":".join(map(str, (transport.get_extra_info("peername") or ("?",))[:2]))
         self.heard = self._loop.time()
-        self._greeting = self._loop.call_later(self.worker.settings.heartbeat * 3, self._expect_greeting)
-        if refusal := self.worker.admit(self):
+        self._greeting = self._loop.call_later(self._context.settings.heartbeat * 3, self._expect_greeting)
+        if refusal := self._all.add(self):
             self.send(wire.Error(refusal.code, str(refusal)))
             self.close()
 
@@ -135,7 +155,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle each frame that is complete now."""
         self.heard = self._loop.time()
-        reader, store = self._reader, self.worker.engine.store
+        reader, store, connections = self._reader, self._store, self._all
         before = reader.waiting
         store.cork()
         try:
@@ -146,14 +166,14 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             log.info("%s breaks the protocol: %s", self.peer, error)
             self.send(wire.Error(error.code, str(error)))
-            self.worker.buffered += reader.waiting - before
+            connections.buffered += reader.waiting - before
             self.close()
             return
         finally:
             store.flush()
-        self.worker.buffered += reader.waiting - before
-        if self.worker.buffered > self.worker.settings.max_inflight_bytes:
-            self.worker.drop_the_largest()
+        connections.buffered += reader.waiting - before
+        if connections.buffered > connections.max_inflight:
+            connections.close_largest_frame()
 
     def pause_writing(self) -> None:
         """The client reads too slowly: neither deliver to it nor listen to it until it has caught up."""
@@ -175,12 +195,13 @@ class Connection(asyncio.Protocol):
         self._greeting.cancel()
         self._drained.set()
         self._drop_input()
-        self.worker.unsent -= self.unsent
+        self._all.unsent -= self.unsent
         self.unsent = 0
-        self.worker.miss(self.streams.values())
+        self._context.sessions.renew_beside(self.streams.values())
         for consumer in list(self.streams.values()):
             consumer.forget()
-        self.worker.forget(self)
+        self._all.remove(self)
+        self._context.bodies.gone(self)
 
     # Sending
 
@@ -189,22 +210,22 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             if not self._unsent:
                 self._loop.call_soon(self.flush)
-            self._unsent.append(wire.frame(properties, sequence, self.worker.now_ms(), body))
+            self._unsent.append(wire.frame(properties, sequence, self._now_ms(), body))
 
     def flush(self) -> None:
         """Write what was sent, now."""
         if self._unsent and self._transport is not None:
             self._transport.write(b"".join(self._unsent))
             self.measure()
-            if self.worker.unsent > self.worker.settings.max_unsent_bytes:
-                self.worker.drop_slow_readers()
+            if self._all.unsent > self._all.max_unsent:
+                self._all.close_slow_readers()
         self._unsent.clear()
 
     def measure(self) -> None:
         """Look at what waits to be sent."""
         if self._transport is not None:
             before, self.unsent = self.unsent, self._transport.get_write_buffer_size()
-            self.worker.unsent += self.unsent - before
+            self._all.unsent += self.unsent - before
 
     def refuse(self, error: Exception, sequence: int) -> None:
         """Answer a request with an error."""
@@ -224,7 +245,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _drop_input(self) -> None:
-        self.worker.buffered -= self._reader.waiting
+        self._all.buffered -= self._reader.waiting
         self._reader = FrameReader(0)
 
     def abort(self) -> None:
@@ -236,7 +257,7 @@ class Connection(asyncio.Protocol):
 
     def _receive(self, frame: Frame) -> None:
         if frame.type == Type.OK:  # the answer to a heartbeat, or bodies have been deleted
-            self.worker.disposal.answered(self, frame.sequence)
+            self._context.bodies.answered(self, frame.sequence)
             return
         if not self.greeted and frame.type != Type.INFO:
             raise ProtocolError("the first frame of a connection must be INFO")
@@ -255,11 +276,11 @@ class Connection(asyncio.Protocol):
             self.refuse(error, frame.sequence)
 
     async def _request(self, frame: Frame) -> None:
-        """Carry out what is not hot."""
+        """Answer what is not hot."""
         try:
-            if self.worker.stopping:
+            if self._background.stopping:
                 raise Unavailable("the worker is stopping")
-            reply, body = await self.worker.carry_out(self, frame)
+            reply, body = await self._handle(self, frame)
             self.send(reply, frame.sequence, body)
         except Exception as error:
             if not isinstance(error, BrokerError):
@@ -271,17 +292,17 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, frame: Frame) -> None:
         """Start on a request; of those that may read and answer a lot, few at a time."""
-        if frame.type not in HEAVY:
-            self.worker.start(self._request, frame)
+        if frame.type not in _HEAVY:
+            self._background.start(self._request, frame)
             return
         self._heavy.append(frame)
         if self._turns < _TURNS:
             self._turns += 1
-            self.worker.start(self._request_in_turn)
+            self._background.start(self._request_in_turn)
 
     async def _request_in_turn(self) -> None:
         try:
-            while self._heavy and self.alive and not self.worker.stopping:
+            while self._heavy and self.alive and not self._background.stopping:
                 frame = self._heavy.popleft()
                 await self._drained.wait()
                 await self._request(frame)
@@ -313,15 +334,17 @@ class Connection(asyncio.Protocol):
             self.refused.pop(place, None)
         elif refusal := self.refused.get(place):
             raise self._refused_still(request, refusal)
-        flat = self.worker.check_publish(request, frame.body)
+        if self._background.stopping:
+            raise Unavailable("the worker is stopping")
+        flat = messages_of(request, frame.body)
         try:
-            partition = self.worker.partition(request.topic, request.partition)
+            partition = self._partitions.get(request.topic, request.partition)
         except NotOwner as error:  # should it come back, what is behind this one must not overtake it
             self.refused[place] = error
             raise
         size = len(frame.body)
         self._inflight += size
-        self.worker.inflight += size
+        self._all.inflight += size
         partition.publish(
             Pending(
                 self,
@@ -340,7 +363,7 @@ class Connection(asyncio.Protocol):
         """Why what comes behind a refused publish is refused, too; the partition may be elsewhere by now."""
         if not isinstance(refusal, NotOwner):
             return refusal
-        self.worker.partition(request.topic, request.partition)  # or its owner of now
+        self._partitions.get(request.topic, request.partition)  # or its owner of now
         return Fenced(
             f"partition {request.partition} of {request.topic!r} was elsewhere and has come back: send what "
             "was refused once more, in its order, the first frame with `again`"
@@ -356,16 +379,16 @@ class Connection(asyncio.Protocol):
         self._done(pending)
         self.refuse(error, pending.sequence)
 
-    def hold_back(self, partition: Partition, error: Exception) -> None:
+    def hold_back(self, topic: str, partition: int, error: Exception) -> None:
         """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
         if isinstance(error, BrokerError):
-            self.refused[partition.topic, partition.number] = error
+            self.refused[topic, partition] = error
 
     def _done(self, pending: Pending) -> None:
         self._inflight -= pending.size
-        self.worker.inflight -= pending.size
+        self._all.inflight -= pending.size
         self.regulate()
-        self.worker.relieve()
+        self._all.listen_again()
 
     def regulate(self) -> None:
         """Listen only while there is room for what the client may ask."""
@@ -373,7 +396,7 @@ class Connection(asyncio.Protocol):
             self.writable
             and self._inflight < _INFLIGHT
             and self._requests < _REQUESTS
-            and not (self._inflight and self.worker.crowded)
+            and not (self._inflight and self._all.crowded)
         )
         if wanted != self._reading and self.alive:
             assert self._transport is not None
@@ -381,7 +404,7 @@ class Connection(asyncio.Protocol):
             if wanted:
                 self.heard = self._loop.time()
                 self._transport.resume_reading()
-                self.worker.held_back.discard(self)
+                self._all.held_back.discard(self)
             else:
                 self._transport.pause_reading()
-                self.worker.held_back.add(self)
+                self._all.held_back.add(self)

@@ -1,17 +1,66 @@
 """A consumer as its worker sees it: who it is, and how much it may still be sent."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from keylane import wire
-
-if TYPE_CHECKING:
-    from keylane_broker.worker.connection import Connection
-    from keylane_broker.worker.dispatcher import Dispatcher
+from keylane_broker.worker.crowd import Crowd
 
 FRAME = 250_000  # characters of messages in one frame, about
 SHARE = 1024 * 1024  # bytes of messages for one consumer in one fetch
 _SHARE = 64  # permits below which a share of them is not worth its own call
+
+
+class Outlet(Protocol):
+    """A connection, as its consumers see it: a way to send frames, while the client reads them."""
+
+    streams: dict[int, "Consumer"]
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether messages may be fetched for it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything that is sent can still arrive."""
+
+    def send(self, properties: wire.Properties, sequence: int = 0, body: bytes = b"") -> None:
+        """Send a frame, with the others of this turn of the event loop."""
+
+    def flush(self) -> None:
+        """Write what was sent, now."""
+
+    def begin_fetch(self) -> None:
+        """A fetch is under way for consumers of it."""
+
+    def end_fetch(self) -> None:
+        """It has ended; relieve() then says so."""
+
+    def relieve(self) -> None:
+        """Fetches have ended: those that wait for their turn may go on."""
+
+
+class Source(Protocol):
+    """A dispatcher, as the consumers that it serves see it."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether its last attempt at anything has failed."""
+
+    def notify(self) -> None:
+        """There may be something that any consumer could take."""
+
+    def may_have_work_for(self, consumer: "Consumer") -> None:
+        """There may be something for a consumer."""
+
+    async def renew_sessions(self, session_ms: int) -> None:
+        """Tell Redis that the consumers are still here."""
+
+    def holds_nothing(self, consumer: "Consumer") -> None:
+        """A consumer has no unsettled messages of the partition any more."""
+
+    def detach(self, consumer: "Consumer") -> None:
+        """Serve it no more."""
 
 
 class Consumer:
@@ -20,6 +69,7 @@ class Consumer:
     __slots__ = (
         "at_most_once",
         "connection",
+        "consumers",
         "credit",
         "crowd",
         "dispatchers",
@@ -44,9 +94,16 @@ class Consumer:
     )
 
     def __init__(
-        self, connection: "Connection", request: wire.Subscribe, lease_ms: int, incarnation: int
+        self,
+        connection: Outlet,
+        consumers: "Consumers",
+        crowd: Crowd["Consumer"],
+        request: wire.Subscribe,
+        lease_ms: int,
+        incarnation: int,
     ) -> None:
         self.connection = connection
+        self.consumers = consumers
         self.stream = request.stream
         self.topic = request.topic
         self.incarnation = incarnation  # of the topic
@@ -64,11 +121,10 @@ class Consumer:
         self.wanted = False  # the client knows that there may be messages, but no permits
         self.paused = False
         self.at_most_once = False  # nothing is settled: the client says when there is room again
-        self.dispatchers: dict[int, Dispatcher] = {}  # by partition
-        self.waiting: dict[int, Dispatcher] = {}  # partitions that may have something once there are permits
+        self.dispatchers: dict[int, Source] = {}  # by partition
+        self.waiting: dict[int, Source] = {}  # partitions that may have something once there are permits
         self.place: tuple[int, int] | None = None  # in the crowd
-        self.crowd = connection.worker.crowds[self.topic, self.subscription]
-        self.crowd.add(self)
+        self.crowd = crowd
         # Partition -> token, first, last of leases that have ended since we asked what the name holds there.
         self.listing: dict[int, list[tuple[int, int, int]]] = {}
 
@@ -78,14 +134,14 @@ class Consumer:
         return self.topic, self.subscription, self.name
 
     @property
-    def spare(self) -> int:
+    def headroom(self) -> int:
         """How many more messages it could hold, of all partitions together."""
         return self.credit + self.reserved
 
     @property
     def rank(self) -> tuple[int, int]:
         """By which the roomiest is the least, and of equals the one whose turn it is."""
-        return -self.spare, self.place[1] if self.place else 0
+        return -self.headroom, self.place[1] if self.place else 0
 
     @property
     def has_room(self) -> bool:
@@ -121,9 +177,9 @@ class Consumer:
         self.crowd.has_grown(self)
         while self.waiting and self.has_room:  # those who are told may use it up at once
             dispatcher = self.waiting.pop(next(iter(self.waiting)))
-            dispatcher.ask(self)
+            dispatcher.may_have_work_for(self)
             # One whose Redis is away has no use for them yet.
-            if self.credit < _SHARE and len(self.dispatchers) > 1 and not dispatcher.troubled:
+            if self.credit < _SHARE and len(self.dispatchers) > 1 and not dispatcher.failing:
                 return
 
     def count(self, partition: int, messages: int) -> None:
@@ -158,7 +214,7 @@ class Consumer:
             messages = min(messages, self.out[partition])
             self.out[partition] -= messages
             if not self.out[partition] and (dispatcher := self.dispatchers.get(partition)):
-                dispatcher.holders.pop(self.name, None)
+                dispatcher.holds_nothing(self)
             self.give(messages)
 
     def limit(self, permits: int, sequence: int, gone: int) -> None:
@@ -174,14 +230,14 @@ class Consumer:
         self.give(0)
         if not permits:
             for dispatcher in list(self.waiting.values()):
-                dispatcher.ask(self)  # it asks for permits
+                dispatcher.may_have_work_for(self)  # it asks for permits
 
     def _answer_lowered(self) -> None:
         for sequence in self.lowered:
             self.connection.send(wire.Properties(), sequence)
         self.lowered.clear()
 
-    def part(self, partition: int, address: str) -> None:
+    def redirect(self, partition: int, address: str) -> None:
         """Another worker serves a partition from now on; what is held of it, and its permits, go there."""
         gone = self._drop(partition)
         left = max(0, self.permits - gone)  # none, where the limit has been lowered below what was out
@@ -230,16 +286,42 @@ class Consumer:
         self.connection.send(wire.Error(code, message, stream=self.stream))
 
     def forget(self) -> None:
-        """Take it off every partition, its connection and its worker; what it holds stays leased."""
+        """Take it off every partition, its connection and the list of all; what it holds stays leased."""
         for dispatcher in self.dispatchers.values():
             dispatcher.detach(self)
         self.dispatchers.clear()
-        self.crowd.remove(self)
-        if not self.crowd.members:
-            self.connection.worker.crowds.pop((self.topic, self.subscription), None)
+        self.consumers.remove(self)
         self._answer_lowered()
-        streams, consumers = self.connection.streams, self.connection.worker.consumers
+        streams = self.connection.streams
         if streams.get(self.stream) is self:
             del streams[self.stream]
-        if consumers.get(self.identity) is self:
-            del consumers[self.identity]
+
+
+class Consumers:
+    """All consumers of a worker: of each name in a subscription, one."""
+
+    def __init__(self) -> None:
+        self._crowds: dict[tuple[str, str], Crowd[Consumer]] = {}  # by topic and subscription
+
+    def get(self, topic: str, subscription: str, name: str) -> Consumer | None:
+        """Return the consumer of a name, if it is here."""
+        crowd = self._crowds.get((topic, subscription))
+        return crowd.members.get(name) if crowd is not None else None
+
+    def open(self, connection: Outlet, request: wire.Subscribe, lease_ms: int, incarnation: int) -> Consumer:
+        """Make a consumer, which takes over from the one of its name."""
+        crowd = self._crowds.setdefault((request.topic, request.subscription), Crowd())
+        before = crowd.members.get(request.consumer)
+        consumer = Consumer(connection, self, crowd, request, lease_ms, incarnation)
+        crowd.add(consumer)
+        connection.streams[consumer.stream] = consumer
+        if before is not None:
+            before.end("consumer_replaced", f"another connection took over as consumer {consumer.name!r}")
+        return consumer
+
+    def remove(self, consumer: Consumer) -> None:
+        """Forget a consumer."""
+        consumer.crowd.remove(consumer)
+        place = (consumer.topic, consumer.subscription)
+        if not consumer.crowd.members and self._crowds.get(place) is consumer.crowd:
+            del self._crowds[place]

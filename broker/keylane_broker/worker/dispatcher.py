@@ -5,50 +5,53 @@ as the next at which something falls due: no polling, no sweep.
 """
 
 import asyncio
-import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from keylane import wire
 from keylane.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
-from keylane_broker.cluster.membership import NotOwner
 from keylane_broker.engine.codec import count_messages, flat_receipts, held_frames, without
 from keylane_broker.engine.receipts import receipts_of
 from keylane_broker.engine.values import Delivery, Fetched, Lease, Room, Share
+from keylane_broker.errors import NotOwner
 from keylane_broker.worker.clock import NEVER, instant
-from keylane_broker.worker.consumer import SHARE, Consumer
+from keylane_broker.worker.consumer import SHARE, Consumer, Consumers
+from keylane_broker.worker.due_timer import DueTimer
+from keylane_broker.worker.leased_partition import LeasedPartition
 
-if TYPE_CHECKING:
-    from keylane_broker.worker.partition import Partition
-
-log = logging.getLogger(__name__)
-
-FEW, MANY = (
-    8,
-    64,
-)  # consumers with the most room that a fetch names; many while there is more to give than to few
+# Consumers with the most room that a fetch names; many while there is more to give than to few.
+FEW, MANY = 8, 64
 OWN = 64  # and at most so many of those to whom something may come that is theirs alone; twice
 _LEAST = 16  # messages that a fetch may lease, however large they are
-_PATIENCE = (0.05, 1.0)  # seconds between attempts while Redis is away, shortest and longest
 _BY_ROOM = attrgetter("rank")
 
 
 class Dispatcher:
     """One partition and one subscription; lives as long as it has consumers, or sessions are to be ended."""
 
-    def __init__(self, partition: "Partition", subscription: str, mode: str, delivery: str) -> None:
+    def __init__(
+        self,
+        partition: LeasedPartition,
+        subscription: str,
+        mode: str,
+        delivery: str,
+        *,
+        consumers: Consumers,
+        on_idle: Callable[["Dispatcher"], None],
+    ) -> None:
         self.partition = partition
         self.subscription = subscription
         self.incarnation = partition.incarnation  # of the topic: what is done here is not for another one
         self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
-        self.hungry = True  # there may be something that any consumer could take
-        self.holders: dict[str, Consumer] = {}  # those with unsettled messages of this partition
+        self.has_work = True  # there may be something that any consumer could take
+        self._known = consumers  # all that there are, also those that are just coming back
+        self._on_idle = on_idle
+        self._holders: dict[str, Consumer] = {}  # those with unsettled messages of this partition
         self._asking: dict[str, Consumer] = {}  # those for whom something may wait that is theirs alone
         self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
-        self._starved = False  # nobody has room, and whoever gets some will tell us
+        self._all_full = False  # nobody has room, and whoever gets some will tell us
         self._width = FEW  # how many of the roomiest the next fetch names
         self._limit = wire.MAX_BATCH  # messages that the next fetch may lease
         self._others = 0  # who has room besides those that the fetch names
@@ -59,40 +62,52 @@ class Dispatcher:
         self._void: int | None = None  # up to which token a seek has ended leases; not known yet
         self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
         self._lost_since = 0  # the token before that fetch
-        self._doubtful: dict[str, Consumer] = {}  # whose leases may have ended without our hearing of it
-        self._due = 0.0  # when to look for what has timed out, by the event loop's clock
-        self._sooner = NEVER  # what due() was told while a call was under way that may not know of it
-        self._timer: asyncio.TimerHandle | None = None
-        self._pumping = False
-        self.troubled = False  # the last attempt at anything has failed
+        self._uncertain: dict[str, Consumer] = {}  # whose leases may have ended without our hearing of it
+        self._timer = DueTimer(partition.background, self._step, self, due=0.0)  # what may have timed out
+        self.wake = self._timer.wake  # somebody has room, or something has fallen due
+        self.expect = self._timer.expect  # something falls due then, by the event loop's clock
         self._quiet = asyncio.Event()  # no fetch is under way
         self._quiet.set()
 
     def __str__(self) -> str:
         return f"subscription {self.subscription!r} on {self.partition}"
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step is under way."""
+        return self._timer.running
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt at anything has failed."""
+        return self._timer.failing
+
     # Who is served
 
     def attach(self, consumer: Consumer) -> None:
         """Serve one more consumer."""
         self.consumers[consumer.name] = consumer
-        for known in (self._lost, self._doubtful):
+        for known in (self._lost, self._uncertain):
             known.pop(consumer.name, None)  # it has just been handed all that it holds
         consumer.dispatchers[self.partition.number] = self
         if consumer.out[self.partition.number]:
-            self.holders[consumer.name] = consumer
-        self.ask(consumer)
+            self._holders[consumer.name] = consumer
+        self.may_have_work_for(consumer)
 
     def detach(self, consumer: Consumer) -> None:
         """Serve it no more."""
         if self.consumers.get(consumer.name) is consumer:
-            for known in (self.consumers, self.holders, self._asking, self._later, self._doubtful):
+            for known in (self.consumers, self._holders, self._asking, self._later, self._uncertain):
                 known.pop(consumer.name, None)
         consumer.waiting.pop(self.partition.number, None)
         if not self.consumers:
-            self.due(0.0)  # are there sessions left to be ended?
+            self.expect(0.0)  # are there sessions left to be ended?
 
-    def end_all(self, error: BrokerError) -> None:
+    def holds_nothing(self, consumer: Consumer) -> None:
+        """A consumer has no unsettled messages of this partition any more."""
+        self._holders.pop(consumer.name, None)
+
+    def end_consumers(self, error: BrokerError) -> None:
         """Tell every consumer that there is nothing more to come, and why."""
         for consumer in list(self.consumers.values()):
             consumer.end(error.code, str(error))
@@ -100,19 +115,18 @@ class Dispatcher:
 
     def _finish(self) -> None:
         """There is nothing more to do, unless somebody comes."""
-        self._due = self._sooner = NEVER
-        self._set_timer(NEVER)
-        if not self.consumers and self.partition.dispatchers.get(self.subscription) is self:
-            del self.partition.dispatchers[self.subscription]
+        self._timer.clear()
+        if not self.consumers:
+            self._on_idle(self)
 
-    def part(self) -> None:
+    def redirect_consumers(self) -> None:
         """Another worker serves the partition: the consumers go on there, with all that they hold."""
-        gone = self.partition.worker.member.not_owner(self.partition.topic, self.partition.number)
+        gone = self.partition.not_owner()
         for consumer in list(self.consumers.values()):
-            consumer.part(self.partition.number, gone.address)
+            consumer.redirect(self.partition.number, gone.address)
         self._finish()
 
-    def hand_back(self, consumer: Consumer, held: list[Delivery]) -> None:
+    def send_held(self, consumer: Consumer, held: list[Delivery]) -> None:
         """Send what a consumer holds already."""
         for data, ranges, texts, retries in held_frames(held, consumer.stream, self.partition.number):
             self._token = max(self._token, data.token)
@@ -120,12 +134,12 @@ class Dispatcher:
 
     # What happens
 
-    def feed(self) -> None:
+    def notify(self) -> None:
         """There may be something that any consumer could take."""
-        self.hungry = True
+        self.has_work = True
         self.wake()
 
-    def ask(self, consumer: Consumer) -> None:
+    def may_have_work_for(self, consumer: Consumer) -> None:
         """There may be something for a consumer; if it has no room, for when it has."""
         if self.consumers.get(consumer.name) is consumer:
             self._asking[consumer.name] = consumer
@@ -133,116 +147,70 @@ class Dispatcher:
 
     def look_again(self) -> None:
         """Anything may have happened, and leases have ended with it."""
-        self.due(0.0)
+        self.expect(0.0)
         self._asking.update(self.consumers)
-        self.feed()
+        self.notify()
 
-    def doubt(self, consumers: Iterable[Consumer]) -> None:
+    def recount(self, consumers: Iterable[Consumer]) -> None:
         """Something was asked of Redis that ends or moves leases, and not answered: it may have been done."""
         if not self._settles:  # else what is out is not leased
             found = {one.name: one for one in consumers if one is self.consumers.get(one.name)}
-            self._doubtful.update(found)
+            self._uncertain.update(found)
             self._asking.update(found)
-            self.due(0.0)
-            self.feed()
+            self.expect(0.0)
+            self.notify()
 
-    def expect(self, entry: int) -> None:
-        """An entry has been published; a fetch that was sent behind it may have got it."""
+    def appended(self, entry: int) -> None:
+        """The log goes up to an entry now; a fetch that was sent behind it may have got it."""
         if not self._quiet.is_set():
             self._expected = max(self._expected, entry)
         elif self._cursor < entry:
-            self.feed()
+            self.notify()
 
-    def due(self, due: float) -> None:
-        """Something falls due then, by the event loop's clock, perhaps before all else."""
-        self._sooner = min(self._sooner, due)
-        if due < self._due:
-            self._due = due
-            if not self._pumping:
-                self._set_timer(due)
-
-    async def fetched(self) -> None:
+    async def wait_for_fetch(self) -> None:
         """Wait until what a fetch under way leases has been sent."""
         await self._quiet.wait()
 
-    def wake(self) -> None:
-        """Somebody has room, or something has fallen due."""
-        if not self._pumping and not self.partition.worker.stopping:
-            self._pumping = True
-            self.partition.worker.start(self._pump)
-
     # Delivering
 
-    async def _pump(self) -> None:
-        """Deliver until there is nothing to deliver, or nobody to deliver to."""
-        pause = _PATIENCE[0]
-        try:
-            while not self.partition.worker.stopping:
-                try:
-                    more = await self._step()
-                    self.troubled = False
-                    if not more:
-                        break
-                    pause = _PATIENCE[0]
-                    continue
-                except (TopicNotFound, SubscriptionNotFound) as error:
-                    self.end_all(error)
-                    break
-                except NotOwner:
-                    if not self.partition.leaving:  # else it goes when the lease has gone
-                        self.part()
-                    break
-                except BrokerError as error:
-                    log.warning("%s: %s", self, error)
-                except Exception:
-                    log.exception("%s: a bug; trying again", self)
-                self.troubled = True
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _PATIENCE[1])
-        finally:
-            self._pumping = False
-            self._set_timer(self._due)
-            if not self.consumers and self._due == NEVER:
-                self._finish()
-
     async def _step(self) -> bool:
-        """Do what there is to do now; answers whether there may be more."""
-        late = self._due <= asyncio.get_running_loop().time()
-        more = late and await self._expire()
-        if self._lost:
-            await self._recover()
-        if self._doubtful:
-            await self._count_again()
-        rooms = self._rooms() if self.hungry or self._asking else []
-        if rooms:
-            await self._fetch(rooms)
-        if more:
-            self._due = 0.0
-        return more or bool(rooms)
-
-    def _set_timer(self, due: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due < NEVER and not self.partition.worker.stopping:
-            loop = asyncio.get_running_loop()
-            # At least a millisecond: what falls due then is not due before.
-            self._timer = loop.call_at(max(due, loop.time() + 0.001), self.wake)
+        """Do what there is to do now; return whether there may be more."""
+        more = False
+        try:
+            overdue = self._timer.is_due and await self._expire()
+            if self._lost:
+                await self._recover()
+            if self._uncertain:
+                await self._count_again()
+            rooms = self._rooms() if self.has_work or self._asking else []
+            if rooms:
+                await self._fetch(rooms)
+            if overdue:
+                self._timer.due = 0.0
+            more = overdue or bool(rooms)
+        except (TopicNotFound, SubscriptionNotFound) as error:
+            self.end_consumers(error)
+        except NotOwner:
+            if not self.partition.leaving:  # else they go when the lease has gone
+                self.redirect_consumers()
+        if not more and not self.consumers and self._timer.due == NEVER:
+            self._finish()
+        return more
 
     async def _expire(self) -> bool:
-        """Give back what is due, but not all at once: others are waiting. Answers whether there is more."""
-        await self.partition.spare(self.subscription)
-        self._sooner = NEVER
+        """Give back what is due, but not all at once: others are waiting. Returns whether there is more."""
+        await self.partition.prolong_sessions(self.subscription)
+        self._timer.begin_call()
         try:
             result = await self.partition.call(
                 lambda engine, lease: engine.expire_some(lease, self.subscription), self.incarnation
             )
         except Unavailable:
-            self.doubt([one for one in self.consumers.values() if one.out[self.partition.number]])
+            self.recount([one for one in self.consumers.values() if one.out[self.partition.number]])
             raise
         self._set_due(instant(result.next_due_ms, result.now_ms))
-        self.hungry = True
-        self.part_with(result.expired_consumers)
+        self.has_work = True
+        self.end_sessions(result.expired_consumers)
         self._tell_ended(result.ended)
         if result.void != self._void:
             await self._follow_seek(result.void)
@@ -253,9 +221,8 @@ class Dispatcher:
         parts: dict[str, list[tuple[int, int, int]]] = {}
         for name, token, first, last in ended:
             parts.setdefault(name, []).append((token, first, last))
-        known, place = self.partition.worker.consumers, (self.partition.topic, self.subscription)
         for name, its in parts.items():
-            if (consumer := known.get((*place, name))) is not None:
+            if (consumer := self._known.get(self.partition.topic, self.subscription, name)) is not None:
                 consumer.ended(self.partition.number, its)
 
     async def _follow_seek(self, void: int) -> None:
@@ -288,7 +255,17 @@ class Dispatcher:
             return [], 0  # it went meanwhile
         return held, consumer.recount(number, count_messages(held))
 
-    def part_with(self, names: list[str]) -> None:
+    async def renew_sessions(self, session_ms: int) -> None:
+        """Tell Redis that the consumers are still here."""
+        lost = await self.partition.call(
+            lambda engine, lease: engine.touch_all(
+                lease, self.subscription, list(self.consumers), session_ms
+            ),
+            self.incarnation,
+        )
+        self.end_sessions(lost)
+
+    def end_sessions(self, names: list[str]) -> None:
         """Let go of consumers without a session: what they held is with others, and they must know."""
         for name in names:
             if name in self.consumers:
@@ -302,19 +279,21 @@ class Dispatcher:
             else:
                 held, _ = await self._recount(consumer)  # nothing of one that came back: it was given all
                 # Tokens only grow: what is newer was never sent.
-                self.hand_back(consumer, [one for one in held if one.receipt.token > self._lost_since])
+                self.send_held(consumer, [one for one in held if one.receipt.token > self._lost_since])
             self._lost.pop(name, None)  # unless it was attached anew, and so handed all
 
     async def _count_again(self) -> None:
         """Give back the permits of leases that have ended without our hearing of it."""
-        doubtful = list(self._doubtful.values())
+        uncertain = list(self._uncertain.values())
         for consumer, counted in zip(
-            doubtful, await asyncio.gather(*map(self._recount, doubtful), return_exceptions=True), strict=True
+            uncertain,
+            await asyncio.gather(*map(self._recount, uncertain), return_exceptions=True),
+            strict=True,
         ):
             if isinstance(counted, BaseException):
                 raise counted
-            if self._doubtful.get(consumer.name) is consumer:
-                del self._doubtful[consumer.name]
+            if self._uncertain.get(consumer.name) is consumer:
+                del self._uncertain[consumer.name]
 
     async def _return_lost(self, name: str) -> None:
         """At most once: what was leased and not settled was never sent."""
@@ -332,7 +311,7 @@ class Dispatcher:
         for name in [name for name, own in self._later.items() if own <= now]:
             del self._later[name]
             self._asking[name] = self.consumers[name]
-        self._due = min(due, self._sooner, *self._later.values())
+        self._timer.end_call(min(due, *self._later.values()) if self._later else due)
 
     # Whom a fetch names
 
@@ -340,7 +319,7 @@ class Dispatcher:
         """Room for the next fetch; none where there is nothing to ask for, or nobody has any."""
         for consumer in [one for one in self._asking.values() if not one.has_room]:
             self._wait_for(consumer)
-        if not (self.hungry or self._asking):
+        if not (self.has_work or self._asking):
             return []
         named = []
         for consumer in self._candidates():
@@ -351,13 +330,11 @@ class Dispatcher:
         named.sort(key=_BY_ROOM)
         for connection in {one.connection for one in named}:
             connection.begin_fetch()
-        rooms = [Room(one.name, one.reserve(), one.lease_ms, one.spare, SHARE) for one in named]
-        for consumer in (
-            named[1:] + named[:1]
-        ):  # of those with the same room another one comes first next time
+        rooms = [Room(one.name, one.reserve(), one.lease_ms, one.headroom, SHARE) for one in named]
+        for consumer in named[1:] + named[:1]:  # of those with the same room another is first next time
             consumer.crowd.place(consumer)
-        if not rooms and not self._starved:
-            self._starved = True
+        if not rooms and not self._all_full:
+            self._all_full = True
             for consumer in self.consumers.values():
                 self._wait_for(consumer)
         return rooms
@@ -375,10 +352,10 @@ class Dispatcher:
             return self.consumers.values()
         found = dict(islice(self._asking.items(), OWN))
         if self.ordered:
-            found.update(islice(self.holders.items(), OWN))
-            if len(self.holders) > OWN:
-                for name in found.keys() & self.holders.keys():  # others next time
-                    self.holders[name] = self.holders.pop(name)
+            found.update(islice(self._holders.items(), OWN))
+            if len(self._holders) > OWN:
+                for name in found.keys() & self._holders.keys():  # others next time
+                    self._holders[name] = self._holders.pop(name)
         crowd = next(iter(self.consumers.values())).crowd
         roomiest = crowd.roomiest(self._width, self.consumers)
         found.update((one.name, one) for one in roomiest)
@@ -392,8 +369,9 @@ class Dispatcher:
         for name in takers:
             self._asking.pop(name, None)
             self._later.pop(name, None)
-        self.hungry = False
-        self._expected, self._sooner = 0, NEVER
+        self.has_work = False
+        self._expected = 0
+        self._timer.begin_call()
         self._quiet.clear()
         try:
             fetched, settled = await self.partition.call(
@@ -406,7 +384,7 @@ class Dispatcher:
             if not self._lost:
                 self._lost_since = self._token
             self._lost.update(takers)
-            self.hungry, self._starved = True, False
+            self.has_work, self._all_full = True, False
             self._asking.update(self.consumers)  # whoever may have been left out
             self._give_back(rooms, takers, spare)
             raise
@@ -424,13 +402,13 @@ class Dispatcher:
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected
         full = not any(spare[name] for name in there)  # others may have room
-        self._starved = self._starved and full
+        self._all_full = self._all_full and full
         self._width = min(self._width * 2, MANY) if fetched.more or full else FEW
         if behind or fetched.more or full or (settled is not None and fetched.shares):
-            self.hungry = True
+            self.has_work = True
         self._ask_next(fetched, spare)
         self._set_due(instant(fetched.next_due_ms, fetched.now_ms))
-        self.part_with(fetched.unknown_consumers)
+        self.end_sessions(fetched.unknown_consumers)
         self._give_back(rooms, takers, spare)
 
     def _give_back(self, rooms: list[Room], takers: dict[str, Consumer], left: dict[str, int]) -> None:
@@ -462,12 +440,12 @@ class Dispatcher:
         self, lease: Lease, rooms: list[Room], takers: dict[str, Consumer]
     ) -> tuple[Fetched, list[int] | None]:
         """Fetch; at most once is settled before anybody sees it."""
-        engine = self.partition.worker.engine
+        engine = self.partition.engine
         # Who went, or began anew, while we waited for the lease has been told what it holds: nothing more.
         rooms = [room for room in rooms if self.consumers.get(room.consumer) is takers[room.consumer]]
         if not rooms:
             raise Unavailable("those who had room have gone meanwhile")
-        at_ms = self.partition.worker.now_ms()
+        at_ms = self.partition.clock.now_ms()
         fetched = await engine.fetch_flat(
             lease, self.subscription, rooms, self._limit, others=self._others, at_ms=at_ms
         )
@@ -483,7 +461,7 @@ class Dispatcher:
                     result = await engine.ack(lease, self.subscription, some, "")  # who reads bodies deletes
                 except Fenced as error:
                     # Not to be fetched once more at once: what is leased now comes first.
-                    self.partition.lose(lease)
+                    self.partition.lose_lease(lease)
                     raise Unavailable(str(error)) from error
                 forgotten += [number for bounds in result.forgotten for number in bounds]
         return fetched, forgotten
@@ -495,11 +473,11 @@ class Dispatcher:
             return
         self._limit = max(_LEAST, sum(len(share.flat) for share in fetched.shares) // 3)
         try:
-            await self.partition.worker.engine.nack(
+            await self.partition.engine.nack(
                 lease, self.subscription, receipts_of(fetched.unread), charged=False
             )
         except Fenced as error:
-            self.partition.lose(lease)
+            self.partition.lose_lease(lease)
             raise Unavailable(str(error)) from error  # as after an ack that is fenced, below
 
     def _send(self, consumer: Consumer, share: Share, fetched: Fetched, settled: list[int] | None) -> None:
@@ -515,6 +493,6 @@ class Dispatcher:
         )
         consumer.out[self.partition.number] += len(share.flat) // 3
         if self.ordered and consumer.out[self.partition.number]:
-            self.holders[consumer.name] = consumer
+            self._holders[consumer.name] = consumer
         consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
         consumer.connection.flush()  # before the answers of this turn: somebody waits for it

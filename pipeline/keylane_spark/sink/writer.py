@@ -47,7 +47,7 @@ _ROWS = 5_000  # of a call: the client's event loop has to breathe
 _UNDER_WAY = 8  # calls
 SHORT_WINDOW = 3_600.0  # seconds
 
-_log = logging.getLogger("keylane.pipeline")
+_log = logging.getLogger("keylane.spark")
 _checked: set[str] = set()  # topics that this process has looked at
 
 

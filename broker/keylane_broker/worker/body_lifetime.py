@@ -5,36 +5,44 @@ message is owed, the owner of the partition puts that end off, long before it co
 """
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from keylane.payloads import PayloadStore
 from keylane_broker.engine.bodies import Place
-
-if TYPE_CHECKING:
-    from keylane_broker.worker.worker import Worker
+from keylane_broker.engine.engine import Engine
+from keylane_broker.worker.clock import Clock
 
 _LOOK = 60.0  # seconds between looks for partitions whose turn it is
 _ROUNDS = 8  # in a lifetime
 _YOUNG = 4  # a message needs nothing before it is as old as this part of a lifetime
 
 
-class Keeping:
+class BodyLifetime:
     """What one worker does for the bodies of its partitions; nothing while messages are young."""
 
-    def __init__(self, worker: "Worker", store: PayloadStore | None) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        store: PayloadStore | None,
+        lifetime: float,
+        leased: Callable[[], list[Place]],
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
         self._store = store
-        self._lifetime = worker.settings.payload_lifetime
+        self._lifetime = lifetime
+        self._leased = leased  # the partitions that the worker has the leases of
         self._done: dict[Place, float] = {}  # when a partition was last gone through, by the monotonic clock
         self.period = min(_LOOK, self._lifetime / _ROUNDS)
 
-    async def step(self) -> None:
+    async def extend_lifetimes(self) -> None:
         """Go through the partitions whose turn it is; those just taken over first of all."""
         if self._store is None:  # clients see to it
             return
-        held = [place for place, partition in self._worker.partitions.items() if partition.held]
-        self._done = {place: self._done[place] for place in held if place in self._done}
-        for place in held:
+        leased = self._leased()
+        self._done = {place: self._done[place] for place in leased if place in self._done}
+        for place in leased:
             now = time.monotonic()
             if now - self._done.get(place, float("-inf")) >= self._lifetime / _ROUNDS * 0.9:
                 await self._go_through(*place)
@@ -42,10 +50,10 @@ class Keeping:
 
     async def _go_through(self, topic: str, partition: int) -> None:
         assert self._store is not None
-        old_ms = self._worker.now_ms() - round(self._lifetime * 1_000 / _YOUNG)
+        old_ms = self._clock.now_ms() - round(self._lifetime * 1_000 / _YOUNG)
         position = ""
         while True:
-            names, position = await self._worker.engine.owed(topic, partition, position, old_ms)
+            names, position = await self._engine.owed(topic, partition, position, old_ms)
             if names:
                 await self._store.keep(topic, names)
             if not position:

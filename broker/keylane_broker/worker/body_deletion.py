@@ -7,9 +7,10 @@ any other store, and from those that applications bring along, clients do, each 
 
 import asyncio
 import logging
+from collections.abc import Collection
 from itertools import islice
 from random import choice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from keylane import wire
 from keylane.errors import BrokerError
@@ -24,12 +25,10 @@ from keylane_broker.engine.bodies import (
     remove_remains,
 )
 from keylane_broker.logs import Trouble
+from keylane_broker.store.store import Store
+from keylane_broker.worker.background import Background
 
-if TYPE_CHECKING:
-    from keylane_broker.worker.connection import Connection
-    from keylane_broker.worker.worker import Worker
-
-log = logging.getLogger(__name__)
+log = logging.getLogger("keylane.broker")
 
 LOOK = 30.0  # seconds between looks at all partitions: for what a worker left that was not their owner
 _GATHER = 0.1  # seconds in which records gather
@@ -41,29 +40,55 @@ _PAUSE = 1.0  # seconds until the next attempt while the store is away
 OWN, ADVERTISED = "own", "advertised"  # payload stores that a client can delete from, as INFO says it
 
 
+class Client(Protocol):
+    """A connection, as far as bodies are concerned."""
+
+    store: str  # the payload store that it can delete from
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything that is sent can still arrive."""
+
+    def uses(self, topic: str) -> bool:
+        """Whether the client has to do with a topic."""
+
+    def send(self, properties: wire.Properties, sequence: int = 0, body: bytes = b"") -> None:
+        """Send a frame."""
+
+
 class _Handed(NamedTuple):
     """A record that a client is at work on."""
 
-    connection: "Connection"
+    connection: Client
     place: Place
     record: str
     timer: asyncio.TimerHandle
 
 
-class Disposal:
+class BodyDeletion:
     """What one worker does about bodies that nobody needs any more, in any partition."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self._worker = worker
-        self._keys = worker.engine.store
-        url, lifetime = worker.payloads, worker.settings.payload_lifetime
+    def __init__(
+        self,
+        keys: Store,
+        url: str,
+        lifetime: float,
+        *,
+        background: Background,
+        partitions: Collection[Place],
+        connections: Collection[Client],
+    ) -> None:
+        self._keys = keys
+        self._background = background
+        self._partitions = partitions  # that the worker serves
+        self._connections = connections
         self.store: PayloadStore | None = open_store(url, lifetime=lifetime) if is_redis(url) else None
         self._dirty: dict[Place, None] = {}  # where there may be records
         self._left: set[Place] = set()  # of topics that are gone
         self._wanted = asyncio.Event()
         self._handed: dict[int, _Handed] = {}  # by sequence
         self._out: dict[tuple[Place, str], int] = {}  # record -> sequence
-        self._failed: dict[tuple[Place, str], Connection] = {}  # who has not deleted it in time
+        self._failed: dict[tuple[Place, str], Client] = {}  # who has not deleted it in time
         self._sequence = 0
         self._answered = asyncio.Event()
 
@@ -76,7 +101,7 @@ class Disposal:
 
     async def look(self) -> None:
         """There may be some anywhere."""
-        for topic, partition in self._worker.partitions:
+        for topic, partition in self._partitions:
             self.wake(topic, partition)
         self._left = set(await left_behind(self._keys))
         self.joined()
@@ -86,7 +111,7 @@ class Disposal:
         for place in self._left:
             self.wake(*place)
 
-    def recorded(self, connection: "Connection", place: Place, record: str, names: list[str]) -> None:
+    def recorded(self, connection: Client, place: Place, record: str, names: list[str]) -> None:
         """A client has settled messages: their bodies are to be deleted by it, or by us."""
         mine = ADVERTISED if self.store is None else OWN
         if connection.store == mine and names:
@@ -94,14 +119,14 @@ class Disposal:
         else:
             self.wake(*place)
 
-    def answered(self, connection: "Connection", sequence: int) -> None:
+    def answered(self, connection: Client, sequence: int) -> None:
         """A client has deleted what it was asked to."""
         handed = self._handed.get(sequence)
         if handed is not None and handed.connection is connection:
             self._take_back(sequence)
-            self._worker.start(self._remove, handed.place, [handed.record])
+            self._background.start(self._remove, handed.place, [handed.record])
 
-    def gone(self, connection: "Connection") -> None:
+    def gone(self, connection: Client) -> None:
         """A client has gone: others are to do what it has not."""
         for sequence in [
             number for number, handed in self._handed.items() if handed.connection is connection
@@ -168,7 +193,7 @@ class Disposal:
             await self.store.close()
 
     async def _work_off(self, places: list[Place]) -> list[Place]:
-        """Delete what records name, the oldest first; answers where there may be more."""
+        """Delete what records name, the oldest first; return where there may be more."""
         doomed: dict[str, list[str]] = {}
         done: dict[Place, list[str]] = {}
         more = []
@@ -202,7 +227,7 @@ class Disposal:
         store = OWN if record.own else ADVERTISED
         able = [
             connection
-            for connection in self._worker.connections
+            for connection in self._connections
             if connection.alive
             and connection.store == store
             and (connection.uses(place[0]) or not record.own or place in self._left)
@@ -212,7 +237,7 @@ class Disposal:
         if able:
             self._hand(choice(able), place, record.id, record.names)
 
-    def _hand(self, connection: "Connection", place: Place, record: str, names: list[str]) -> None:
+    def _hand(self, connection: Client, place: Place, record: str, names: list[str]) -> None:
         self._sequence += 1
         timer = asyncio.get_running_loop().call_later(_PATIENCE, self._late, self._sequence)
         self._handed[self._sequence] = _Handed(connection, place, record, timer)

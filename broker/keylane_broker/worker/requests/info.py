@@ -1,0 +1,51 @@
+"""How a connection begins: the client says who it is, and hears who serves what."""
+
+import asyncio
+
+from keylane import wire
+from keylane.errors import IncompatibleVersion
+from keylane_broker.worker.connection import Connection, Reply
+from keylane_broker.worker.context import Context
+
+_CLIENT = 100  # characters of who a client says it is, in the log
+
+
+async def info(context: Context, connection: Connection, request: wire.Info, _: memoryview) -> Reply:
+    oldest, newest = request.versions
+    if newest < wire.OLDEST_VERSION or oldest > wire.VERSION or oldest > newest:
+        asyncio.get_running_loop().call_soon(connection.close)  # once this has been said
+        raise IncompatibleVersion(
+            f"the client speaks versions {oldest} to {newest} of the protocol, the broker "
+            f"{wire.OLDEST_VERSION} to {wire.VERSION}: update the older one"
+        )
+    if request.client and not connection.greeted:
+        connection.peer += f" {request.client[:_CLIENT]!r}"
+    connection.greeted = True
+    if request.store and request.store != connection.store:
+        connection.store = request.store
+        context.bodies.joined()
+    settings, membership = context.settings, context.membership
+    incarnation, owners = 0, list[str]()
+    if request.topic:
+        incarnation, owners = await membership.placement(request.topic)
+        connection.topics.add(request.topic)
+    workers = [report for report in membership.workers.values() if report.address]
+    places = {report.id: place for place, report in enumerate(workers)}
+    return (
+        wire.InfoReply(
+            version=min(newest, wire.VERSION),
+            worker=membership.id,
+            release=context.release,
+            workers=[wire.WorkerAddress(report.id, report.address) for report in workers],
+            time_ms=context.clock.now_ms(),
+            payloads=context.payloads,
+            payload_lifetime_ms=round(settings.payload_lifetime * 1_000),
+            heartbeat_ms=round(settings.heartbeat * 1_000),
+            session_ms=context.session_ms,
+            max_frame=int(settings.max_frame),
+            owners=[places.get(owner, -1) for owner in owners],
+            payloads_beside=context.payloads_beside,
+            incarnation=incarnation,
+        ),
+        b"",
+    )

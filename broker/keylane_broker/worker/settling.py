@@ -1,0 +1,121 @@
+"""Settles what consumers were sent: acks, nacks and extensions of leases, and the room that they make."""
+
+from collections.abc import Awaitable, Callable
+
+from keylane import wire
+from keylane.errors import InvalidArgument, Unavailable
+from keylane_broker.engine.bodies import names_within, pack_names
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.receipts import Receipts
+from keylane_broker.engine.values import Lease, SettleResult
+from keylane_broker.worker.body_deletion import Client
+from keylane_broker.worker.clock import instant
+from keylane_broker.worker.consumer import Consumer
+from keylane_broker.worker.context import Context
+
+
+async def settle(
+    context: Context,
+    connection: Client,
+    consumer: Consumer,
+    request: wire.Ack | wire.Nack | wire.Extend,
+    receipts: Receipts,
+) -> SettleResult:
+    """Settle messages of one partition, or extend their leases."""
+    if request.partition not in consumer.partitions | consumer.left:
+        raise InvalidArgument(f"stream {request.stream} has not subscribed to partition {request.partition}")
+    partition = context.partitions.get(consumer.topic, request.partition)
+    if request.partition in consumer.left:  # it has come back: the client is about to be let in again
+        raise Unavailable(f"the consumer is not subscribed to partition {request.partition} here any more")
+    name, whose = consumer.subscription, consumer.name
+    dispatcher = partition.dispatchers.get(name)
+    nacked = isinstance(request, wire.Nack)
+
+    def present() -> Consumer:
+        # Its connection may have ended meanwhile, and another have the name and what it holds.
+        return context.partitions.consumers.get(*consumer.identity) or consumer
+
+    def make_room(done: Receipts, result: SettleResult) -> None:
+        _make_room(present(), request.partition, done, result, result.returned if nacked else None)
+
+    async def call(step: Callable[[Engine, Lease], Awaitable[SettleResult]]) -> SettleResult:
+        try:
+            return await partition.call(step, consumer.incarnation)
+        except Unavailable:  # and yet it may have been done
+            if dispatcher is not None:
+                dispatcher.recount([present()])
+            raise
+
+    if isinstance(request, wire.Extend):
+        result = await call(
+            lambda engine, lease: engine.extend(
+                lease,
+                name,
+                receipts,
+                lease_ms=request.lease_ms,
+                until_ms=request.until_ms,
+                at_ms=context.clock.now_ms(),
+                consumer=whose,
+            )
+        )
+        if dispatcher is not None:
+            dispatcher.expect(instant(result.deadline_ms, result.now_ms))
+        return result
+    if isinstance(request, wire.Ack):
+        names = _names(request.bodies)
+        result = await call(
+            lambda engine, lease: engine.ack(lease, name, receipts, names, consumer=whose, told=make_room)
+        )
+        for record, entries in result.records:
+            gone = names_within(request.bodies or [], entries)
+            context.bodies.recorded(connection, (consumer.topic, request.partition), record, gone)
+    else:
+        result = await call(
+            lambda engine, lease: engine.nack(
+                lease,
+                name,
+                receipts,
+                delay_ms=request.delay_ms,
+                until_ms=request.until_ms,
+                charged=request.charged,
+                consumer=whose,
+                told=make_room,
+            )
+        )
+    if dispatcher is not None and (dispatcher.ordered or nacked):
+        if nacked:
+            # What was leased before goes out before: behind the answer it would pass for a new lease.
+            await dispatcher.wait_for_fetch()
+        dispatcher.may_have_work_for(consumer)  # what is left of its lanes can be served, now or later
+        dispatcher.notify()
+    return result
+
+
+def _names(bodies: list[int | str] | None) -> str | None:
+    """Entry and name of each body, checked and as the scripts want them; None where nothing is said."""
+    if not bodies:
+        return None if bodies is None else ""
+    entries, names = set(map(type, bodies[::2])), set(map(type, bodies[1::2]))
+    if len(bodies) % 2 or entries != {int} or names != {str} or max(map(len, bodies[1::2])) > wire.MAX_UID:  # type: ignore[arg-type]
+        raise InvalidArgument(f"bodies are entry, name, …, names of up to {wire.MAX_UID} bytes")
+    return pack_names(bodies)
+
+
+def _make_room(
+    consumer: Consumer,
+    partition: int,
+    done: Receipts,
+    result: SettleResult,
+    returned: list[tuple[int, int, int]] | None,
+) -> None:
+    """Only what was leased to the consumer, and is no more, has given its permits back.
+
+    So step by step: to one that comes back in between, what was settled before is not out.
+    """
+    if partition in consumer.listing:
+        consumer.listing[partition] += done.settled_parts(result.stale) if returned is None else returned
+    elif returned is not None:
+        consumer.take_back(sum(last - first + 1 for _, first, last in returned), partition)
+    else:
+        stale = sum(part.last - part.first + 1 for part in result.stale)
+        consumer.take_back(done.messages - stale, partition)
