@@ -100,15 +100,16 @@ def fake_sources() -> dict[str, str]:
     return {**sources, "lib/prelude": CMSGPACK + sources["lib/prelude"]}
 
 
-def fake_store(sources: dict[str, str]) -> Store:
-    """A store of its own, empty; each call under way takes one of its connections."""
-    redis = FakeAsyncRedis(server=FakeServer(), decode_responses=True, protocol=2, max_connections=1_000)
+def fake_store(sources: dict[str, str], server: FakeServer | None = None) -> Store:
+    """A store on a fake server, else on an empty one; each call under way takes one of its connections."""
+    server = server or FakeServer()
+    redis = FakeAsyncRedis(server=server, decode_responses=True, protocol=2, max_connections=1_000)
     return Store(redis, Scripts(sources, shebang=False))
 
 
-def fake_engine() -> Engine:
-    """An engine on an empty fake server."""
-    return Engine(fake_store(fake_sources()))
+def fake_engine(server: FakeServer | None = None) -> Engine:
+    """An engine on a fake server, else on an empty one."""
+    return Engine(fake_store(fake_sources(), server))
 
 
 class FakeTime(ManualTime):

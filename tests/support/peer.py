@@ -51,6 +51,7 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pushed: list[Frame] = []  # all that came without being asked for
         self.ended = False
+        self.ignore_heartbeats = False
         self._reader = reader
         self._writer = writer
         self._answers: dict[int, asyncio.Future[Frame]] = {}
@@ -83,6 +84,10 @@ class Peer:
     def send(self, properties: Properties) -> None:
         """Send what is not answered."""
         self._writer.write(wire.frame(properties))
+
+    def write(self, data: bytes) -> None:
+        """Send bytes that need be no frame."""
+        self._writer.write(data)
 
     async def push(self, properties: type[P], such: Callable[[P], bool] = lambda _: True) -> P:
         """Wait for a frame that was pushed, and take it."""
@@ -134,7 +139,8 @@ class Peer:
 
     def _receive(self, frame: Frame) -> None:
         if frame.type == Type.HEARTBEAT:
-            self._writer.write(wire.frame(Properties(), frame.sequence))
+            if not self.ignore_heartbeats:
+                self._writer.write(wire.frame(Properties(), frame.sequence))
         elif frame.sequence:
             answer = self._answers.pop(frame.sequence)
             if not answer.done():

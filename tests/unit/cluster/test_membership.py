@@ -1,0 +1,147 @@
+"""Workers of a cluster on fake time: who serves what when they come, go, and die."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from fakeredis import FakeServer
+
+from keylane.errors import InvalidArgument, Unavailable
+from tests.support.fake_time import on_fake_time
+from tests.support.ownership import epochs, holders
+from tests.support.peer import Elsewhere, publish
+from tests.support.small_worker import SmallWorker
+
+LEASE = 5.0  # seconds
+
+
+@asynccontextmanager
+async def workers(server: FakeServer, count: int, partitions: int = 6) -> AsyncIterator[list[SmallWorker]]:
+    """A cluster that lives, with one topic."""
+    async with AsyncExitStack() as stack:
+        made: list[SmallWorker] = []
+        for number in range(count):
+            topic = None if number else ("t", partitions)
+            worker = SmallWorker(server, f"w{number}", topic=topic, partition_lease=LEASE)
+            made.append(await stack.enter_async_context(worker))
+            worker.live()
+        await asyncio.sleep(3 * LEASE)
+        yield made
+
+
+def served(all: list[SmallWorker]) -> Counter[str]:
+    """How many partitions each worker has the lease of, by what it believes itself."""
+    return Counter({worker.name: len(worker.partitions.leased()) for worker in all})
+
+
+@on_fake_time
+async def test_leases_are_renewed_for_as_long_as_a_worker_lives(server: FakeServer) -> None:
+    async with workers(server, 1) as [only]:
+        before = await epochs(only.engine)
+        await asyncio.sleep(20 * LEASE)
+        assert await epochs(only.engine) == before
+        assert set((await holders(only.engine)).values()) == {"w0"}
+
+
+@on_fake_time
+async def test_partitions_are_spread_evenly_over_those_who_come(server: FakeServer) -> None:
+    async with workers(server, 3) as all:
+        assert served(all) == {"w0": 2, "w1": 2, "w2": 2}
+
+
+@on_fake_time
+async def test_there_is_one_controller_at_every_moment_and_another_when_it_dies(server: FakeServer) -> None:
+    async with workers(server, 3) as all:
+        for _ in range(100):
+            await asyncio.sleep(0.37)
+            assert len({worker.membership.controller for worker in all}) == 1
+        [controller] = [worker for worker in all if worker.membership.controller == worker.name]
+        await controller.kill()
+        others = [worker for worker in all if worker is not controller]
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            leading = [one.name for one in others if one.membership.controller == one.name]
+            assert len(leading) <= 1
+        assert len(leading) == 1
+
+
+@on_fake_time
+async def test_the_partitions_of_a_dead_worker_are_served_by_others_when_its_leases_have_ended(
+    server: FakeServer,
+) -> None:
+    async with workers(server, 3) as [first, *others]:
+        before = await epochs(first.engine)
+        lost = first.partitions.leased()
+        await first.kill()
+        died = asyncio.get_running_loop().time()
+        while served(others).total() < 6:
+            assert asyncio.get_running_loop().time() - died < 2 * LEASE
+            await asyncio.sleep(0.05)
+        assert asyncio.get_running_loop().time() - died > LEASE / 3
+        after = await epochs(others[0].engine)
+        assert {place for place in before if after[place] > before[place]} == set(lost)  # none else moved
+
+
+@on_fake_time
+async def test_a_worker_that_leaves_hands_everything_over_at_once(server: FakeServer) -> None:
+    async with workers(server, 3) as [first, *others]:
+        began = asyncio.get_running_loop().time()
+        await first.membership.leave(LEASE)
+        assert asyncio.get_running_loop().time() - began < 1.0
+        await asyncio.sleep(0.5)
+        assert served([first, *others]) == {"w0": 0, "w1": 3, "w2": 3}
+
+
+@on_fake_time
+async def test_a_worker_whose_heart_stands_still_for_longer_than_its_leases_writes_nothing_any_more(
+    server: FakeServer,
+) -> None:
+    async with workers(server, 2, partitions=1) as all:
+        [owner] = [worker for worker in all if worker.partitions.leased()]
+        [other] = [worker for worker in all if worker is not owner]
+        peer = await owner.connect()
+        for task in owner._alive:
+            task.cancel()
+        await asyncio.sleep(3 * LEASE)
+        assert other.partitions.leased() == [("t", 0)]
+        assert owner.partitions.leased() == [("t", 0)]  # so it believes
+        with pytest.raises(Elsewhere):
+            await publish(peer, "t", 0, "too late")
+
+
+@on_fake_time
+async def test_a_silent_cluster_is_given_time_to_be_heard_before_anybody_is_declared_dead(
+    server: FakeServer,
+) -> None:
+    async with workers(server, 3) as all:
+        before, owners = await holders(all[0].engine), (await all[0].engine.owners()).topics
+        run = {worker.name: worker.engine.store.run for worker in all}
+
+        async def silence(*_: object, **__: object) -> object:
+            await asyncio.sleep(1)
+            raise Unavailable("Redis cannot be reached")
+
+        for worker in all:
+            worker.engine.store.run = silence  # type: ignore[method-assign, assignment]
+        await asyncio.sleep(3 * LEASE)
+        for worker in all:
+            worker.engine.store.run = run[worker.name]  # type: ignore[method-assign]
+        for _ in range(100):
+            await asyncio.sleep(LEASE / 20)
+            assert (await all[0].engine.owners()).topics == owners
+        assert await holders(all[0].engine) == before
+
+
+@on_fake_time
+async def test_the_last_worker_that_serves_cannot_be_drained(server: FakeServer) -> None:
+    async with workers(server, 2) as [first, second]:
+        await first.membership.drain("w0", True)
+        await asyncio.sleep(2)
+        assert served([first, second]) == {"w0": 0, "w1": 6}
+        with pytest.raises(InvalidArgument, match="nobody could take"):
+            await first.membership.drain("w1", True)
+        await first.membership.drain("w0", False)
+        await asyncio.sleep(2 * LEASE)
+        assert served([first, second]) == {"w0": 3, "w1": 3}

@@ -1,0 +1,183 @@
+"""A connection on fake time, without a socket: frames in, frames out, and its share of memory."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from fakeredis import FakeServer
+
+from keylane import wire
+from keylane.wire import Frame, Type
+from keylane_broker.worker.connection import Connection, Reply
+from tests.support.fake_time import on_fake_time
+from tests.support.peer import Refused, messages, publish
+from tests.support.small_worker import SmallWorker
+
+
+async def nothing(connection: Connection, frame: Frame) -> Reply:
+    """Answer any request."""
+    return wire.Properties(), b""
+
+
+@on_fake_time
+async def test_the_first_frame_must_be_a_greeting(server: FakeServer) -> None:
+    async with SmallWorker(server) as worker:
+        peer = await worker.connect(greet=False)
+        with pytest.raises((Refused, ConnectionError)):
+            await peer.answer(wire.Topics())
+        await asyncio.sleep(1)
+        assert peer.ended
+        assert worker.connections.all == set()
+
+
+@on_fake_time
+async def test_who_does_not_greet_in_time_is_closed(server: FakeServer) -> None:
+    async with SmallWorker(server, heartbeat=10.0) as worker:
+        peer = await worker.connect(greet=False)
+        await asyncio.sleep(29)
+        assert not peer.ended
+        await asyncio.sleep(2)
+        assert peer.ended
+
+
+@on_fake_time
+async def test_who_is_silent_for_three_heartbeats_is_closed_and_who_answers_is_not(
+    server: FakeServer,
+) -> None:
+    async with SmallWorker(server, heartbeat=10.0) as worker:
+        answers, silent = await worker.connect(), await worker.connect()
+        silent.ignore_heartbeats = True
+        for _ in range(5):
+            await asyncio.sleep(10)
+            worker.connections.check_heartbeats(asyncio.get_running_loop().time() - 30)
+            await asyncio.sleep(0.01)
+        assert silent.ended
+        assert not answers.ended
+
+
+@on_fake_time
+async def test_one_connection_too_many_is_told_so(server: FakeServer) -> None:
+    async with SmallWorker(server, max_connections=2) as worker:
+        first, _ = await worker.connect(), await worker.connect()
+        third = await worker.connect(greet=False)
+        said = await third.push(wire.Error)
+        assert said.code == "overloaded"
+        await asyncio.sleep(1)
+        assert third.ended
+        await first.close()
+        await asyncio.sleep(1)
+        await worker.connect()
+
+
+@on_fake_time
+async def test_of_requests_that_may_answer_a_lot_two_are_under_way_and_the_others_wait(
+    server: FakeServer,
+) -> None:
+    under_way, most = 0, 0
+
+    async def slow(connection: Connection, frame: Frame) -> Reply:
+        nonlocal under_way, most
+        if frame.type == Type.TOPICS:
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(1)
+            under_way -= 1
+        return wire.Properties(), b""
+
+    async with SmallWorker(server) as worker:
+        peer = await worker.connect(handle=slow, greet=False, greeted=True)
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(peer.answer(wire.Topics()) for _ in range(10)))
+        assert most == 2
+        assert asyncio.get_running_loop().time() - began == pytest.approx(5.0, abs=0.1)
+
+
+@on_fake_time
+async def test_nobody_is_listened_to_who_has_too_many_requests_under_way(server: FakeServer) -> None:
+    gate, begun = asyncio.Event(), 0
+
+    async def wait(connection: Connection, frame: Frame) -> Reply:
+        nonlocal begun
+        begun += 1
+        await gate.wait()
+        return wire.Properties(), b""
+
+    async with SmallWorker(server) as worker:
+        peer = await worker.connect(handle=wait, greet=False, greeted=True)
+        answers = []
+        for _ in range(300):
+            answers.append(peer.begin(wire.Rebalance()))
+            await asyncio.sleep(0.001)
+        assert begun == 200
+        gate.set()
+        await asyncio.gather(*answers)
+        assert begun == 300
+
+
+@on_fake_time
+async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_until_redis_has_it(
+    server: FakeServer,
+) -> None:
+    async with SmallWorker(server, topic=("t", 1), max_inflight_bytes=1024 * 1024) as worker:
+        peer, other = await worker.connect(), await worker.connect()
+        gate, publish_flat = asyncio.Event(), worker.engine.publish_flat
+
+        async def later(*arguments: Any) -> Any:
+            await gate.wait()
+            return await publish_flat(*arguments)
+
+        worker.engine.publish_flat = later  # type: ignore[method-assign]
+        body = messages(*(f"m{number}" for number in range(900)), key="k" * 1_000)
+        begun = [peer.begin(wire.Publish("t", 0), body) for _ in range(5)]
+        await asyncio.sleep(1)
+        assert worker.connections.crowded
+        assert worker.connections.held_back
+        late = other.begin(wire.Publish("t", 0), messages("small"))  # has nothing under way: is listened to
+        await asyncio.sleep(1)
+        gate.set()
+        await asyncio.gather(*begun, late)
+        assert worker.connections.inflight == 0
+        assert not worker.connections.held_back
+
+
+@on_fake_time
+async def test_of_unfinished_frames_the_largest_is_closed_when_they_are_too_much_together(
+    server: FakeServer,
+) -> None:
+    async with SmallWorker(server, max_inflight_bytes=1024 * 1024) as worker:
+        small, large = await worker.connect(), await worker.connect()
+        for peer, size in ((large, 700_000), (small, 500_000)):
+            frame = wire.frame(wire.Publish("t", 0), 99, 0, b"x" * 900_000)
+            peer.write(frame[:size])
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+        assert large.ended
+        assert not small.ended
+        assert (await large.push(wire.Error)).code == "overloaded"
+
+
+@on_fake_time
+async def test_answers_to_a_connections_publishes_keep_their_order_whatever_their_levels(
+    server: FakeServer,
+) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        peer = await worker.connect()
+        await peer.ask(wire.CreateSubscription("t", "s"), wire.Properties)
+        order: list[str] = []
+
+        async def confirm(*_: Any) -> None:
+            await asyncio.sleep(5)
+
+        async def require(*_: Any) -> None:
+            pass
+
+        worker.engine.confirm = confirm  # type: ignore[assignment, method-assign]
+        worker.engine.require = require  # type: ignore[assignment, method-assign]
+        for name, level in (("safe", "fsync"), ("quick", "memory")):
+            answer = peer.begin(wire.Publish("t", 0, level), messages(name))
+            answer.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
+        await asyncio.sleep(4)
+        assert order == []
+        await publish(await worker.connect(), "t", 0, "another connection does not wait")
+        await asyncio.sleep(2)
+        assert order == ["safe", "quick"]
