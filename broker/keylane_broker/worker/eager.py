@@ -54,4 +54,4 @@ else:
                 return
             yield from _go_on(work, awaited)
         else:
-            yield from work  # type: ignore[misc]  # unlike `await` it takes one that has begun
+            yield from work  # unlike `await` it takes one that has begun

@@ -10,9 +10,8 @@ from keylane_broker.cluster.membership import Membership
 from keylane_broker.engine.bodies import Place
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.topics import partition_keys
 from keylane_broker.limits import MAX_PARTITIONS
-from keylane_broker.store.keys import check_name
+from keylane_broker.store.keys import PartitionKeys, check_name
 from keylane_broker.worker.background import Background
 from keylane_broker.worker.clock import Clock
 from keylane_broker.worker.consumer import Consumers
@@ -115,7 +114,7 @@ class Partitions:
         """
         self._membership.read_anew()
         for partition in self.by_place.values():
-            if partition.current_lease and lost(partition_keys(partition.topic, partition.number).lease):
+            if partition.current_lease and lost(PartitionKeys.of(partition.topic, partition.number).lease):
                 partition.drop_lease()
 
     # Owners

@@ -126,7 +126,7 @@ async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_unti
             await gate.wait()
             return await publish_flat(*arguments)
 
-        worker.engine.publish_flat = later  # type: ignore[method-assign]
+        worker.engine.publish_flat = later  # type: ignore[method-assign, assignment]
         body = messages(*(f"m{number}" for number in range(900)), key="k" * 1_000)
         begun = [peer.begin(wire.Publish("t", 0), body) for _ in range(5)]
         await asyncio.sleep(1)

@@ -52,7 +52,7 @@ async def test_those_who_stay_are_renewed_soon_after_somebody_is_lost(server: Fa
             touched.append((loop.time(), list(consumers)))
             return await touch_all(lease, subscription, consumers, session_ms)
 
-        worker.engine.touch_all = noted  # type: ignore[method-assign]
+        worker.engine.touch_all = noted  # type: ignore[method-assign, assignment]
         began = loop.time()
         await lost.peer.close()
         await asyncio.sleep(5)
