@@ -1,7 +1,7 @@
 -- assign: say which worker is to own which partition, unless somebody else did so meanwhile.
 --
 -- KEYS   1 owners  hash  "#" -> version; topic -> worker of each partition, "-" for none
--- ARGV   1 version the caller knows   2.. topic, workers pairs; "" removes the topic
+-- ARGV   1 known: the version that the caller knows   2.. topic, workers pairs; "" removes the topic
 -- Returns  {"OK", new version}   {"CHANGED", version}
 -- Cost     O(n)
 local owners = KEYS[1]

@@ -1,7 +1,7 @@
 -- drain: mark a worker as one that gets no partitions, or take the mark away.
 --
 -- KEYS   1 worker  hash  the worker's fields
--- ARGV   1 "1" or ""
+-- ARGV   1 draining: "1" or ""
 -- Returns  {"OK"}   {"NO_WORKER"}
 -- Cost     O(1)
 local worker = KEYS[1]

@@ -1,7 +1,7 @@
 -- report: store what a worker says of itself; it is forgotten unless it is said again in time.
 --
 -- KEYS   1 worker  hash  the worker's fields, and `draining`, which is the operator's
--- ARGV   1 ttl_ms   2 "1" to start from scratch, "" to leave `draining` as it is   3.. field, value pairs
+-- ARGV   1 ttl_ms   2 from_scratch: "1", or "" to leave `draining` as it is   3.. field, value pairs
 -- Returns  {"OK"}
 -- Cost     O(1)
 local worker = KEYS[1]

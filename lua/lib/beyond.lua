@@ -1,4 +1,6 @@
 -- beyond: what is leased of a key's lane and has no room in its record.
+--
+-- Needs  subscription queue lanes
 
 local LISTED = 32 -- ranges that a record keeps when acks between them have made more
 
@@ -25,7 +27,7 @@ local function take_beyond(record, member, first, last)
   record.beyond = record.beyond - (last - first + 1)
 end
 
--- Takes what lies from `first` on, the newest first, at most `limit` stretches and one; answers them, oldest first, as
+-- Takes what lies from `first` on, the newest first, at most `limit` stretches and one; returns them, oldest first, as
 -- {first, last, token}, and whether that was all. What holds `first` is only taken with the last.
 local function take_newest(record, first, limit)
   if record.beyond == 0 then

@@ -5,7 +5,7 @@
 local OF_LOG = '^[^ ]* [^ ]* [^ ]* ([^ ]+)' -- where `about` says that there is a body: with the time of publishing
 local OF_DELAYED = '^[^ ]* [^ ]* ([^ ]+)' -- and without
 
--- The name of a message's body, nil if it has none.
+-- Returns the name of a message's body, nil if it has none.
 local function body_of(uid, about, pattern)
   local where = about and string.match(about, pattern) -- no about: no script has written that entry
   return where and (string.match(where, ':(.+)$') or uid)

@@ -1,22 +1,24 @@
 -- departures: a session ends, and what its consumer holds goes back, a bounded part per call.
+--
+-- Needs  subscription holders lane lanes charge release
 
 -- What `consumers` has instead of the end of a session that is being cleared, after a leave or a crash: from
 -- the first call on nothing new is leased to it, and the name stays until all is given back.
 local LEAVING, CRASHED = 1, 2
 local NAMES = 10000 -- lanes of one consumer among which its oldest run is looked for
 
--- The oldest entry in the runs that a consumer holds with a deadline up to `upto`, or nil.
+-- Returns the oldest entry in the runs that a consumer holds with a deadline up to `upto`, or nil.
 local function oldest_entry(leases, upto)
   local oldest = END
   for _, lane in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', upto, 'LIMIT', 0, NAMES)) do
     if is_run(lane) then
-      oldest = math.min(oldest, tonumber(string.sub(lane, 2)))
+      oldest = math.min(oldest, run_start(lane))
     end
   end
   return oldest < END and oldest or nil
 end
 
--- Notes that a session is being cleared; answers whether it crashed.
+-- Notes that a session is being cleared; returns whether it crashed.
 local function begin_departure(consumer, how)
   local session = tonumber(redis.call('ZSCORE', consumers, consumer))
   if session > CRASHED then
@@ -32,7 +34,7 @@ end
 
 -- Gives back what a consumer with a session holds: about `limit` runs and stretches of lanes. How:
 -- "left" charges nobody, else the oldest entry in runs is charged, and the head of each lane of a key.
--- Answers the lanes given back, what was done of the limit, and whether that was all; then, after a flush,
+-- Returns the lanes given back, what was done of the limit, and whether that was all; then, after a flush,
 -- forget_consumer() is due.
 local function depart(consumer, how, limit)
   local crashed = begin_departure(consumer, how)

@@ -4,15 +4,22 @@
 -- them holds. These keys are named here, not by the caller, who does not know who holds what; they share the
 -- partition's hash tag, hence its slot.
 
--- The key with the leases of one consumer: lane -> deadline.
-local function leases_of(listed, consumer)
-  return listed .. ':' .. consumer
+-- Returns the key with the leases of one consumer: lane -> deadline.
+local function leases_of(deadlines, consumer)
+  return deadlines .. ':' .. consumer
 end
 
 -- Drops the leases of everybody.
-local function drop_leases(listed)
-  for _, consumer in ipairs(redis.call('ZRANGE', listed, 0, -1)) do
-    redis.call('UNLINK', leases_of(listed, consumer))
+local function drop_leases(deadlines)
+  for _, consumer in ipairs(redis.call('ZRANGE', deadlines, 0, -1)) do
+    redis.call('UNLINK', leases_of(deadlines, consumer))
   end
-  redis.call('UNLINK', listed)
+  redis.call('UNLINK', deadlines)
+end
+
+-- Returns the next instant at which a deadline or a session may end, or nil.
+local function next_end(deadlines, consumers)
+  local deadline = tonumber(redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')[2] or nil)
+  local session = tonumber(redis.call('ZRANGE', consumers, 0, 0, 'WITHSCORES')[2] or nil)
+  return deadline and session and math.min(deadline, session) or deadline or session
 end

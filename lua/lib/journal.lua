@@ -1,12 +1,14 @@
 -- journal: what happens in a partition is written down, where its meta has `journal`: the records to keep.
 --
--- docs/keyspace.md has the words. Every record has the same fields in the same order, which Redis stores once.
--- A record gets the next number, unless another one is given.
+-- Needs  ledgers
+
+-- Writes a record; docs/keyspace.md has the words. Every record has the same fields in the same order, which Redis
+-- stores once. It gets the next number, unless another one is given.
 local function write_record(journal, cap, at, what, subscription, by, entries, number)
   redis.call('XADD', journal, 'MAXLEN', '~', cap, '0-' .. (number or '*'), 'at', at, 'what', what, 'sub', subscription, 'by', by, 'entries', entries)
 end
 
--- The number of the record that was written last, also if it is gone; 0 where there was none.
+-- Returns the number of the record that was written last, also if it is gone; 0 where there was none.
 local function last_record(journal)
   if redis.call('EXISTS', journal) == 0 then
     return 0

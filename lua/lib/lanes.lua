@@ -1,123 +1,44 @@
--- lanes: the records of what is leased or waits, and the indexes over them.
+-- lanes: the lanes that a script has read or changed; flush() writes them, and makes the indexes over them follow.
 --
--- A lane is what is leased and released as one. Its name says its kind:
---   =<key>    the lane of a key; "=" alone is the whole partition (exclusive, failover)
---   #<entry>  a run: consecutive entries without order, named after its first
--- Its record in `lanes` is text:  consumer|lease_ms|waiting|due|leased
---   leased: "token:entry token:first-last ...", ascending
---   a lane of a key   `leased` is a prefix of the lane; `waiting` more are in queue. Of what is leased the record lists
---                     no more than about ROOM characters: "+n token:entry ..." says that n more messages, behind these,
---                     are in `beyond`, so that no call costs what one lane holds
---   a run             `leased` is its one range; it is leased as a whole, or waits as a whole, with no
---                     consumer and the token 0
--- runs, ready and the leases of each consumer are indexes over the records, and flush() makes them follow. One
--- place writes an index itself: run_piece (runs), for what must be found again in the same call.
+-- Needs  subscription holders queue lane
 --
--- In a script a record keeps `leased` as text, without the "+n", or taken apart in `ranges`: {first, last, token},
--- never both. What happens to a lane of a key most of the time needs no record: rewrite() changes the text.
+-- What was read is text, in `texts`. What happens to a lane of a key most of the time needs no more: rewrite() and
+-- end_lane() change the text. For all else get() takes it apart; from then on it is in `records`, and in `texts` no more.
+--
+-- runs, ready and the leases of each consumer are indexes over the records. One place writes an index itself:
+-- add_piece in lib/runs (runs), for what must be found again in the same call.
 
-local ROOM = 640 -- characters
+local RECORD_LIMIT = 640 -- characters of what is leased
 
-local known, touched = {}, {}
-local rewritten, new_deadlines = {}, {} -- lanes whose text was changed, and their deadlines or false
+local texts = {} -- lane -> its text; false where there is no such lane
+local records = {} -- lane -> its record
+local touched = {} -- records that have changed
+local rewritten, is_rewritten = {}, {} -- lanes whose text has changed: a list, and a set
 local changes = {} -- consumer -> what happens to its leases
 local queued = {} -- 0, member, ...: messages of lanes of keys that have come back, for the queue
 local added = {} -- 0, member, ...: what is leased beyond records from now on
 
-local function is_run(lane)
-  return string.byte(lane) == 35
-end
-
-local function ready_member(consumer, due, lane)
-  return consumer .. '\0' .. string.format('%015.0f', due) .. '\0' .. lane
-end
-
-local function parse(lane, value)
-  local consumer, lease_ms, waiting, due, leased = string.match(value, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
-  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased, stored = true }
-  if string.byte(leased) == 43 then -- "+"
-    local beyond_it, listed = string.match(leased, '^%+(%d+) ?(.*)$')
-    record.beyond, record.leased = tonumber(beyond_it), listed
-  end
-  if consumer ~= '' then
-    record.holder = consumer -- in the index
-  end
-  if waiting ~= '0' then
-    record.waiting, record.due = tonumber(waiting), tonumber(due)
-    record.was_listed = ready_member(consumer, record.due, lane)
-  end
-  return record
-end
-
-local function range_text(first, last, token)
-  return first == last and token .. ':' .. first or token .. ':' .. first .. '-' .. last
-end
-
--- The ranges that a record lists, {first, last, token} each; the caller may change them.
-local function ranges_of(record)
-  if not record.ranges then
-    local ranges = {}
-    for token, first, last in string.gmatch(record.leased, '(%d+):(%d+)%-?(%d*)') do
-      first = tonumber(first)
-      ranges[#ranges + 1] = { first, tonumber(last) or first, token }
-    end
-    record.ranges, record.leased = ranges, nil
-  end
-  return record.ranges
-end
-
--- Whether nothing is leased of a lane.
-local function is_free(record)
-  return record.beyond == 0 and (record.leased == '' or record.ranges ~= nil and #record.ranges == 0)
-end
-
--- Puts the range that was leased last, which a record keeps apart while it may grow, behind the others: into the
--- text, or beyond it. Of a lane that is leased from no record is taken apart.
-local function close(record)
-  local first, last, token = unpack(record.open)
-  record.open = nil
-  if record.beyond > 0 or #record.leased >= ROOM then
-    record.beyond = record.beyond + last - first + 1
-    added[#added + 1] = 0
-    added[#added + 1] = queue_member(record.lane, first, last, token)
-  else
-    local item = range_text(first, last, token)
-    record.leased = record.leased == '' and item or record.leased .. ' ' .. item
-  end
-end
-
-local function format(record)
-  local leased = record.leased
-  if not leased then
-    local parts = {}
-    for index, range in ipairs(record.ranges) do
-      parts[index] = range_text(range[1], range[2], range[3])
-    end
-    leased = table.concat(parts, ' ')
-  end
-  if record.beyond > 0 then
-    leased = '+' .. record.beyond .. ' ' .. leased
-  end
-  if record.waiting == 0 then
-    return record.consumer .. '|' .. record.lease_ms .. '|0|0|' .. leased
-  end
-  return record.consumer .. '|' .. record.lease_ms .. '|' .. record.waiting .. '|' .. record.due .. '|' .. leased
-end
-
--- Reads the records of many lanes at once: known[lane] is then text until get() takes it apart, or false.
+-- Reads many lanes at once.
 local function load(names)
   local missing = {}
   for _, lane in ipairs(names) do
-    if known[lane] == nil then
-      known[lane] = false
+    if texts[lane] == nil and not records[lane] then
+      texts[lane] = false
       missing[#missing + 1] = lane
     end
   end
   if #missing > 0 then
     local values = map_with('HMGET', lanes, missing)
     for index, lane in ipairs(missing) do
-      known[lane] = values[index]
+      texts[lane] = values[index]
     end
+  end
+end
+
+-- Takes over the text of a lane that a scan has found.
+local function offer(lane, text)
+  if texts[lane] == nil and not records[lane] then
+    texts[lane] = text
   end
 end
 
@@ -129,7 +50,34 @@ local function touch(record)
   end
 end
 
--- What happens to the leases of a consumer: lanes that end, and {deadline, lane, ...} that are new or moved.
+-- Returns the record of a lane, or nil.
+local function get(lane)
+  if records[lane] then
+    return records[lane]
+  end
+  if texts[lane] == nil then
+    load({ lane })
+  end
+  if not texts[lane] then
+    return nil
+  end
+  local record = parse_record(lane, texts[lane])
+  records[lane], texts[lane] = record, nil
+  if is_rewritten[lane] then
+    record.told = true -- what its deadline is
+    touch(record)
+  end
+  return record
+end
+
+local function new_record(lane, consumer, lease_ms, leased)
+  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased, touched = true }
+  records[lane], texts[lane] = record, nil
+  touched[#touched + 1] = record
+  return record
+end
+
+-- Returns what happens to the leases of a consumer: lanes that end, and {deadline, lane, ...} that are new or moved.
 local function changes_of(consumer)
   local its = changes[consumer]
   if not its then
@@ -139,47 +87,52 @@ local function changes_of(consumer)
   return its
 end
 
--- Gives a lane that a consumer holds another text, or false for none, and a new deadline if there is one.
-local function rewrite(lane, text, consumer, deadline)
-  if new_deadlines[lane] == nil then
+-- Gives a lane that a consumer holds a deadline.
+local function set_deadline(lane, consumer, deadline)
+  local timed = (changes[consumer] or changes_of(consumer)).timed
+  local at = #timed
+  timed[at + 1], timed[at + 2] = deadline, lane
+end
+
+-- Gives a lane another text.
+local function rewrite(lane, text)
+  if not is_rewritten[lane] then
+    is_rewritten[lane] = true
     rewritten[#rewritten + 1] = lane
   end
-  new_deadlines[lane] = deadline or new_deadlines[lane] or false
-  known[lane] = text
-  if not text then
-    local ended = (changes[consumer] or changes_of(consumer)).ended
-    ended[#ended + 1] = lane
-  elseif deadline then
-    local timed = (changes[consumer] or changes_of(consumer)).timed
-    local at = #timed
-    timed[at + 1], timed[at + 2] = deadline, lane
+  texts[lane] = text
+end
+
+-- Ends a lane that a consumer holds: nothing of it is leased any more, and nothing waits.
+local function end_lane(lane, consumer)
+  rewrite(lane, false)
+  local ended = (changes[consumer] or changes_of(consumer)).ended
+  ended[#ended + 1] = lane
+end
+
+-- Puts what was leased of a key's lane into its queue.
+local function queue_up(lane, first, last)
+  queued[#queued + 1] = 0
+  queued[#queued + 1] = queue_member(lane, first, last)
+end
+
+-- Puts the range that was leased last, which a record keeps apart while it may grow, behind the others: into the
+-- text, or beyond it. Of a lane that is leased from no record is taken apart.
+local function close(record)
+  local first, last, token = unpack(record.open)
+  record.open = nil
+  if record.beyond > 0 or #record.leased >= RECORD_LIMIT then
+    record.beyond = record.beyond + last - first + 1
+    added[#added + 1] = 0
+    added[#added + 1] = queue_member(record.lane, first, last, token)
+  else
+    local item = leased_text(first, last, token)
+    record.leased = record.leased == '' and item or record.leased .. ' ' .. item
   end
 end
 
-local function get(lane)
-  if known[lane] == nil then
-    load({ lane })
-  end
-  if type(known[lane]) == 'string' then
-    local record = parse(lane, known[lane])
-    known[lane] = record
-    if new_deadlines[lane] ~= nil then
-      record.told = true -- what its deadline is
-      touch(record)
-    end
-  end
-  return known[lane] or nil
-end
-
-local function new_record(lane, consumer, lease_ms, leased)
-  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased, touched = true }
-  known[lane] = record
-  touched[#touched + 1] = record
-  return record
-end
-
--- The earliest of {deadline, lane, ...}, which mostly are all the same.
-local function earliest(timed)
+-- Returns the earliest of {deadline, lane, ...}, which mostly are all the same.
+local function earliest_of(timed)
   local first = timed[1]
   for index = 3, #timed, 2 do
     if timed[index] ~= first and tonumber(timed[index]) < tonumber(first) then
@@ -197,7 +150,7 @@ local function flush_leases(option)
     local leases = leases_of(deadlines, consumer)
     if its.timed[1] then
       call_with('ZADD', leases, its.timed, option)
-      bounds[#bounds + 1] = earliest(its.timed)
+      bounds[#bounds + 1] = earliest_of(its.timed)
       bounds[#bounds + 1] = consumer
     end
     if its.ended[1] then
@@ -209,62 +162,71 @@ local function flush_leases(option)
   end
 end
 
+-- Adds to `set`, `removed`, `opened` and `closed` what becomes of a record, and of a run in its index.
+local function save_record(record, writes)
+  local lane = record.lane
+  if record.open then
+    close(record)
+  end
+  if record.waiting == 0 and is_free(record) then
+    writes.removed[#writes.removed + 1] = record.stored and lane
+    if is_run(lane) and (record.stored or record.indexed) then
+      writes.closed[#writes.closed + 1] = lane
+    end
+    return false
+  end
+  local set, opened = writes.set, writes.opened
+  set[#set + 1] = lane
+  set[#set + 1] = format_record(record)
+  if is_run(lane) and not record.stored and not record.indexed then
+    opened[#opened + 1] = ranges_of(record)[1][1]
+    opened[#opened + 1] = lane
+  end
+  return record.consumer ~= ''
+end
+
+-- Makes the leases of its consumer, and `ready`, follow a record.
+local function index_record(record, leased, writes)
+  if leased and record.deadline then
+    set_deadline(record.lane, record.consumer, record.deadline)
+  elseif record.holder and not leased then
+    local ended = changes_of(record.holder).ended
+    ended[#ended + 1] = record.lane
+  end
+  local member = record.waiting > 0 and ready_member(record.consumer, record.due, record.lane) or nil
+  if member ~= record.was_listed then
+    writes.unlisted[#writes.unlisted + 1] = record.was_listed
+    if member then
+      writes.listed[#writes.listed + 1] = 0
+      writes.listed[#writes.listed + 1] = member
+    end
+  end
+end
+
 -- Writes every lane that was changed and makes the indexes follow. With the option "GT" a deadline only ever
 -- moves on: of the old and the new one the later counts.
 local function flush(option)
-  local set, removed, unlisted, listed, opened, closed = {}, {}, {}, {}, {}, {}
+  local set, removed = {}, {}
+  local writes = { set = set, removed = removed, opened = {}, closed = {}, listed = {}, unlisted = {} }
   for _, lane in ipairs(rewritten) do
-    local value = known[lane]
-    if not value then
-      removed[#removed + 1] = lane
-    elseif type(value) == 'string' then -- else a record was made of it
+    local text = texts[lane]
+    if text then
       local at = #set
-      set[at + 1], set[at + 2] = lane, value
+      set[at + 1], set[at + 2] = lane, text
+    elseif text == false then -- else a record was made of it
+      removed[#removed + 1] = lane
     end
   end
   for _, record in ipairs(touched) do
-    local lane, leased = record.lane, record.consumer ~= ''
-    if record.open then
-      close(record)
-    end
-    if record.waiting == 0 and is_free(record) then
-      leased = false
-      removed[#removed + 1] = record.stored and lane
-      if is_run(lane) and (record.stored or record.indexed) then
-        closed[#closed + 1] = lane
-      end
-    else
-      set[#set + 1] = lane
-      set[#set + 1] = format(record)
-      if not record.stored and not record.indexed and is_run(lane) then
-        opened[#opened + 1] = ranges_of(record)[1][1]
-        opened[#opened + 1] = lane
-      end
-    end
-    if leased and record.deadline then
-      local timed = changes_of(record.consumer).timed
-      timed[#timed + 1] = record.deadline
-      timed[#timed + 1] = lane
-    elseif record.holder and not leased then
-      local ended = changes_of(record.holder).ended
-      ended[#ended + 1] = lane
-    end
-    local member = record.waiting > 0 and ready_member(record.consumer, record.due, lane) or nil
-    if member ~= record.was_listed then
-      unlisted[#unlisted + 1] = record.was_listed
-      if member then
-        listed[#listed + 1] = 0
-        listed[#listed + 1] = member
-      end
-    end
+    index_record(record, save_record(record, writes), writes)
   end
   call_with('HDEL', lanes, removed)
   call_with('HSET', lanes, set)
-  call_with('ZREM', runs, closed)
-  call_with('ZADD', runs, opened)
+  call_with('ZREM', runs, writes.closed)
+  call_with('ZADD', runs, writes.opened)
   call_with('ZADD', beyond, added)
   flush_leases(option)
-  call_with('ZREM', ready, unlisted)
-  call_with('ZADD', ready, listed)
+  call_with('ZREM', ready, writes.unlisted)
+  call_with('ZADD', ready, writes.listed)
   call_with('ZADD', queue, queued)
 end

@@ -1,6 +1,8 @@
 -- position: from "earliest", "latest", an entry or a time to a cursor.
+--
+-- Needs  ledgers subscription
 
--- The entry before the first one published at or after `instant`, by halving the log.
+-- Returns the entry before the first one published at or after `instant`, by halving the log.
 local function before_instant(instant)
   local low, high = first_entry(log) or last_entry + 1, last_entry + 1
   while low < high do
@@ -15,7 +17,7 @@ local function before_instant(instant)
   return low - 1
 end
 
--- The cursor for a position: "earliest", "latest", "entry" n (inclusive) or "time" ms.
+-- Returns the cursor for a position: "earliest", "latest", "entry" n (inclusive) or "time" ms.
 local function cursor_at(position, value)
   local oldest = (first_entry(log) or last_entry + 1) - 1
   if position == 'latest' then

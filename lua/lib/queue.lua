@@ -10,19 +10,24 @@ local function queue_member(lane, first, last, token)
   return token and member .. ':' .. token or member
 end
 
--- First, last and, in `beyond`, token.
+-- Returns first, last and, in `beyond`, token.
 local function stretch_of(member)
   local first, last, token = string.match(member, '%z(%d+)%-?(%d*):?(%d*)$')
   first = tonumber(first)
   return first, tonumber(last) or first, token ~= '' and token or nil
 end
 
--- What a member begins with, for stretches that begin with an entry.
+-- Returns what members begin with whose stretches begin with an entry.
 local function from_entry(lane, entry)
   return queue_member(lane, entry, entry)
 end
 
--- The stretch of a lane that holds an entry: its member, first, last and token; or nil.
+-- Returns the members of the first stretches of a lane that begin at an entry or behind it, at most `limit`.
+local function first_members(its_queue, lane, entry, limit)
+  return redis.call('ZRANGEBYLEX', its_queue, '[' .. from_entry(lane, entry), '(' .. lane .. '\1', 'LIMIT', 0, limit)
+end
+
+-- Returns the stretch of a lane that holds an entry: its member, first, last and token; or nil.
 local function stretch_at(its_queue, lane, entry)
   local member = redis.call('ZREVRANGEBYLEX', its_queue, '(' .. from_entry(lane, entry + 1), '[' .. lane .. '\0', 'LIMIT', 0, 1)[1]
   if member then
@@ -33,7 +38,7 @@ local function stretch_at(its_queue, lane, entry)
   end
 end
 
--- The stretches of a lane that reach into first..last, oldest first: {first, last, token, member} each.
+-- Returns the stretches of a lane that reach into first..last, oldest first: {first, last, token, member} each.
 local function stretches_between(its_queue, lane, first, last)
   local found = {}
   local member, from, to, token = stretch_at(its_queue, lane, first)

@@ -1,6 +1,10 @@
 -- ranges: lists of {first, last}.
 
--- Sorted, disjoint ranges out of any list of ranges, which it may sort.
+local function range_text(first, last)
+  return first == last and first or first .. '-' .. last
+end
+
+-- Returns sorted, disjoint ranges out of any list of ranges, which it may sort.
 local function normalise(ranges)
   for index = 2, #ranges do
     if ranges[index][1] < ranges[index - 1][1] then
@@ -20,7 +24,7 @@ local function normalise(ranges)
   return merged
 end
 
--- What is left of sorted, disjoint ranges without others, likewise sorted and disjoint: one pass.
+-- Returns what is left of sorted, disjoint ranges without others, likewise sorted and disjoint: one pass.
 local function subtract(ranges, others)
   local left, at = {}, 1
   for _, range in ipairs(ranges) do
@@ -43,7 +47,7 @@ local function subtract(ranges, others)
   return left
 end
 
--- As one flat array of numbers, for an answer.
+-- Returns ranges as one flat array of numbers.
 local function flat(ranges)
   local numbers = {}
   for _, range in ipairs(ranges) do

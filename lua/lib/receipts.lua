@@ -1,17 +1,17 @@
--- receipts: what settles a lease. In MessagePack, four values each: lane ("" for a run),
--- "token:entry" or "token:first-last", first, last.
+-- receipts: what settles a lease.
 --
--- ARGV   3 receipts   4 the consumer that settles: what others hold is stale to it; "" for whoever holds it
-
-local packed, settler = ARGV[3], ARGV[4]
-local stale = {} -- {index from 0, first, last, ...}: parts of receipts that hold no more
+-- Needs  subscription ranges queue lane lanes runs
+--
+-- They are four values each: lane ("" for a run), "token:entry" or "token:first-last", first, last. The settler is the
+-- consumer that settles: what others hold is stale to it; "" for whoever holds it.
 
 local function token_of(item)
   return string.match(item, '^%d+')
 end
 
--- What the receipt still holds of a key's lane: {first, last, nil, member} each, the member where it is beyond the record.
-local function held_of_lane(record, item, first, last)
+-- Returns what a receipt still holds of a key's lane: {first, last, nil, member} each, the member where it is beyond
+-- the record.
+local function held_of_lane(record, settler, item, first, last)
   if not record or settler ~= '' and record.consumer ~= settler then
     return {}
   elseif record.leased == item then
@@ -32,8 +32,8 @@ local function held_of_lane(record, item, first, last)
   return found
 end
 
--- Leased runs inside first..last that the token still holds, cut to fit: each a record.
-local function held_runs(token, first, last)
+-- Returns the leased runs inside first..last that the token still holds, cut to fit: each a record.
+local function held_runs(settler, token, first, last)
   local found = {}
   for _, record in ipairs(runs_between(first, last)) do
     local range, consumer = record.ranges[1], record.consumer
@@ -44,8 +44,8 @@ local function held_runs(token, first, last)
   return found
 end
 
--- Notes the parts of a receipt that are not in `found`.
-local function note_stale(index, first, last, found)
+-- Adds the parts of a receipt that are not in `found` to `stale`: {index from 0, first, last, ...}.
+local function add_stale(stale, index, first, last, found)
   local only = #found == 1 and found[1]
   if only and only[1] == first and only[2] == last then
     return
@@ -57,10 +57,8 @@ local function note_stale(index, first, last, found)
   end
 end
 
-local receipts = cmsgpack.unpack(packed)
-
--- How many messages all receipts stand for.
-local function receipts_size()
+-- Returns how many messages all receipts stand for.
+local function receipts_size(receipts)
   local count = 0
   for index = 1, #receipts, 4 do
     count = count + receipts[index + 3] - receipts[index + 2] + 1
@@ -68,14 +66,15 @@ local function receipts_size()
   return count
 end
 
-local EFFORT = 2000 -- that a call may take, where it is counted: some 5 ms
+local SETTLE_EFFORT = 2000 -- that a call may take, where it is counted: some 5 ms
 
--- Calls settle(lane, item, first, last) for each receipt; it answers the ranges that the receipt holds. Ends when
+-- Calls settle(lane, item, first, last) for each receipt; it returns the ranges that the receipt holds. Ends when
 -- `most` is used up, of which a receipt takes what cost(lane) says: for itself, and for each of its messages; in the
 -- midst of one if need be. But where lanes go back as a `whole`, not amid those of a lane, which then stand together.
--- Answers where the next call begins: a receipt, counted from 0, and an entry of it, or 0.
-local function each_receipt(settle, most, cost, whole)
-  local names, left, before = {}, most, nil
+-- Returns the stale parts of receipts, and where the next call begins: a receipt, counted from 0, and an entry of it,
+-- or 0.
+local function each_receipt(receipts, settle, most, cost, whole)
+  local stale, names, left, before = {}, {}, most, nil
   for index = 1, #receipts, 4 do
     if receipts[index] ~= '' then
       names[#names + 1] = receipts[index]
@@ -88,19 +87,19 @@ local function each_receipt(settle, most, cost, whole)
   for index = 1, #receipts, 4 do
     local lane, item, first, last = receipts[index], receipts[index + 1], receipts[index + 2], receipts[index + 3]
     if left <= 0 and not (whole and lane ~= '' and lane == before) then
-      return (index - 1) / 4, 0
+      return stale, (index - 1) / 4, 0
     end
     local each, per = cost(lane)
     if (last - first + 1) * per > left then
       last = first + math.max(math.floor(left / per), 1) - 1
-      item = range_text(first, last, token_of(item))
+      item = leased_text(first, last, token_of(item))
     end
-    note_stale(index, first, last, settle(lane, item, first, last))
+    add_stale(stale, index, first, last, settle(lane, item, first, last))
     left = left - each - (last - first + 1) * per
     if last < receipts[index + 3] then
-      return (index - 1) / 4, last + 1
+      return stale, (index - 1) / 4, last + 1
     end
     before = lane
   end
-  return #receipts / 4, 0
+  return stale, #receipts / 4, 0
 end

@@ -1,5 +1,7 @@
 -- release: the one way a message goes back, after a nack, a timeout, a leave, a crash or a pause.
 --
+-- Needs  subscription queue lane lanes beyond runs charge journal_notes
+--
 -- Who is charged: "all", where several were given back by name (of a lane the earliest, which takes the rest
 -- along); the "first" of what has timed out; the "head" of a lane, after a crash; or "none".
 -- `what` is the journal's word for it. With "all" and "first" it names those that are charged: what goes back
@@ -8,7 +10,6 @@
 -- What is beyond a lane's record goes back first, the newest first, a bounded part per call: so what is leased stays a
 -- prefix of the lane, and who is charged, and until when the lane waits, is decided when the last part goes back.
 
-local backoff
 local released = {} -- {consumer, token, first, last, ...}: the leases that this call has ended
 
 -- Notes that what is leased in ranges of a record ends.
@@ -18,32 +19,6 @@ local function note_released(record, ranges)
     released[at + 1], released[at + 2] = record.consumer, tonumber(range[3])
     released[at + 3], released[at + 4] = range[1], range[2]
   end
-end
-
-local function has_backoff()
-  if not backoff then
-    local text = redis.call('HGET', sub, 'backoff') or ''
-    local initial, factor, maximum, jitter = string.match(text, '^(%S+) (%S+) (%S+) (%S+)$')
-    backoff = { tonumber(initial or 0), tonumber(factor or 1), tonumber(maximum or 0), tonumber(jitter or 0) }
-  end
-  return backoff[1] > 0
-end
-
--- How long an entry waits after it was charged `count` times, ms.
-local function backoff_ms(entry, count)
-  if not has_backoff() then
-    return 0
-  end
-  local wait = math.min(backoff[1] * backoff[2] ^ (count - 1), backoff[3])
-  -- Scatter by entry and count: a script has no randomness of its own.
-  local scatter = (entry * 7919 + count * 104729) % 1000 / 1000
-  return math.floor(wait * (1 - backoff[4] * scatter))
-end
-
--- Raises the retry count; answers when the entry may be served again.
-local function charge(entry, due)
-  local count = redis.call('HINCRBY', retries, entry, 1)
-  return due or now + backoff_ms(entry, count)
 end
 
 local function free_run(record, due)
@@ -67,7 +42,7 @@ local function release_first(record, what)
   local due = charge(first)
   if last > first and due > now then
     cut_run(record, first, first)
-    free_run(get('#' .. first + 1), now)
+    free_run(get(RUN .. first + 1), now)
   end
   free_run(record, due)
 end
@@ -93,13 +68,13 @@ local function release_run(record, charged, due, what)
   for entry = first, last do
     if dues[entry] ~= dues[entry + 1] then -- the end of a stretch that falls due together
       free_run(cut_run(record, from, entry), dues[entry])
-      record = get('#' .. entry + 1)
+      record = get(RUN .. entry + 1)
       from = entry + 1
     end
   end
 end
 
--- Takes what a record lists from `first` on: answers it, and then `more`.
+-- Takes what a record lists from `first` on; returns it, and then `more`.
 local function take_listed(record, first, more)
   local kept, taken = {}, {}
   for _, range in ipairs(ranges_of(record)) do
@@ -117,19 +92,23 @@ local function take_listed(record, first, more)
   return taken
 end
 
--- Puts leased ranges of a key's lane back into its queue; answers how many messages they are.
-local function queue_up(record, ranges)
-  local count = 0
+-- Tells the journal what has gone back of a key's lane, from `first` on.
+local function note_lane_released(record, first, ranges, charged, what)
+  local rest = (charged == 'all' or charged == 'first') and 'released' or what
   for _, range in ipairs(ranges) do
-    queued[#queued + 1] = 0
-    queued[#queued + 1] = queue_member(record.lane, range[1], range[2])
-    count = count + range[2] - range[1] + 1
+    local from = range[1]
+    if from == first then
+      note(what, record.consumer, first, first)
+      from = first + 1
+    end
+    if from <= range[2] then
+      note(rest, record.consumer, from, range[2])
+    end
   end
-  return count
 end
 
 -- Takes back what is leased of a key's lane from `first` on, about `limit` stretches of it, and charges no other.
--- Answers how many stretches went back, and whether those are all.
+-- Returns how many stretches went back, and whether those are all.
 local function release_lane(record, first, charged, due, what, limit)
   local ranges, all = take_newest(record, first, limit)
   if all then
@@ -137,19 +116,13 @@ local function release_lane(record, first, charged, due, what, limit)
   end
   note_released(record, ranges)
   if journaled then
-    local rest = (charged == 'all' or charged == 'first') and 'released' or what
-    for _, range in ipairs(ranges) do
-      local from = range[1]
-      if from == first then
-        note(what, record.consumer, first, first)
-        from = first + 1
-      end
-      if from <= range[2] then
-        note(rest, record.consumer, from, range[2])
-      end
-    end
+    note_lane_released(record, first, ranges, charged, what)
   end
-  local count = queue_up(record, ranges)
+  local count = 0
+  for _, range in ipairs(ranges) do
+    queue_up(record.lane, range[1], range[2])
+    count = count + range[2] - range[1] + 1
+  end
   if all and charged ~= 'none' then
     due = charge(first, due)
   end
@@ -165,13 +138,13 @@ local function release_lane(record, first, charged, due, what, limit)
   return #ranges, all
 end
 
--- The oldest entry that is leased of a key's lane.
+-- Returns the oldest entry that is leased of a key's lane.
 local function head_of(record)
   local listed = ranges_of(record)[1]
-  return listed and listed[1] or stretch_of(redis.call('ZRANGEBYLEX', beyond, '[' .. record.lane .. '\0', '(' .. record.lane .. '\1', 'LIMIT', 0, 1)[1])
+  return listed and listed[1] or stretch_of(first_members(beyond, record.lane, 0, 1)[1])
 end
 
--- Answers how many runs or stretches of a lane went back, at most about `limit`, and whether that is all of it.
+-- Returns how many runs or stretches of a lane went back, at most about `limit`, and whether that is all of it.
 local function release(record, charged, due, what, limit)
   if is_run(record.lane) then
     release_run(record, charged, due, what)

@@ -1,4 +1,7 @@
 -- removal: a subscription goes from a partition; reclaim then drops what only it owed.
+--
+-- Needs  subscription holders journal
+
 local function remove()
   -- Should it be made again, its tokens go on from here.
   local token = math.max(tonumber(redis.call('HGET', meta, 'token') or 0), tonumber(redis.call('HGET', sub, 'token') or 0))

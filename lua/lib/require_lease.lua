@@ -1,5 +1,11 @@
--- require_lease: goes no further unless the caller's worker holds the partition and the subscription is there.
-local refused = refusal()
-if refused then
-  return refused
+-- require_lease: only the worker that holds a partition may go on.
+
+-- Returns why a call under the lease `held` may not go on, or nil; `last` is the topic's, nil where there is none.
+local function require_lease(lease, held, last)
+  if not last then
+    return { 'NO_TOPIC' }
+  end
+  if redis.call('GET', lease) ~= held then
+    return { 'FENCED' }
+  end
 end

@@ -1,6 +1,8 @@
 -- runs: finding and cutting runs, the lanes of consecutive entries without order.
+--
+-- Needs  subscription holders lane lanes
 
--- The records of all runs that reach into first..last, oldest first.
+-- Returns the records of all runs that reach into first..last, oldest first.
 local function runs_between(first, last)
   local names = redis.call('ZREVRANGEBYSCORE', runs, first, '-inf', 'LIMIT', 0, 1)
   if last > first then
@@ -20,8 +22,8 @@ local function runs_between(first, last)
   return found
 end
 
-local function run_piece(record, first, last, token, deadline)
-  local piece = new_record('#' .. first, record.consumer, record.lease_ms)
+local function add_piece(record, first, last, token, deadline)
+  local piece = new_record(RUN .. first, record.consumer, record.lease_ms)
   piece.ranges = { { first, last, token } }
   piece.deadline = deadline
   piece.due = record.due
@@ -32,7 +34,7 @@ local function run_piece(record, first, last, token, deadline)
   return piece
 end
 
--- Splits a run so that first..last is a record of its own, and answers that one.
+-- Splits a run so that first..last is a record of its own, and returns that one.
 local function cut_run(record, first, last)
   local range = ranges_of(record)[1]
   local from, to, token = range[1], range[2], range[3]
@@ -45,12 +47,12 @@ local function cut_run(record, first, last)
   end
   touch(record)
   if to > last then
-    run_piece(record, last + 1, to, token, deadline)
+    add_piece(record, last + 1, to, token, deadline)
   end
   local middle = record
   if from < first then
     range[2] = first - 1
-    middle = run_piece(record, first, last, token, deadline)
+    middle = add_piece(record, first, last, token, deadline)
   else
     range[2] = last
   end

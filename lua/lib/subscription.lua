@@ -1,5 +1,6 @@
--- subscription: the keys of a subscription's scripts, and whether a call may go on.
+-- subscription: the keys of a subscription's scripts, what is known when they begin, and whether they may go on.
 --
+-- Needs  ledgers partition_time
 -- KEYS   1 lease       string  "<worker> <epoch>"
 --        2 meta        hash    last, ledger (in use), clock, retain, journal, lead, own
 --        3 log         stream
@@ -21,71 +22,36 @@
 --                              time out
 --        15 journal    stream  what has happened, where meta has `journal`
 --        16 bodies     stream  what is to be deleted from the payload store
--- ARGV   1 lease held   2 subscription   3.. the script's own
+-- ARGV   1 held: the caller's lease   2 name of the subscription   3.. the script's own
 local lease, meta, log, subs, sub = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local lanes, runs, deadlines, ready = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local queue, beyond, retries, consumers, charged_at, bodies = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14], KEYS[16]
+local queue, beyond, retries, consumers = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
+local charged_at, journal, bodies = KEYS[14], KEYS[15], KEYS[16]
 local held, name = ARGV[1], ARGV[2]
 
-local END = 1e14 -- beyond every entry and every time
-
 local stored = redis.call('HMGET', meta, 'last', 'ledger', 'clock', 'retain', 'journal', 'lead', 'own')
-local last_entry, retained, own = tonumber(stored[1]), stored[4] == '1', stored[7]
+local last_entry, ledger_in_use, retained = tonumber(stored[1]), stored[2], stored[4] == '1'
+local journal_cap, own = stored[5], stored[7]
+local journaled = journal_cap and journal_cap ~= '0'
 local cursor = tonumber(redis.call('HGET', subs, name) or nil)
-local ledger_of, id_of, ledgers_of = id_maker(meta, stored[2])
-local now, lead = 0, 0 -- the partition's time, and how far it is ahead of the callers', which is that of Redis
+local ledger_of, id_of = id_maker(meta, ledger_in_use)
+-- The partition's time, and how far it is ahead of the callers', which is that of Redis.
+local now, lead = partition_time(stored[3], stored[6])
 
--- Why this call may not go on, or nil; starts the clock. An operator's call (pause, seek, claim, commit) needs no
+-- Writes the time down: the first thing that a script does when it goes on.
+local function start()
+  keep_time(meta, stored[3], stored[6], now, lead)
+end
+
+-- Returns why a call may not go on, or nil, and starts. An operator's call (pause, seek, claim, commit) needs no
 -- lease: it acts for the topic, not for the worker that serves it. Nor do create, delete and reclaim, which look for
--- themselves whether they may.
-local function refusal(by_operator)
+-- themselves whether they may; the others say require_lease() first.
+local function require_subscription()
   if not last_entry then
     return { 'NO_TOPIC' }
-  end
-  if not by_operator and redis.call('GET', lease) ~= held then
-    return { 'FENCED' }
   end
   if not cursor then
     return { 'NO_SUBSCRIPTION' }
   end
-  now, lead = tick(meta, stored[3], stored[6])
-end
-
--- Why a call that is about reading by position may not go on, or nil.
-local function by_lease()
-  local mode = redis.call('HGET', sub, 'mode')
-  if mode ~= 'cursor' then
-    return { 'BY_LEASE', mode }
-  end
-end
-
--- Why a call that means one topic and one subscription, by their incarnations, may not go on, or nil; '0' is any.
-local function another(topic, subscription)
-  if topic ~= '0' and redis.call('HGET', meta, 'incarnation') ~= topic then
-    return { 'OTHER_TOPIC' }
-  end
-  if subscription ~= '0' and redis.call('HGET', sub, 'incarnation') ~= subscription then
-    return { 'OTHER_SUBSCRIPTION' }
-  end
-end
-
--- The next instant at which a deadline or a session ends, or nil.
-local function next_end()
-  local deadline = tonumber(redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')[2] or nil)
-  local session = tonumber(redis.call('ZRANGE', consumers, 0, 0, 'WITHSCORES')[2] or nil)
-  return deadline and session and math.min(deadline, session) or deadline or session
-end
-
--- {entry, retries, ...} of those entries that were ever charged.
-local function retries_of(entries)
-  local charged = {}
-  if #entries > 0 and redis.call('EXISTS', retries) == 1 then
-    for index, count in ipairs(map_with('HMGET', retries, entries)) do
-      if count then
-        charged[#charged + 1] = entries[index]
-        charged[#charged + 1] = tonumber(count)
-      end
-    end
-  end
-  return charged
+  start()
 end

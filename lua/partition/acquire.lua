@@ -1,6 +1,6 @@
 -- acquire: take a partition's lease and open its next ledger.
 --
--- Needs  journal
+-- Needs  partition_time ledgers dedupe journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
 --        2 meta     hash    epoch, first_epoch, lease_ms, ledgers, ledger, last, clock, lead, journal, dedupe_ms, marks_at,
 --                           incarnation
@@ -17,9 +17,10 @@
 --            is to be called for old marks; the subscriptions that have consumers, whose sessions are to be ended
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
 -- Cost     O(ledgers + subscriptions); three hundred ledgers with entries are looked for at most
-local lease, meta, log, journal, delayed, marks_0, marks_1, subs = unpack(KEYS)
-local LEDGERS = 300 -- that are looked for in one call; those behind them stay, with entries or without
+local lease, meta, log, journal, delayed, marks_0 = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local marks_1, subs = KEYS[7], KEYS[8]
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local LEDGERS = 300 -- that are looked for in one call; those behind them stay, with entries or without
 
 local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at', 'lease_ms', 'incarnation')
 if not stored[1] then
@@ -48,16 +49,16 @@ for _ = 1, LEDGERS do
     looked_at = epoch
     break
   end
-  looked_at = string.match(found[1], '^%d+')
+  looked_at = ledger_of_id(found[1])
   alive[looked_at] = true
 end
 local kept = {}
-for ledger, first in string.gmatch(stored[2], '(%d+):(%d+)') do
+for ledger, first in each_ledger(stored[2]) do
   if alive[ledger] or tonumber(ledger) > tonumber(looked_at) then
-    kept[#kept + 1] = ledger .. ':' .. first
+    kept[#kept + 1] = ledger_text(ledger, first)
   end
 end
-local newest = epoch .. ':' .. last + 1
+local newest = ledger_text(epoch, last + 1)
 kept[#kept + 1] = newest
 
 redis.call('SET', lease, worker .. ' ' .. epoch, 'PX', ttl_ms)

@@ -1,9 +1,9 @@
 -- configure: say how many records a partition's journal keeps, unless the partition has been deleted meanwhile.
 --
--- Needs  journal
+-- Needs  partition_time journal
 -- KEYS   1 meta     hash    last, clock, lead, journal
 --        2 journal  stream
--- ARGV   1 records to keep, 0 for no journal
+-- ARGV   1 cap: records to keep, 0 for no journal
 -- Returns  {"OK"}   {"NO_TOPIC"}
 -- Cost     O(1); the memory is freed in the background
 local meta, journal = KEYS[1], KEYS[2]

@@ -1,25 +1,29 @@
 -- delay: keep a batch until it falls due, each uid once.
 --
--- Needs  bodies partition delayed
--- KEYS   as in lib/partition.lua and lib/delayed.lua
--- ARGV   2 MessagePack array: key, uid, about, key, uid, about, ...   3 MessagePack array: when each is due, ms of
---        Redis time
+-- Needs  partition require_lease dedupe
+-- KEYS   as in lib/partition.lua
+-- ARGV   2 packed: MessagePack array: key, uid, about, key, uid, about, ...
+--        3 packed_dues: MessagePack array: when each is due, ms of Redis time
 -- Returns  {"OK", now_ms, n kept, {index, id, ...}, next_due_ms}
 --            the pairs are duplicates, index from 0; the id is "0-0" where the first has none yet
 --          {"FENCED"}   {"NO_TOPIC"}
 -- Cost     O(n log d), d = messages delayed
-local batch, dues = cmsgpack.unpack(ARGV[2]), cmsgpack.unpack(ARGV[3])
+local packed, packed_dues = ARGV[2], ARGV[3]
 
-local uids = {}
-for index = 2, #batch, 3 do
-  uids[#uids + 1] = batch[index]
+local refused = require_lease(lease, held, last_entry)
+if refused then
+  return refused
 end
-local known = known_or_waiting(uids, batch)
+start()
+
+local batch, dues = cmsgpack.unpack(packed), cmsgpack.unpack(packed_dues)
+local marks = open_marks(meta, { ['0'] = marks_0, ['1'] = marks_1 }, stored[5], stored[6], stored[4], now)
+local uids, first_ids = look_up(marks, delayed_data, batch)
 
 local number = tonumber(redis.call('HGET', meta, 'delayed') or 0)
 local seen, members, texts, duplicates = {}, {}, {}, {}
 for index, uid in ipairs(uids) do
-  local first = known[index] or seen[uid]
+  local first = first_ids[index] or seen[uid]
   if first then
     duplicates[#duplicates + 1] = index - 1
     duplicates[#duplicates + 1] = first
@@ -35,6 +39,6 @@ end
 if #members > 0 then
   redis.call('HSET', meta, 'delayed', number)
   call_with('ZADD', delayed, members)
-  call_with('HSET', data, texts)
+  call_with('HSET', delayed_data, texts)
 end
 return { 'OK', now, #members / 2, duplicates, next_due() }

@@ -1,11 +1,12 @@
 -- delete: remove a partition with everything in it, a bounded part per call; whoever holds its lease is fenced.
 --
--- Needs  holders bodies
+-- Needs  ledgers holders bodies
 -- KEYS   1 lease   2 meta   3 log   4 subs   5 marks:0   6 marks:1   7 journal
 --        8 delayed   9 delayed:data   10 bodies
--- ARGV   1 incarnation of the topic   2 limit: messages removed, at most; 0: the list of their bodies goes, if all of these have been deleted
---        3 prefix of subscription keys   4 suffix of the one that lists who holds leases   5.. suffixes of a
---        subscription's keys
+-- ARGV   1 incarnation of the topic   2 limit: messages removed, at most; 0: the list of their bodies goes, if all of
+--          these have been deleted
+--        3 prefix of subscription keys   4 holders: suffix of the one that lists who holds leases
+--        5.. suffixes of a subscription's keys
 -- Returns  {"OK", 1 while there are more messages}   {"OTHER"}: it is of another topic of this name, and stays
 --            the first call takes all but the messages, the names of whose bodies are written down
 -- Cost     O(subscriptions + consumers + limit); the memory is freed in the background
@@ -40,8 +41,8 @@ for _, item in ipairs(found) do
   add_body(names, 0, item[2][4], item[2][6], OF_LOG)
 end
 if #found == limit then
-  local ledger, entry = string.match(found[limit][1], '^(%d+%-)(%d+)$')
-  redis.call('XTRIM', log, 'MINID', '=', ledger .. (entry + 1))
+  local last = found[limit][1]
+  redis.call('XTRIM', log, 'MINID', '=', ledger_of_id(last) .. '-' .. (entry_of(last) + 1))
 else
   redis.call('UNLINK', log)
   local members, uids = redis.call('ZRANGE', delayed, 0, limit - #found - 1), {}

@@ -1,11 +1,12 @@
 -- ledgers: who holds a partition, and how many entries of each ledger are left, a bounded part per call.
 --
+-- Needs  ledgers
 -- KEYS   1 meta   hash    epoch, ledgers, ledger, last
 --        2 lease  string  "<worker> <epoch>", with a TTL
 --        3 log    stream
 --        4 subs   hash    subscription -> cursor
 -- ARGV   1 prefix of subscription keys   2 limit: entries looked at, at most
---        3 position: "" in the first call, then what the last call answered
+--        3 position: "" in the first call, then what the last call returned
 -- Returns  {"OK", lease or "", ms left, epoch, ledgers, {ledger, entries, ...}, position or ""}
 --            the entries that this call has counted; there are more unless the position is ""
 --          {"NO_TOPIC"}
@@ -31,7 +32,7 @@ local function count_dense(from)
   while from <= last do
     local ledger, to = ledger_of(from)
     to = math.min(to, last)
-    count(string.sub(ledger, 1, -2), to - from + 1)
+    count(ledger_of_id(ledger), to - from + 1)
     from = to + 1
   end
 end
@@ -57,7 +58,7 @@ else
   local passed = position == '' and oldest - 1 or entry_of(position)
   local page = to > passed and redis.call('XRANGE', log, from, id_of(to), 'COUNT', limit) or {}
   for _, entry in ipairs(page) do
-    count(string.match(entry[1], '^%d+'), 1)
+    count(ledger_of_id(entry[1]), 1)
   end
   if #page == limit then
     next_position = page[limit][1]

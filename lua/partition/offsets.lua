@@ -1,12 +1,12 @@
 -- offsets: where a partition's log and journal begin and end, and how far a subscription is.
 --
--- Needs  journal
+-- Needs  ledgers journal
 -- KEYS   1 meta     hash    last, incarnation, ledger, ledgers
 --        2 log      stream
 --        3 subs     hash    subscription -> cursor
 --        4 sub      hash    sparse, sought, incarnation
 --        5 journal  stream
--- ARGV   1 subscription, or ""   2 ledger that is known, or 0
+-- ARGV   1 name of the subscription, or ""   2 known: the newest ledger that the caller knows, or 0
 -- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal, sought,
 --           incarnation of the topic, and of the subscription, newest ledger, first entry given after the one known or 0}
 --            positions: each the next entry to read; before `sparse` what the subscription owes may have holes;
@@ -35,5 +35,5 @@ local newest = last_record(journal)
 return {
   'OK', first_entry(log) or last + 1, last + 1, position, sparse + 1, first_entry(journal) or newest + 1,
   newest + 1, sought, tonumber(about[2] or 0),
-  incarnation, tonumber(string.match(about[3] or '', '^%d+') or 0), known > 0 and given_since(meta, about[3], known) or 0,
+  incarnation, ledger_number(about[3]), known > 0 and given_since(meta, about[3], known) or 0,
 }

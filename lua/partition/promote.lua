@@ -1,7 +1,7 @@
 -- promote: append what has fallen due to the log, where it takes its id, a bounded part per call; old marks go.
 --
--- Needs  journal bodies partition delayed
--- KEYS   as in lib/partition.lua and lib/delayed.lua; 10 bodies  stream  what is to be deleted from the payload store
+-- Needs  partition require_lease dedupe ranges journal bodies
+-- KEYS   as in lib/partition.lua; 10 bodies  stream  what is to be deleted from the payload store
 -- ARGV   2 limit: messages appended, at most
 -- Returns  {"OK", now_ms, last entry, n appended, n dropped, next_due_ms or 0, marks_due_ms or 0}
 --            dropped are those that no subscription is there for; there are more unless the next is due later;
@@ -10,25 +10,27 @@
 -- Cost     O(limit log d), d = messages delayed
 local limit, bodies = tonumber(ARGV[2]), KEYS[10]
 
-local function answer(last, appended, dropped)
-  local marked = redis.call('EXISTS', generations[current], generations[other]) > 0
-  return { 'OK', now, last, appended, dropped, next_due(), marked and marks_due or 0 }
+local refused = require_lease(lease, held, last_entry)
+if refused then
+  return refused
 end
+start()
+local marks = open_marks(meta, { ['0'] = marks_0, ['1'] = marks_1 }, stored[5], stored[6], stored[4], now)
 
 local members = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, limit)
 if #members == 0 then
-  return answer(tonumber(stored[1]), 0, 0)
+  return { 'OK', now, last_entry, 0, 0, next_due(), next_marks_due(marks) }
 end
 local uids = {}
 for index, member in ipairs(members) do
   uids[index] = string.sub(member, 17)
 end
-local texts = map_with('HMGET', data, uids)
+local texts = map_with('HMGET', delayed_data, uids)
 
-local owed = stored[3] == '1' or redis.call('EXISTS', subs) == 1
+local owed = is_owed()
 local published = now .. ' '
-local first = tonumber(stored[1]) + 1
-local entry, marks, names, abouts = first - 1, {}, {}, {}
+local first = last_entry + 1
+local entry, ids, names, abouts = first - 1, {}, {}, {}
 for index, uid in ipairs(uids) do
   local at = texts[index] and string.find(texts[index], '\0', 1, true)
   local about = at and string.sub(texts[index], at + 1)
@@ -36,24 +38,24 @@ for index, uid in ipairs(uids) do
     local key = string.sub(texts[index], 1, at - 1)
     entry = entry + 1
     local id = redis.call('XADD', log, ledger .. '-' .. entry, 'key', key, 'uid', uid, 'about', published .. about)
-    marks[#marks + 1] = uid
-    marks[#marks + 1] = id
+    ids[#ids + 1] = uid
+    ids[#ids + 1] = id
     abouts[uid] = about
   elseif at then
     add_body(names, 0, uid, about, OF_DELAYED)
   end
 end
 call_with('ZREM', delayed, members)
-call_with('HDEL', data, uids)
+call_with('HDEL', delayed_data, uids)
 if #names > 0 then
   doom(bodies, redis.call('HGET', meta, 'own'), '', cjson.encode(names))
 end
 if entry >= first then
   redis.call('HSET', meta, 'last', entry)
-  mark(marks, abouts)
-  if stored[7] and stored[7] ~= '0' then
-    local entries = entry == first and first or first .. '-' .. entry
-    write_record(journal, stored[7], now, 'published', '', ledger, entries)
+  mark(marks, ids, abouts)
+  if journaled then
+    write_record(journal, journal_cap, now, 'published', '', ledger, range_text(first, entry))
   end
 end
-return answer(entry, entry - first + 1, #members - (entry - first + 1))
+local appended = entry - first + 1
+return { 'OK', now, entry, appended, #members - appended, next_due(), next_marks_due(marks) }

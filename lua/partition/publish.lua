@@ -1,8 +1,8 @@
 -- publish: append a batch to the log, each uid once.
 --
--- Needs  journal bodies partition delayed
--- KEYS   as in lib/partition.lua and lib/delayed.lua
--- ARGV   2 MessagePack array: key, uid, about, key, uid, about, ...
+-- Needs  partition require_lease dedupe ranges journal
+-- KEYS   as in lib/partition.lua
+-- ARGV   2 packed: MessagePack array: key, uid, about, key, uid, about, ...
 -- Returns  {"OK", now_ms, first, n stored, n unowed, {index, id, ...}, marks_due_ms}
 --            index and id of each duplicate: its place in the batch, from 0, and what was stored first under its
 --            uid, "0-0" where that waits to be due; all others took consecutive entries from `first` on, or, where
@@ -10,20 +10,23 @@
 --            marks_due_ms: when the owner is to call promote next, for the marks
 --          {"FENCED"}   {"NO_TOPIC"}
 -- Cost     O(n)
-local batch = cmsgpack.unpack(ARGV[2])
+local packed = ARGV[2]
 
-local uids = {}
-for index = 2, #batch, 3 do
-  uids[#uids + 1] = batch[index]
+local refused = require_lease(lease, held, last_entry)
+if refused then
+  return refused
 end
-local first_ids = known_or_waiting(uids, batch)
+start()
 
-local owed = stored[3] == '1' or redis.call('EXISTS', subs) == 1
+local batch = cmsgpack.unpack(packed)
+local marks = open_marks(meta, { ['0'] = marks_0, ['1'] = marks_1 }, stored[5], stored[6], stored[4], now)
+local uids, first_ids = look_up(marks, delayed_data, batch)
+local owed = is_owed()
 local next_id = ledger .. '-*' -- Redis counts on from the entry before
 local published = now .. ' '
-local first = tonumber(stored[1]) + 1
+local first = last_entry + 1
 local entry, unowed = first - 1, 0
-local seen, marks, duplicates, abouts = {}, {}, {}, {}
+local seen, ids, duplicates, abouts = {}, {}, {}, {}
 for index, uid in ipairs(uids) do
   local known = first_ids[index] or seen[uid]
   if known then
@@ -34,9 +37,9 @@ for index, uid in ipairs(uids) do
     local id = redis.call('XADD', log, entry < first and ledger .. '-' .. first or next_id, 'key', batch[index * 3 - 2], 'uid', uid, 'about', published .. batch[index * 3])
     entry = entry + 1
     seen[uid] = id
-    marks[#marks + 1] = uid
-    marks[#marks + 1] = id
-    if short then
+    ids[#ids + 1] = uid
+    ids[#ids + 1] = id
+    if marks.short then
       abouts[uid] = batch[index * 3]
     end
   else
@@ -45,10 +48,9 @@ for index, uid in ipairs(uids) do
 end
 if entry >= first then
   redis.call('HSET', meta, 'last', entry)
-  mark(marks, abouts)
-  if stored[7] and stored[7] ~= '0' then
-    local entries = entry == first and first or first .. '-' .. entry
-    write_record(journal, stored[7], now, 'published', '', ledger, entries)
+  mark(marks, ids, abouts)
+  if journaled then
+    write_record(journal, journal_cap, now, 'published', '', ledger, range_text(first, entry))
   end
 end
-return { 'OK', now, first, entry - first + 1, unowed, duplicates, marks_due }
+return { 'OK', now, first, entry - first + 1, unowed, duplicates, marks.due }

@@ -1,9 +1,10 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs receipts bodies forget drop_retries
+-- Needs  subscription require_lease ranges queue lane lanes beyond receipts retries owed forget journal_notes
 -- KEYS   as in lib/subscription.lua
--- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua   5 JSON array: entry, name of each body that they have;
---        "" for none   6 "all", or "some": they are of other receipts, too
+-- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
+--        5 names: JSON array of entry, name of each body that they have, "" for none
+--        6 whose: "all", or "some": they are of other receipts, too
 -- Returns  {"OK", {index, first, last, ...}, {first, last, ...}, id, receipt, entry}
 --            stale parts of receipts, index from 0; ranges that left the log; the record of their bodies, "" for none;
 --            where the next call begins, as in lib/receipts.lua
@@ -11,13 +12,19 @@
 -- Cost     O(n log p), p = messages in flight, however many of them in one lane; times the subscriptions that have
 --          passed the entries. Where these have lanes of keys, or a long one, each entry is searched for in all of
 --          them: a call then settles only as many as lib/forget says
+local packed, settler, names, whose = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local AT_ONCE = 300 -- messages that are settled whoever has to be asked about them
 
-local settled = {}
+local refused = require_lease(lease, held, last_entry) or require_subscription()
+if refused then
+  return refused
+end
+
+local receipts, settled = cmsgpack.unpack(packed), {}
 
 local function settle_runs(token, first, last)
   local found = {}
-  for _, record in ipairs(held_runs(token, first, last)) do
+  for _, record in ipairs(held_runs(settler, token, first, last)) do
     found[#found + 1] = record.ranges[1]
     if journaled then
       note('acked', record.consumer, record.ranges[1][1], record.ranges[1][2])
@@ -28,17 +35,17 @@ local function settle_runs(token, first, last)
   return found
 end
 
--- Who holds a key's lane; nil for a run, and where there is none.
+-- Returns who holds a key's lane; nil for a run, and where there is none.
 local function holder_of(lane)
-  local value = known[lane]
-  if type(value) == 'string' then
-    return string.match(value, '^[^|]*')
+  if records[lane] then
+    return records[lane].consumer
   end
-  return value and value.consumer
+  return texts[lane] and string.match(texts[lane], '^[^|]*')
 end
 
 local holder, prefix = nil, '\0' -- of the last lane: mostly they are all with one consumer
 
+-- Returns who holds the lane of a text.
 local function holder_in(text)
   if string.find(text, prefix, 1, true) ~= 1 then
     holder = string.match(text, '^[^|]*')
@@ -58,37 +65,50 @@ local function take_as_leased(record, item, first, last)
   end
 end
 
-local function settle_lane(lane, item, first, last)
-  local text = known[lane]
-  if type(text) == 'string' and (settler == '' or holder_in(text) == settler) then
-    if string.sub(text, -#item - 5) == '|0|0|' .. item then
-      -- The one message in flight, and none behind it: nothing remains of the lane.
-      rewrite(lane, false, holder_in(text))
-      return { { first, last } }
-    end
-    local at = string.find(text, '|0|0|' .. item .. ' ', 1, true)
-    if at then -- the first of several in flight
-      local lease_ms = string.match(text, '|(%d+)')
-      rewrite(lane, string.sub(text, 1, at + 4) .. string.sub(text, at + #item + 6), holder_in(text), now + lease_ms)
-      return { { first, last } }
+-- Takes what a receipt holds of a key's lane in its text, if that is the first in flight and nothing waits; returns
+-- whether it is.
+local function take_from_text(lane, text, item)
+  if settler ~= '' and holder_in(text) ~= settler then
+    return false
+  end
+  if string.sub(text, -#item - 5) == '|0|0|' .. item then -- the only one: nothing remains of the lane
+    end_lane(lane, holder_in(text))
+    return true
+  end
+  local at = string.find(text, '|0|0|' .. item .. ' ', 1, true)
+  if at then
+    local lease_ms = string.match(text, '|(%d+)')
+    rewrite(lane, string.sub(text, 1, at + 4) .. string.sub(text, at + #item + 6))
+    set_deadline(lane, holder_in(text), now + lease_ms)
+    return true
+  end
+  return false
+end
+
+-- Takes what a receipt holds of a key's lane out of its record, and beyond it.
+local function take_from_record(record, item, first, last)
+  local found = held_of_lane(record, settler, item, first, last)
+  if found[1] and not found[1][4] then -- some of it is listed
+    record.ranges = subtract(ranges_of(record), found)
+    spill(record)
+  end
+  for _, range in ipairs(found) do
+    if range[4] then
+      take_beyond(record, range[4], range[1], range[2])
     end
   end
+  return found
+end
+
+local function settle_lane(lane, item, first, last)
+  local text = texts[lane]
+  if text and take_from_text(lane, text, item) then
+    return { { first, last } }
+  end
   local record = get(lane)
-  local found = take_as_leased(record, item, first, last)
-  if not found then
-    found = held_of_lane(record, item, first, last)
-    if #found == 0 then
-      return found
-    end
-    if not found[1][4] then -- some of it is listed
-      record.ranges = subtract(ranges_of(record), found)
-      spill(record)
-    end
-    for _, range in ipairs(found) do
-      if range[4] then
-        take_beyond(record, range[4], range[1], range[2])
-      end
-    end
+  local found = take_as_leased(record, item, first, last) or take_from_record(record, item, first, last)
+  if #found == 0 then
+    return found
   end
   if is_free(record) then
     record.consumer = ''
@@ -103,8 +123,8 @@ local function cost()
   return 0, 1
 end
 
-local most = receipts_size() > AT_ONCE and forgettable() or END
-local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
+local most = receipts_size(receipts) > AT_ONCE and forgettable() or END
+local stale, next_receipt, next_entry = each_receipt(receipts, function(lane, item, first, last)
   local by = journaled and holder_of(lane)
   local found = lane == '' and settle_runs(token_of(item), first, last) or settle_lane(lane, item, first, last)
   for _, range in ipairs(found) do
@@ -117,10 +137,8 @@ local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
 end, most, cost)
 
 flush('GT')
-if journaled then
-  write_notes()
-end
+write_notes()
 drop_retries(settled)
-local part = ARGV[6] == 'some' or next_receipt < #receipts / 4
-local left, record = forget(settled, name, ARGV[5], part)
-return { 'OK', stale, flat(left), record, next_receipt, next_entry }
+local part = whose == 'some' or next_receipt < #receipts / 4
+local gone, record = forget(settled, name, names, part)
+return { 'OK', stale, flat(gone), record, next_receipt, next_entry }

@@ -4,18 +4,19 @@
 -- decision counts, in whatever order they come. Who has claimed last stays the `reader` when its session ends:
 -- it may go on until another one claims.
 --
--- Needs  subscription
+-- Needs  subscription by_position
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 session_ms, "" to end it   5 claim: the number of the decision, "" to decide here
---        6 incarnation of the topic that is meant   7 and of the subscription, 0 for any
+--        6 topic: incarnation of the one that is meant   7 subscription: the same, 0 for any
 -- Returns  {"OK", claim}
 --          {"BUSY", reader, ms of its session left}: another reader has it, or has claimed since
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
 --          {"OTHER_TOPIC"}   {"OTHER_SUBSCRIPTION"}: it is not the one that is meant
 -- Cost     O(1)
 local reader, session_ms, claim = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local topic, subscription = ARGV[6], ARGV[7]
 
-local refused = refusal(true) or another(ARGV[6], ARGV[7]) or by_lease()
+local refused = require_subscription() or require_by_position(topic, subscription)
 if refused then
   return refused
 end

@@ -1,14 +1,15 @@
 -- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
 --
--- Needs  subscription journal ranges journal_notes holders queue lanes bodies forget
+-- Needs  subscription ledgers by_position ranges owed forget journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with
 --        5 limit: entries passed that may leave the log, at most (fewer where lanes of another one are searched); 0: go only as far
 --          as none does
---        6 JSON array: entry, name of each body   7, 8 from where to where the caller has looked for these: nothing else
---          leaves the log   9 sought: as it was when it was read, or 0: any, before a seek
---        10 incarnation of the topic that is meant   11 and of the subscription, 0 for any
---        12 ledger: the newest when it was read, or 0: any
+--        6 names: JSON array of entry, name of each body   7 seen_from   8 seen_upto: from where to where the caller
+--          has looked for these: nothing else leaves the log
+--        9 sought: as it was when it was read, or 0: any, before a seek
+--        10 topic: incarnation of the one that is meant   11 subscription: the same, 0 for any
+--        12 known_ledger: the newest when it was read, or 0: any
 -- Returns  {"OK", cursor, {first, last, ...}}  ranges that left the log; there is more to pass while the cursor is
 --            before the target
 --          {"BUSY", reader}: another one has claimed the subscription; "" where nobody has
@@ -22,9 +23,10 @@
 --          that have passed the entries. With a journal O(entries passed), a thousand at most. O(ledgers) in a new ledger
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local names, seen_from, seen_upto, sought = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
+local topic, subscription, known_ledger = ARGV[10], ARGV[11], tonumber(ARGV[12])
 local LANES = 100 -- entries passed, at most, where the lanes of others have to be searched for them
 
-local refused = refusal(true) or another(ARGV[10], ARGV[11]) or by_lease()
+local refused = require_subscription() or require_by_position(topic, subscription)
 if refused then
   return refused
 end
@@ -36,8 +38,7 @@ end
 if sought ~= stored_here[3] and not (sought == '0' and stored_here[3] == stored_here[4]) then
   return { 'SOUGHT', cursor }
 end
-local known = tonumber(ARGV[12])
-local anew = known > 0 and (given_since(meta, stored[2], known) or last_entry + 1)
+local anew = known_ledger > 0 and (given_since(meta, ledger_in_use, known_ledger) or last_entry + 1)
 if anew and anew <= target then
   return { 'LOST', anew }
 end
@@ -48,41 +49,47 @@ if target <= cursor then
   return { 'OK', cursor, {} }
 end
 
--- What lies up to the slowest of the other cursors may leave the log, at most `limit` entries of it at a time.
--- What comes after is owed by that one, so the rest of the way costs nothing.
-local function droppable()
-  local upto = target
+-- Returns the slowest cursor of the others, at most `upto`, and how many entries may leave the log in this call.
+local function slowest_of_others(upto)
+  local most = limit
   local all = redis.call('HGETALL', subs)
   for index = 1, #all, 2 do
     if all[index] ~= name then
       upto = math.min(upto, tonumber(all[index + 1]))
       if is_searched(all[index]) then
-        limit = math.min(limit, LANES)
+        most = math.min(most, LANES)
       end
     end
   end
-  local there = not retained and redis.call('XRANGE', log, id_of(cursor + 1), id_of(math.max(upto, cursor + 1)), 'COUNT', 1)[1]
+  return upto, most
+end
+
+-- Returns the ranges that may leave the log, and how far the cursor goes. What lies up to the slowest of the other
+-- cursors may leave, a part of it at a time. What comes after is owed by that one, so the rest of the way costs nothing.
+local function advance(upto)
+  local dropped_upto, most = slowest_of_others(upto)
+  local there = not retained and redis.call('XRANGE', log, id_of(cursor + 1), id_of(math.max(dropped_upto, cursor + 1)), 'COUNT', 1)[1]
   local first = there and entry_of(there[1]) or END -- there may be a wide hole before it
-  if first > upto then
-    return {}, target
+  if first > dropped_upto then
+    return {}, upto
   end
-  if limit == 0 or first < seen_from or first > seen_upto then
+  if most == 0 or first < seen_from or first > seen_upto then
     return {}, first - 1
   end
-  local last = math.min(upto, seen_upto, first + limit - 1)
-  return { { first, last } }, last == upto and target or last
+  local last = math.min(dropped_upto, seen_upto, first + most - 1)
+  return { { first, last } }, last == dropped_upto and upto or last
 end
 
 local there
 if journaled then
   there, target = look_ahead(target)
 end
-local passed, ranges = cursor, nil
-ranges, cursor = droppable()
-if cursor ~= passed then
-  redis.call('HSET', subs, name, cursor)
+local ranges, reached = advance(target)
+if reached ~= cursor then
+  redis.call('HSET', subs, name, reached)
   if journaled then
-    note_passed(there, passed, sparse, reader)
+    note_passed(there, reached, sparse, reader)
+    write_notes()
   end
 end
-return { 'OK', cursor, flat((forget(ranges, name, names))) }
+return { 'OK', reached, flat((forget(ranges, name, names))) }

@@ -4,7 +4,7 @@
 -- all that was leased to it by then: the rest was probably never looked at. So the token of that moment is
 -- remembered, and runs of that consumer with no newer one go back uncharged when they time out later.
 --
--- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs release departures
+-- Needs  subscription require_lease holders lane lanes release departures journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: about as many stretches of lanes, runs and consumers dealt with, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...},
@@ -14,10 +14,16 @@
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log p), p = messages in flight
 local limit = tonumber(ARGV[3])
+
+local refused = require_lease(lease, held, last_entry) or require_subscription()
+if refused then
+  return refused
+end
+
 local left, lanes_released = limit, 0 -- of the limit
 local amid = false -- a lane of which a part is back
 
--- Clears sessions that have ended; answers their consumers, and those of whom nothing is left.
+-- Clears sessions that have ended; returns their consumers, and those of whom nothing is left.
 local function clear_sessions()
   local gone, cleared = {}, {}
   for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', consumers, '-inf', now, 'LIMIT', 0, limit)) do
@@ -32,16 +38,16 @@ local function clear_sessions()
   return gone, cleared
 end
 
--- The lanes of a consumer whose deadline has passed: its runs oldest first, then lanes of keys.
+-- Returns the lanes of a consumer whose deadline has passed: its runs oldest first, then lanes of keys.
 local function late_lanes(leases)
   local names = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, left)
   if #names == left then -- there may be older ones behind
     local oldest = oldest_entry(leases, now)
-    names[#names + 1] = oldest and '#' .. oldest
+    names[#names + 1] = oldest and RUN .. oldest
   end
   local age = {}
   for _, lane in ipairs(names) do
-    age[lane] = is_run(lane) and tonumber(string.sub(lane, 2)) or END
+    age[lane] = is_run(lane) and run_start(lane) or END
   end
   table.sort(names, function(one, other) return age[one] < age[other] end)
   return names
@@ -73,7 +79,7 @@ local function time_out(consumer)
   end
 end
 
--- Times out what is late; answers the consumers that were looked at.
+-- Times out what is late; returns the consumers that were looked at.
 local function time_out_late()
   local seen = {}
   for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, limit)) do
@@ -102,9 +108,7 @@ end
 local gone, cleared = clear_sessions()
 local seen = time_out_late()
 flush()
-if journaled then
-  write_notes()
-end
+write_notes()
 for _, consumer in ipairs(seen) do
   look_again(consumer)
 end
@@ -112,6 +116,6 @@ for _, consumer in ipairs(cleared) do
   forget_consumer(consumer)
 end
 return {
-  'OK', amid and 2 or left <= 0 and 1 or 0, next_end() or 0, lanes_released, gone, now, released,
+  'OK', amid and 2 or left <= 0 and 1 or 0, next_end(deadlines, consumers) or 0, lanes_released, gone, now, released,
   tonumber(redis.call('HGET', sub, 'void') or 0),
 }

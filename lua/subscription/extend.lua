@@ -1,17 +1,21 @@
 -- extend: move the deadline of leased messages; in a lane, the lane's one deadline.
 --
--- Needs  subscription require_lease journal ranges journal_notes holders queue lanes runs receipts
+-- Needs  subscription require_lease lanes receipts journal_notes
 -- KEYS   as in lib/subscription.lua
--- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua
+-- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
 --        5 deadline_ms, by Redis time, or ""   6 lease_ms from now, instead of deadline_ms, or ""
 -- Returns  {"OK", {index, first, last, ...}, deadline_ms, now_ms, receipt, entry}
 --            stale parts of receipts, index from 0; where the next call begins, as in lib/receipts.lua
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = messages in flight; a call ends after some 200 lanes, 1,000 messages of runs or 2,000
 --          of long lanes
-local deadline_at, lease_ms = tonumber(ARGV[5]), tonumber(ARGV[6])
+local packed, settler, deadline_ms, lease_ms = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 
-local deadline = lease_ms and now + lease_ms or deadline_at + lead
+local refused = require_lease(lease, held, last_entry) or require_subscription()
+if refused then
+  return refused
+end
+local deadline = lease_ms and now + lease_ms or deadline_ms + lead
 
 local function extend(record, found)
   record.deadline = deadline
@@ -23,53 +27,50 @@ local function extend(record, found)
   end
 end
 
--- Extends a lane of a key whose text says that the receipt holds, which stays as it is; answers whether it does.
+-- Extends a lane of a key whose text says that the receipt holds, which stays as it is; returns whether it does.
 local function extend_text(lane, item, first, last)
-  local text = known[lane]
-  local consumer, leased = string.match(type(text) == 'string' and text or '', '^([^|]+)|.*|([^|]*)$')
+  local consumer, leased = string.match(texts[lane] or '', '^([^|]+)|.*|([^|]*)$')
   if not consumer or settler ~= '' and consumer ~= settler then
     return false
   elseif leased ~= item and not string.find(' ' .. leased .. ' ', ' ' .. item .. ' ', 1, true) then
     return false
   end
-  local timed = changes_of(consumer).timed
-  timed[#timed + 1] = deadline
-  timed[#timed + 1] = lane
+  set_deadline(lane, consumer, deadline)
   if journaled then
     note('extended', consumer, first, last)
   end
   return true
 end
 
--- Whether a lane of a key has more in flight than its record lists.
+-- Returns whether a lane of a key has more in flight than its record lists.
 local function is_long(lane)
-  local value = known[lane]
-  return type(value) == 'string' and string.find(value, '|+', 1, true) or type(value) == 'table' and value.beyond > 0
+  if records[lane] then
+    return records[lane].beyond > 0
+  end
+  return texts[lane] and string.find(texts[lane], '|+', 1, true)
 end
 
 local function cost(lane)
   return 10, lane == '' and 2 or is_long(lane) and 1 or 0
 end
 
-local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
+local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), function(lane, item, first, last)
   if extend_text(lane, item, first, last) then
     return { { first, last } }
   elseif lane ~= '' then
-    local found = held_of_lane(get(lane), item, first, last)
+    local found = held_of_lane(get(lane), settler, item, first, last)
     if found[1] then
       extend(get(lane), found)
     end
     return found
   end
   local found = {}
-  for _, record in ipairs(held_runs(token_of(item), first, last)) do
+  for _, record in ipairs(held_runs(settler, token_of(item), first, last)) do
     found[#found + 1] = record.ranges[1]
     extend(record, { record.ranges[1] })
   end
   return found
-end, EFFORT, cost)
+end, SETTLE_EFFORT, cost)
 flush()
-if journaled then
-  write_notes()
-end
+write_notes()
 return { 'OK', stale, deadline, now, next_receipt, next_entry }

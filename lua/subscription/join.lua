@@ -11,6 +11,10 @@
 -- Cost     O(log consumers)
 local consumer, session_ms = ARGV[3], tonumber(ARGV[4])
 
+local refused = require_lease(lease, held, last_entry) or require_subscription()
+if refused then
+  return refused
+end
 local mode = redis.call('HGET', sub, 'mode')
 if mode == 'cursor' then
   return { 'BY_POSITION' }

@@ -1,6 +1,6 @@
 -- leave: end a consumer's session and give back what it holds, a bounded part per call.
 --
--- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs release departures
+-- Needs  subscription require_lease lanes departures journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer
 --        4 how: "left" charges nothing; "crashed" charges the oldest entry in runs and the head of each
@@ -12,15 +12,17 @@
 -- Cost     O(limit log p), p = messages in flight
 local consumer, how, limit = ARGV[3], ARGV[4], tonumber(ARGV[5])
 
+local refused = require_lease(lease, held, last_entry) or require_subscription()
+if refused then
+  return refused
+end
 local session = tonumber(redis.call('ZSCORE', consumers, consumer) or nil)
 if not session or how == 'ended' and session > now then
   return { 'OK', 1, 0 }
 end
 local lanes_released, _, done = depart(consumer, how, limit)
 flush()
-if journaled then
-  write_notes()
-end
+write_notes()
 if done then
   forget_consumer(consumer)
 end

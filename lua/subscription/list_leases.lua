@@ -1,10 +1,10 @@
 -- list_leases: what a consumer holds, a bounded part per call; for one that reconnects under its name.
 --
--- Needs  subscription require_lease holders queue lanes
+-- Needs  subscription ledgers require_lease holders queue lane lanes retries
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 limit: lanes, and stretches of lanes beyond their records, looked at, about
---        5 position: "0" in the first call, then what the last call answered; "" to go on with a lane instead
---        6, 7 a lane and an entry, or "" and ""
+--        5 position: "0" in the first call, then what the last call returned; "" to go on with a lane instead
+--        6 lane_left   7 from: an entry of it, or "" and ""
 -- Returns  {"OK", position or "0" at the end, ledgers, {lane, token, first, last, deadline, ...},
 --           {entry, retries, ...}, now_ms, {lane, entry, ...}}
 --            a lane may be listed twice while others leave; of the last ones more is held, from an entry on
@@ -12,6 +12,10 @@
 -- Cost     O(limit log n + messages in what is listed), n = messages in flight
 local consumer, limit, position, lane_left, from = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], tonumber(ARGV[7])
 
+local refused = require_lease(lease, held, last_entry) or require_subscription()
+if refused then
+  return refused
+end
 local leases = leases_of(deadlines, consumer)
 local found, entries, rest = {}, {}, {}
 local left = limit -- stretches beyond records that may be listed
@@ -27,7 +31,7 @@ end
 
 -- What is leased beyond a lane's record, from an entry on.
 local function add_beyond(lane, entry, deadline)
-  local members = redis.call('ZRANGEBYLEX', beyond, '[' .. from_entry(lane, entry), '(' .. lane .. '\1', 'LIMIT', 0, left)
+  local members = first_members(beyond, lane, entry, left)
   for _, member in ipairs(members) do
     local first, last, token = stretch_of(member)
     add(lane, first, last, token, deadline)
@@ -69,4 +73,4 @@ else
   add_lanes(names, ends)
   next_position = step[1]
 end
-return { 'OK', next_position, ledgers_of(found, 3, 5), found, retries_of(entries), now, rest }
+return { 'OK', next_position, ledgers_of(ledger_of, ledger_in_use, found, 3, 5), found, retries_of(entries), now, rest }

@@ -1,8 +1,8 @@
 -- nack: give leased messages back. In a lane the later leased ones go back with them.
 --
--- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs release receipts
+-- Needs  subscription require_lease lanes receipts charge release journal_notes
 -- KEYS   as in lib/subscription.lua
--- ARGV   3, 4 receipts and consumer, as in lib/receipts.lua
+-- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
 --        5 due_ms: when they may be served again, by Redis time; "" for the backoff   6 delay_ms, instead of due_ms, or ""
 --        7 charged: "all" raises retry counts (of a lane only the earliest given), "none" does not
 -- Returns  {"OK", {index, first, last, ...}, {consumer, token, first, last, ...}, receipt, entry,
@@ -13,9 +13,14 @@
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = messages in flight; a call ends after some 120 lanes, or 1,000 messages of runs, of which one
 --          in five where each waits for a backoff of its own, or when some 400 ranges of long lanes have gone back
-local due_at, delay_ms, charged = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local packed, settler, due_ms, delay_ms, charged = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 
-local due = delay_ms and now + delay_ms or due_at and due_at + lead
+local refused = require_lease(lease, held, last_entry) or require_subscription()
+if refused then
+  return refused
+end
+
+local due = delay_ms and now + delay_ms or due_ms and due_ms + lead
 local what = charged == 'all' and 'nacked' or 'released'
 local earliest = {} -- lane -> the first message that goes back, and its token
 local going_back = {}
@@ -26,21 +31,21 @@ local function cost(lane)
   return 16, lane ~= '' and 0 or by_entry and 10 or 2
 end
 
-local next_receipt, next_entry = each_receipt(function(lane, item, first, last)
+local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), function(lane, item, first, last)
   if lane ~= '' then
-    local found = held_of_lane(get(lane), item, first, last)
+    local found = held_of_lane(get(lane), settler, item, first, last)
     if found[1] and found[1][1] < (earliest[lane] or { END })[1] then
       earliest[lane] = { found[1][1], token_of(item) }
     end
     return found
   end
   local found = {}
-  for _, record in ipairs(held_runs(token_of(item), first, last)) do
+  for _, record in ipairs(held_runs(settler, token_of(item), first, last)) do
     found[#found + 1] = { record.ranges[1][1], record.ranges[1][2] }
     release_run(record, charged, due, what)
   end
   return found
-end, EFFORT, cost, true)
+end, SETTLE_EFFORT, cost, true)
 local left = STRETCHES
 for lane, from in pairs(earliest) do
   local first, token = from[1], from[2]
@@ -56,7 +61,5 @@ for lane, from in pairs(earliest) do
   end
 end
 flush('GT')
-if journaled then
-  write_notes()
-end
+write_notes()
 return { 'OK', stale, released, next_receipt, next_entry, going_back }

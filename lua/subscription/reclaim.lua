@@ -1,9 +1,9 @@
 -- reclaim: drop entries that no subscription owes, a bounded part of the log per call.
 --
--- Needs  subscription ranges holders queue lanes bodies forget
+-- Needs  subscription ledgers ranges bodies forget
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 first entry to look at   4 limit: entries looked at, at most
---        5 the sweep to finish: "" in the first call, then what the last call answered
+-- ARGV   3 from: first entry to look at   4 limit: entries looked at, at most
+--        5 sweep to finish: "" in the first call, then what the last call returned
 -- Returns  {"OK", next entry or 0 at the end, sweep, {first, last, ...}}  ranges that left the log
 --          {"NO_TOPIC"}
 -- Cost     O(limit log n) times the subscriptions that have passed the entries

@@ -1,19 +1,19 @@
 -- seek: move a subscription to a position; all its leases and retry counts end.
 --
--- Needs  subscription journal ranges journal_notes holders position
+-- Needs  subscription journal holders position
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 position   4 its value, or ""
+-- ARGV   3 position   4 value, or ""
 -- Returns  {"OK", cursor}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(log n) probes for a time, O(1) otherwise
 local position, value = ARGV[3], ARGV[4]
 
-local refused = refusal(true)
+local refused = require_subscription()
 if refused then
   return refused
 end
 
-cursor = cursor_at(position, value)
-redis.call('HSET', subs, name, cursor)
+local goes_to = cursor_at(position, value)
+redis.call('HSET', subs, name, goes_to)
 -- The leases that end are those with tokens up to this one: so the worker that serves it knows, and tells.
 local token = string.format('%.0f', math.max((redis.call('HGET', sub, 'token') or 0) + 1, now))
 redis.call('HSET', sub, 'sparse', last_entry, 'token', token, 'void', token)
@@ -22,6 +22,6 @@ drop_leases(deadlines)
 redis.call('UNLINK', lanes, runs, ready, queue, beyond, retries)
 redis.call('HINCRBY', meta, 'sweep', 1)
 if journaled then
-  write_record(journal, journal_cap, now, 'sought', name, '', cursor + 1)
+  write_record(journal, journal_cap, now, 'sought', name, '', goes_to + 1)
 end
-return { 'OK', cursor }
+return { 'OK', goes_to }

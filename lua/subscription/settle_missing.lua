@@ -1,17 +1,22 @@
 -- settle_missing: settle messages that are leased or wait and are not in the log: somebody has deleted them there.
 --
--- Needs  subscription require_lease journal ranges journal_notes holders queue lanes beyond runs drop_retries
+-- Needs  subscription require_lease ranges queue lane lanes beyond runs retries journal_notes
 -- KEYS   as in lib/subscription.lua
--- ARGV   3 MessagePack array of entries that the caller has not found
+-- ARGV   3 missing: MessagePack array of entries that the caller has not found
 --        4 limit: lanes of keys looked at, at most
---        5 position: "" in the first call, then what the last call answered
+--        5 position: "" in the first call, then what the last call returned
 -- Returns  {"OK", position or "" at the end, {first, last, ...}}  what this call has settled
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(entries log n + limit entries): with the entry its key is gone, so all lanes are looked at
-local missing, limit, position = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local missing, limit, position = ARGV[3], tonumber(ARGV[4]), ARGV[5]
+
+local refused = require_lease(lease, held, last_entry) or require_subscription()
+if refused then
+  return refused
+end
 
 local holes = {}
-for _, entry in ipairs(missing) do
+for _, entry in ipairs(cmsgpack.unpack(missing)) do
   if #redis.call('XRANGE', log, id_of(entry), id_of(entry)) == 0 then
     holes[#holes + 1] = { entry, entry }
   end
@@ -78,18 +83,16 @@ if redis.call('HGET', sub, 'mode') == 'key_shared' then
   for index = 1, #step[2], 2 do
     local lane = step[2][index]
     if not is_run(lane) then
-      known[lane] = known[lane] or step[2][index + 1]
+      offer(lane, step[2][index + 1])
       records[#records + 1] = get(lane)
     end
   end
   take_from_lanes(records)
   next_position = step[1] ~= '0' and step[1] or ''
 else
-  take_from_lanes({ get('=') })
+  take_from_lanes({ get(WHOLE) })
 end
 flush()
-if journaled then
-  write_notes()
-end
+write_notes()
 drop_retries(settled)
 return { 'OK', next_position, flat(normalise(settled)) }

@@ -2,8 +2,8 @@
 --
 -- KEYS   1 topic    hash  state ("creating", "ready", "deleting"), incarnation, partitions, settings
 --        2 records  hash  subscription -> JSON
--- ARGV   1 incarnation of the topic   2 subscription   3 the record as it was read, "" for none
---        4 the new record, "" to remove it
+-- ARGV   1 incarnation of the topic   2 name of the subscription   3 before: the record as it was read, "" for none
+--        4 after: the new record, "" to remove it
 -- Returns  {"OK"}   {"CHANGED"}: it is not as it was read   {"NO_TOPIC"}
 -- Cost     O(1)
 local topic, records = KEYS[1], KEYS[2]

@@ -31,7 +31,7 @@ LEASES_MS = (5_000, 1_000, 30_000)
 SESSIONS_MS = (60_000, 10_000, 2_000)
 
 LITTLE = {
-    "lib/lanes": ("local ROOM = 640", "local ROOM = 1"),
+    "lib/lanes": ("local RECORD_LIMIT = 640", "local RECORD_LIMIT = 1"),
     "lib/beyond": ("local LISTED = 32", "local LISTED = 1"),
     "subscription/nack": ("local STRETCHES = 400", "local STRETCHES = 1"),
 }

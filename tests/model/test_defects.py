@@ -46,7 +46,7 @@ DEFECTS = {
         SharedMachine, "lib/receipts", "consumer ~= '' and range[3] == token and", "consumer ~= '' and"
     ),
     "a token is used twice": Defect(
-        SharedMachine, "lib/fetch/capacity", "settings[2] + 1, now)", "settings[2], 0)"
+        SharedMachine, "subscription/fetch", "settings[2] + 1, now)", "settings[2], 0)"
     ),
     "a fresh message overtakes those of its lane that wait": Defect(
         KeySharedMachine,
@@ -60,13 +60,13 @@ DEFECTS = {
     "a free lane goes to anybody": Defect(
         KeySharedMachine,
         "lib/fetch/capacity",
-        "    top.placed = top.rank\n    sift(1)\n",
+        "    top.placed = top.rank\n    sift(heap, 1)\n",
         "    top.placed = top.rank\n",
     ),
     "a delivery into a held lane restarts its deadline": Defect(
         KeySharedMachine,
         "lib/fetch/leasing",
-        "keep_deadline(consumer.name, record.lane)",
+        "keep_deadline(call, consumer.name, record.lane)",
         "record.deadline = consumer.deadline",
     ),
     "a fresh message overtakes those of its lane that wait, where no record is made": Defect(
@@ -75,7 +75,7 @@ DEFECTS = {
     "a lane's text is taken apart without what this call did to it": Defect(
         KeySharedMachine,
         "lib/lanes",
-        "record.told = true -- what its deadline is\n      touch(record)\n",
+        "record.told = true -- what its deadline is\n    touch(record)\n",
         "",
     ),
     "an ack does not restart the deadline of its lane": Defect(
@@ -85,13 +85,13 @@ DEFECTS = {
         SharedMachine, "lib/fetch/capacity", "sessions[place] or 0) <= now", "sessions[place] or 0) < 0"
     ),
     "a worker that lost its lease goes on": Defect(
-        SharedMachine, "lib/require_lease", "refusal()", "refusal(true)"
+        SharedMachine, "lib/require_lease", "redis.call('GET', lease) ~= held", "false"
     ),
     "an ack does not look at the other subscriptions": Defect(
-        SharedMachine, "lib/forget", "if all[index] ~= except then", "if false then"
+        SharedMachine, "lib/owed", "if all[index] ~= except then", "if false then"
     ),
     "an ack trims one entry too many from the start of the log": Defect(
-        SharedMachine, "lib/forget", "id_of(ranges[1][2] + 1)", "id_of(ranges[1][2] + 2)"
+        SharedMachine, "lib/forget", "id_of(first_range[2] + 1)", "id_of(first_range[2] + 2)"
     ),
     "a timeout charges nobody": Defect(
         SharedMachine, "subscription/expire", "charged and 'first' or 'none'", "'none'"
@@ -151,19 +151,19 @@ DEFECTS = {
         CursorMachine, "subscription/commit", "if target <= cursor then", "if target == cursor then"
     ),
     "a commit does not look at the other subscriptions": Defect(
-        CursorMachine, "lib/forget", "if all[index] ~= except then", "if false then"
+        CursorMachine, "lib/owed", "if all[index] ~= except then", "if false then"
     ),
     "a commit leaves behind what it has passed": Defect(
         CursorMachine, "subscription/commit", "return { { first, last } }", "return { { first, last - 1 } }"
     ),
     "a claim is granted on another subscription than is meant": Defect(
-        CursorMachine, "subscription/claim", "another(ARGV[6], ARGV[7])", "another(ARGV[6], '0')"
+        CursorMachine, "subscription/claim", "(topic, subscription)", "(topic, '0')"
     ),
     "a commit moves another subscription than is meant": Defect(
-        CursorMachine, "subscription/commit", "another(ARGV[10], ARGV[11])", "another(ARGV[10], '0')"
+        CursorMachine, "subscription/commit", "(topic, subscription)", "(topic, '0')"
     ),
     "another owner of a partition is taken for a loss": Defect(
-        CursorMachine, "lib/prelude", "        return tonumber(first)", "        return 1"
+        CursorMachine, "lib/ledgers", "        return tonumber(first)", "        return 1"
     ),
     "a claim is granted while another reader's session lasts": Defect(
         CursorMachine, "subscription/claim", "holder ~= reader and left_ms > 0", "false"
@@ -181,7 +181,7 @@ DEFECTS = {
         ExclusiveMachine, "lib/lanes", "record.beyond > 0 or #", "record.beyond == 0 and #", True
     ),
     "an ack does not look beyond the records of other subscriptions": Defect(
-        SharedMachine, "lib/forget", "  if record.beyond > 0 then", "  if false then", True
+        SharedMachine, "lib/owed", "  if record.beyond > 0 then", "  if false then", True
     ),
     "the oldest of a long lane goes back first": Defect(
         KeySharedMachine,
@@ -213,7 +213,7 @@ DEFECTS = {
         FailoverMachine, "subscription/seek", "queue, beyond, retries", "queue, retries", True
     ),
     "a duplicate is known for less than the window": Defect(
-        SharedMachine, "lib/partition", "now - tonumber(at) < window", "now - tonumber(at) < window / 2"
+        SharedMachine, "lib/dedupe", "tonumber(at) < marks.window", "tonumber(at) < marks.window / 2"
     ),
 }
 

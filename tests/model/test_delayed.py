@@ -159,15 +159,15 @@ class Defect(NamedTuple):
 
 DEFECTS = {
     "what waits is kept twice": Defect(
-        "partition/delay", "known_or_waiting(uids, batch)", "known_ids(uids, batch)"
+        "partition/delay", "look_up(marks, delayed_data, batch)", "look_up(marks, 'none', batch)"
     ),
     "what waits is published besides": Defect(
-        "partition/publish", "known_or_waiting(uids, batch)", "known_ids(uids, batch)"
+        "partition/publish", "look_up(marks, delayed_data, batch)", "look_up(marks, 'none', batch)"
     ),
     "what nobody was there for leaves a mark": Defect(
         "partition/promote",
         "  if owed and at then",
-        "  mark({ uid, '0-0' }, {})\n  if owed and at then",
+        "  mark(marks, { uid, '0-0' }, {})\n  if owed and at then",
     ),
     "what is due does not know how far the clock went back": Defect(
         "partition/delay", "dues[index] + lead", "dues[index]"
@@ -176,7 +176,7 @@ DEFECTS = {
         "partition/delay", "string.format('%015.0f', number)", "string.format('%015.0f', 1)"
     ),
     "what is due leaves no mark": Defect(
-        "partition/promote", "    marks[#marks + 1] = id\n", "    marks[#marks + 1] = '0-0'\n"
+        "partition/promote", "    ids[#ids + 1] = id\n", "    ids[#ids + 1] = '0-0'\n"
     ),
     "a message is appended and stays": Defect(
         "partition/promote", "call_with('ZREM', delayed, members)\n", ""

@@ -38,9 +38,7 @@ class Gap(NamedTuple):
 
 GAPS = {
     "beginnings": Gap(SharedJournal, "partition/configure", "cap ~= '0' then", "cap == 'never' then"),
-    "publishes": Gap(
-        SharedJournal, "partition/publish", "if stored[7] and stored[7] ~= '0' then", "if false then"
-    ),
+    "publishes": Gap(SharedJournal, "partition/publish", "if journaled then", "if false then"),
     "moves": Gap(
         SharedJournal, "partition/acquire", "if stored[7] and stored[7] ~= '0' then", "if false then"
     ),
@@ -53,7 +51,7 @@ GAPS = {
     ),
     "acks of lanes": Gap(KeySharedJournal, "subscription/ack", "if by then", "if false then"),
     "acks by others": Gap(
-        KeySharedJournal, "subscription/ack", "return string.match(value, '^[^|]*')", "return 'c1'"
+        KeySharedJournal, "subscription/ack", "string.match(texts[lane], '^[^|]*')", "'c1'"
     ),
     "nacks": Gap(SharedJournal, "subscription/nack", "write_notes()\n", "local _ = 0\n"),
     "timeouts": Gap(SharedJournal, "subscription/expire", "write_notes()\n", "local _ = 0\n"),
@@ -65,7 +63,7 @@ GAPS = {
         FailoverJournal,
         "subscription/extend",
         "touch(record)\n",
-        "touch(record)\n  if note then note('extended', 'c9', 1, 1) end\n",
+        "touch(record)\n  note('extended', 'c9', 1, 1)\n",
     ),
     "new subscriptions": Gap(SharedJournal, "subscription/create", "if journaled then", "if false then"),
     "seeks": Gap(SharedJournal, "subscription/seek", "if journaled then", "if false then"),

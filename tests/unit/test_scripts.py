@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from keylane_broker.store.scripts import FOLDER, Scripts, parts_of, read_sources
+from keylane_broker.store.scripts import FOLDER, Scripts, needs_of, parts_of, read_sources
+from tests.support.lua_source import assigned, offered, used
 
 SOURCES = read_sources()
 NAMES = sorted(name for name in SOURCES if not name.startswith("lib/"))
@@ -45,11 +46,61 @@ def test_every_status_that_a_script_returns_is_in_its_contract(name: str) -> Non
     assert returned <= set(re.findall(r'\{"([A-Z_]+)"', header))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_keys_and_arguments_are_named_at_the_top(name: str) -> None:
+@pytest.mark.parametrize("name", [*NAMES, *PARTS])
+def test_keys_and_arguments_are_named_at_the_top_and_each_once(name: str) -> None:
     body = SOURCES[name].splitlines()[len(header_of(SOURCES[name])) :]
-    used = [line for line in body if re.search(r"\bKEYS\[", line)]
-    assert all(re.match(r"local ", line) for line in used), used
+    used_in = [line for line in body if re.search(r"\b(KEYS|ARGV)\[\d", line)]
+    assert used_in == body[: len(used_in)], "before all else"
+    assert all(line.startswith("local ") for line in used_in), used_in
+    indexed = re.findall(r"\b((?:KEYS|ARGV)\[\d+\])", "\n".join(used_in))
+    assert len(indexed) == len(set(indexed)), indexed
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_only_the_parts_that_name_the_keys_know_of_arguments(name: str) -> None:
+    body = SOURCES[name].splitlines()[len(header_of(SOURCES[name])) :]
+    assert name in ("lib/partition", "lib/subscription") or not any("ARGV" in line for line in body)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_argument_is_in_the_contract_under_its_name(name: str) -> None:
+    header = "\n".join(header_of(SOURCES[name]))
+    arguments = re.search(r"^-- ARGV +(.*?)^-- Returns", header, re.MULTILINE | re.DOTALL)
+    for line in SOURCES[name].splitlines():
+        if line.startswith("local ") and "ARGV[" in line:
+            names, values = line.removeprefix("local ").split(" = ", 1)
+            for local, value in zip(names.split(", "), values.split(", "), strict=True):
+                if number := re.search(r"ARGV\[(\d+)\]", value):
+                    assert arguments
+                    assert re.search(rf"\b{number[1]} +{local}\b", arguments[1]), f"{number[1]} {local}"
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PARTS])
+def test_a_file_needs_the_parts_that_it_uses_and_no_others(name: str) -> None:
+    source = SOURCES[name]
+    needed = {part: offered(SOURCES[f"lib/{part}"]) for part in ["prelude", *needs_of(source)]}
+    unknown = used(source) - set().union(*needed.values())
+    assert not unknown, f"{name} uses {unknown} of parts that it does not need"
+    needless = [part for part, names in needed.items() if part != "prelude" and not names & used(source)]
+    assert not needless, f"{name} needs {needless} for nothing"
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PARTS])
+def test_no_file_changes_a_variable_of_another(name: str) -> None:
+    assert assigned(SOURCES[name]) == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_stands_for_two_things_of_the_parts_of_a_script(name: str) -> None:
+    names = [name for part in parts_of(name, SOURCES)[:-1] for name in offered(SOURCES[part])]
+    assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+    assert not offered(SOURCES[name]) & set(names)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_does_not_end_the_script(name: str) -> None:
+    outside = re.sub(r"^local function .*?^end$", "", SOURCES[name], flags=re.MULTILINE | re.DOTALL)
+    assert not re.search(r"^\s*return\b", outside, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -231,7 +231,7 @@ def _journal_problems(partition: PartitionSnapshot) -> Iterator[str]:
 
 
 class Lane(NamedTuple):
-    """A lane's record, taken apart as lua/lib/lanes.lua does, and what is leased beyond it."""
+    """A lane's record, taken apart as lua/lib/lane.lua does, and what is leased beyond it."""
 
     name: str
     consumer: str

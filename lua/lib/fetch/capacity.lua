@@ -1,22 +1,17 @@
 -- capacity: the consumers of a fetch that have room, the one with the most spare capacity first.
 --
--- ARGV   6 MessagePack array: consumer, permits, spare, lease_ms of each. It may be given `permits` messages in this
---          call; `spare` is its capacity on all partitions together, by which they are ranked. Of equals the first
---          one named comes first
---        7 others: consumers with room that are not named
-
-local rooms, others = cmsgpack.unpack(ARGV[6]), tonumber(ARGV[7])
-local settings = redis.call('HMGET', sub, 'mode', 'token', 'sparse', 'active', 'turn', 'paused')
-local mode, sparse, active, turn = settings[1], tonumber(settings[3]), settings[4], settings[5]
-local paused = settings[6] -- an operator stopped deliveries: nobody has room
--- Tokens only ever grow, also after a failover that lost the newest one.
-local token = string.format('%.0f', math.max(settings[2] + 1, now))
+-- Needs  subscription
+--
+-- They come as a MessagePack array: consumer, permits, spare, lease_ms of each. It may be given `permits` messages in
+-- this call; `spare` is its capacity on all partitions together, by which they are ranked. Of equals the first one
+-- named comes first.
+--
+-- Here a consumer is a table: index (its place, from 0), name, permits (those that are left), lease_ms, deadline (of what
+-- is leased to it now), rank, and placed: the rank by which it has its place in the heap.
 
 local TURNS = 65536 -- a message's weight in a rank; below it, the order of equals
-local room, heap, unknown = {}, {}, {}
-local left_out, named = {}, {} -- who could be served and is not in this call; the same by name
 
-local function sift(position)
+local function sift(heap, position)
   local top, size = heap[position], #heap
   while true do
     local child = position * 2
@@ -33,72 +28,79 @@ local function sift(position)
 end
 
 -- Somebody has messages waiting who has no room in this call: the caller is told whom to ask next.
-local function leave_out(consumer)
-  if not room[consumer] and not named[consumer] then
-    named[consumer] = true
-    left_out[#left_out + 1] = consumer
+local function leave_out(capacity, consumer)
+  if not capacity.by_name[consumer] and not capacity.is_left_out[consumer] then
+    capacity.is_left_out[consumer] = true
+    capacity.left_out[#capacity.left_out + 1] = consumer
   end
 end
 
--- A failover subscription serves one consumer, as long as it is there.
-local function is_active(name)
-  if mode ~= 'failover' then
-    return true
-  end
+-- Returns the one consumer that a failover subscription serves, as long as it is there; then `name` takes over.
+local function active_after(active, name)
   if not active or not redis.call('ZSCORE', consumers, active) then
     active = name
     redis.call('HSET', sub, 'active', active)
   end
-  return active == name
+  return active
 end
 
-local deadlines_of = {} -- by lease_ms
-
-local function add_room(index, name, permits, spare, lease_ms)
-  if not deadlines_of[lease_ms] then
-    deadlines_of[lease_ms] = string.format('%.0f', now + lease_ms)
+local function add_consumer(capacity, index, name, permits, spare, lease_ms)
+  local deadlines_in = capacity.deadlines_in
+  if not deadlines_in[lease_ms] then
+    deadlines_in[lease_ms] = string.format('%.0f', now + lease_ms)
   end
   local rank = spare * TURNS - index
-  local consumer = { index = index, name = name, permits = permits, rank = rank, placed = rank, lease_ms = lease_ms, deadline = deadlines_of[lease_ms] }
-  room[name] = consumer
-  heap[#heap + 1] = consumer
+  local consumer = { index = index, name = name, permits = permits, rank = rank, placed = rank, lease_ms = lease_ms, deadline = deadlines_in[lease_ms] }
+  capacity.by_name[name] = consumer
+  capacity.heap[#capacity.heap + 1] = consumer
 end
 
-local function read_rooms()
-  local names = {}
-  for at = 1, #rooms, 4 do
-    names[#names + 1] = rooms[at]
+-- Returns the consumers: `names` of all; those with room as a `heap` and `by_name`; those `unknown`, without a session;
+-- and those `left_out`. Where an operator has `paused` deliveries, nobody has room.
+local function read_capacity(packed, mode, active, paused)
+  local values = cmsgpack.unpack(packed)
+  local names, heap, unknown = {}, {}, {}
+  local capacity = {
+    names = names, heap = heap, unknown = unknown, by_name = {}, left_out = {}, is_left_out = {},
+    deadlines_in = {}, -- lease_ms -> deadline
+  }
+  for at = 1, #values, 4 do
+    names[#names + 1] = values[at]
   end
   local sessions = #names > 0 and map_with('ZMSCORE', consumers, names) or {}
   for place, name in ipairs(names) do
     local at = place * 4
     if tonumber(sessions[place] or 0) <= now then
       unknown[#unknown + 1] = name
-    elseif rooms[at - 2] > 0 and not paused and is_active(name) then
-      add_room(place - 1, name, rooms[at - 2], rooms[at - 1], rooms[at])
+    elseif values[at - 2] > 0 and not paused then
+      active = mode == 'failover' and active_after(active, name)
+      if not active or active == name then
+        add_consumer(capacity, place - 1, name, values[at - 2], values[at - 1], values[at])
+      end
     end
   end
   for position = math.floor(#heap / 2), 1, -1 do
-    sift(position)
+    sift(heap, position)
   end
   if mode == 'failover' and active then
-    leave_out(active)
+    leave_out(capacity, active)
   end
+  return capacity
 end
 
--- The consumer with the most spare capacity that has permits left, or nil. Ranks only sink during a call, so a
+-- Returns the consumer with the most spare capacity that has permits left, or nil. Ranks only sink during a call, so a
 -- stale top is put right when it is looked at.
-local function roomiest()
+local function roomiest(heap)
   local top = heap[1]
   while top and top.placed ~= top.rank do
     top.placed = top.rank
-    sift(1)
+    sift(heap, 1)
     top = heap[1]
   end
   return top and top.permits > 0 and top or nil
 end
 
-local function permits_left()
+local function permits_left(heap)
   local permits = 0
   for _, consumer in ipairs(heap) do
     permits = permits + consumer.permits

@@ -1,16 +1,29 @@
 -- leasing: handing messages to consumers, and what the caller is told of it.
+--
+-- Needs  subscription holders lanes fetch/capacity
 
-local limit = tonumber(ARGV[3]) -- messages that this call may still deliver
-local effort = 1050 -- that it may still take, some 5 ms: a message that begins a lane of a key takes one
-local deliveries = {} -- consumer index, first, last, ...
-local kept_deadlines = {} -- lane, deadline, ...: lanes whose deadline is not counted from now
-local redelivered = {} -- entries that were delivered before, or waited
+local FETCH_EFFORT = 1050 -- of a call, some 5 ms: a message that begins a lane of a key takes one
 
-local function deliver(consumer, first, last)
-  local count = last - first + 1
+-- Returns what a call may still do, and what it has done.
+local function begin_call(limit, token, sparse)
+  return {
+    limit = limit, -- messages that it may still deliver
+    effort = FETCH_EFFORT, -- that it may still take
+    token = token,
+    cursor = cursor, -- the last entry that it has passed
+    sparse = sparse, -- the entry up to which the log may have holes
+    deliveries = {}, -- consumer index, first, last, ...
+    kept_deadlines = {}, -- lane, deadline, ...: lanes whose deadline is not counted from now
+    redelivered = {}, -- entries that were delivered before, or waited
+    lost = {}, -- first, last, ...: entries that the log should have and has not
+  }
+end
+
+local function deliver(call, consumer, first, last)
+  local count, deliveries = last - first + 1, call.deliveries
   consumer.permits = consumer.permits - count
   consumer.rank = consumer.permits > 0 and consumer.rank - count * TURNS or -END
-  limit = limit - count
+  call.limit = call.limit - count
   local at = #deliveries
   if at > 0 and deliveries[at] == first - 1 and deliveries[at - 2] == consumer.index then
     deliveries[at] = last
@@ -19,20 +32,29 @@ local function deliver(consumer, first, last)
   end
 end
 
+-- Delivers what was delivered before, or has waited.
+local function deliver_again(call, consumer, first, last)
+  for entry = first, last do
+    call.redelivered[#call.redelivered + 1] = entry
+  end
+  deliver(call, consumer, first, last)
+end
+
 local function lease_to(consumer, record)
   record.consumer, record.lease_ms, record.deadline = consumer.name, consumer.lease_ms, consumer.deadline
 end
 
 -- Tells the caller the deadline of a lane that was held before this call, and stays as it is.
-local function keep_deadline(consumer, lane)
-  kept_deadlines[#kept_deadlines + 1] = lane
-  kept_deadlines[#kept_deadlines + 1] = tonumber(redis.call('ZSCORE', leases_of(deadlines, consumer), lane))
+local function keep_deadline(call, consumer, lane)
+  local kept = call.kept_deadlines
+  kept[#kept + 1] = lane
+  kept[#kept + 1] = tonumber(redis.call('ZSCORE', leases_of(deadlines, consumer), lane))
 end
 
 -- Adds first..last to what is leased of a key's lane.
-local function append(consumer, record, first, last)
+local function append(call, consumer, record, first, last)
   if not record.deadline and not record.told then
-    keep_deadline(consumer.name, record.lane)
+    keep_deadline(call, consumer.name, record.lane)
     record.told = true
   end
   if record.open and record.open[2] == first - 1 then -- goes on where this call's last addition ended
@@ -41,8 +63,7 @@ local function append(consumer, record, first, last)
     if record.open then
       close(record)
     end
-    record.open = { first, last, token }
+    record.open = { first, last, call.token }
   end
   touch(record)
-  deliver(consumer, first, last)
 end

@@ -1,15 +1,17 @@
 -- waiting: serving lanes whose messages came back, or had to stay behind others.
+--
+-- Needs  subscription queue lane lanes runs fetch/capacity fetch/leasing
 
-local LANE, STRETCH = 3, 2 -- of the effort, for a lane that is served, and for each stretch or run of it
+local LANE_EFFORT, STRETCH_EFFORT = 3, 2 -- for a lane that is served, and for each stretch or run of it
 
 -- Adds lanes of `owner` ("": of nobody) that can be served by now, longest waiting first, from the one at a place on;
--- answers how many, and whether it has any there at all, which it may miss for "".
+-- returns how many, and whether it has any there at all, which it may miss for "".
 local function add_ready(found, owner, place, most)
   local upto = owner == '' and '[' .. ready_member(owner, now, '\255') or '(' .. owner .. '\1'
   local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', upto, 'LIMIT', place, most)
   local before = #found
   for _, member in ipairs(members) do
-    local due, lane = string.sub(member, #owner + 2, #owner + 16), string.sub(member, #owner + 18)
+    local due, lane = parse_ready(member, owner)
     if tonumber(due) > now then
       break
     end
@@ -18,15 +20,14 @@ local function add_ready(found, owner, place, most)
   return #found - before, #members > 0
 end
 
--- The lanes that can be served, as many as there is room and effort for, and a few more: of each consumer a share,
--- and what others leave of theirs.
-local function find_ready()
-  local found, most = {}, math.min(math.ceil(effort / (LANE + STRETCH)), limit)
+-- Returns the lanes that can be served, as many as there is room and effort for, and a few more: of each consumer a
+-- share, and what others leave of theirs. Notes who has any: `waited_for`.
+local function find_ready(call, heap)
+  local most = math.min(math.ceil(call.effort / (LANE_EFFORT + STRETCH_EFFORT)), call.limit)
   local share = math.ceil(most / (#heap + 1))
-  local hungry = {}
+  local found, hungry = {}, {}
   local function look(owner, permits)
-    local wanted = math.min(permits, share)
-    local count, any = add_ready(found, owner, 0, wanted)
+    local count, any = add_ready(found, owner, 0, math.min(permits, share))
     if count == share and permits > share then
       hungry[#hungry + 1] = { owner, permits - share }
     end
@@ -37,47 +38,46 @@ local function find_ready()
       consumer.waited_for = look(consumer.name, consumer.permits)
     end
   end
-  look('', permits_left())
+  look('', permits_left(heap))
   local left = math.floor((most - #found) / math.max(#hungry, 1))
   for _, one in ipairs(left > 0 and hungry or {}) do
     add_ready(found, one[1], share, math.min(one[2], left))
   end
-  table.sort(found, function(left, right) return left.due < right.due end)
+  table.sort(found, function(one, other) return one.due < other.due end)
   return found
 end
 
--- When the next lane of `owner` falls due.
-local function next_ready(owner)
-  local found = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', '(' .. owner .. '\1', 'LIMIT', 0, 1)
-  return found[1] and tonumber(string.sub(found[1], #owner + 2, #owner + 16)) or END
-end
-
--- Serves a run, or as much of it as there is room for; answers the rest, or nil.
-local function serve_run(consumer, record, most)
+-- Serves a run, or as much of it as there is room for; returns the rest, or nil.
+local function serve_run(call, consumer, record, most)
   local first = ranges_of(record)[1][1]
   local last = first + most - 1
   local rest = most < record.waiting
   record = cut_run(record, first, last)
-  record.ranges[1][3] = token
+  record.ranges[1][3] = call.token
   record.waiting = 0
   lease_to(consumer, record)
   touch(record)
-  for entry = first, last do
-    redelivered[#redelivered + 1] = entry
-  end
-  deliver(consumer, first, last)
-  return rest and get('#' .. last + 1) or nil
+  deliver_again(call, consumer, first, last)
+  return rest and get(RUN .. last + 1) or nil
 end
 
-local taken, rests = {}, {} -- members of the queue that are served, and what is left of them
+-- Serves a run to one consumer after the other, as long as there is room.
+local function share_run(call, heap, consumer, record)
+  while record and consumer and call.limit > 0 do
+    call.effort = call.effort - STRETCH_EFFORT
+    record = serve_run(call, consumer, record, math.min(consumer.permits, record.waiting, call.limit))
+    consumer = roomiest(heap)
+  end
+end
 
-local function serve_lane(consumer, record, most)
+-- Serves at most `most` messages of a key's lane. Adds members of the queue to `taken`, and what is left of them to `rests`.
+local function serve_lane(call, consumer, record, most, taken, rests)
   if record.consumer == '' then
     lease_to(consumer, record)
   end
-  local stretches = math.min(most, math.max(math.ceil(effort / STRETCH), 1))
-  local members = redis.call('ZRANGEBYLEX', queue, '[' .. record.lane .. '\0', '(' .. record.lane .. '\1', 'LIMIT', 0, stretches)
-  effort = effort - STRETCH * #members
+  local stretches = math.min(most, math.max(math.ceil(call.effort / STRETCH_EFFORT), 1))
+  local members = first_members(queue, record.lane, 0, stretches)
+  call.effort = call.effort - STRETCH_EFFORT * #members
   for _, member in ipairs(members) do
     if most == 0 then
       break
@@ -89,40 +89,36 @@ local function serve_lane(consumer, record, most)
       rests[#rests + 1] = queue_member(record.lane, first + most, last)
       last = first + most - 1
     end
-    for entry = first, last do
-      redelivered[#redelivered + 1] = entry
-    end
-    append(consumer, record, first, last)
+    append(call, consumer, record, first, last)
+    deliver_again(call, consumer, first, last)
     record.waiting = record.waiting - (last - first + 1)
     most = most - (last - first + 1)
   end
   record.due = now -- what is left queues up behind the other lanes
 end
 
-local function serve_waiting()
-  if limit <= 0 or effort <= 0 or not roomiest() or redis.call('EXISTS', ready) == 0 then
+local function serve_waiting(call, capacity)
+  local heap = capacity.heap
+  if call.limit <= 0 or call.effort <= 0 or not roomiest(heap) or redis.call('EXISTS', ready) == 0 then
     return
   end
-  local found, names = find_ready(), {}
+  local found, names, taken, rests = find_ready(call, heap), {}, {}, {}
   for index, item in ipairs(found) do
     names[index] = item.lane
   end
   load(names)
   for _, item in ipairs(found) do
-    local consumer = room[item.owner] or item.owner == '' and roomiest()
-    if limit <= 0 or effort <= 0 then
+    if call.limit <= 0 or call.effort <= 0 then
       break
-    elseif consumer and consumer.permits > 0 then
-      effort = effort - LANE
+    end
+    local consumer = capacity.by_name[item.owner] or item.owner == '' and roomiest(heap)
+    if consumer and consumer.permits > 0 then
+      call.effort = call.effort - LANE_EFFORT
       local record = get(item.lane)
       if is_run(item.lane) then
-        while record and consumer and limit > 0 do
-          effort = effort - STRETCH
-          record = serve_run(consumer, record, math.min(consumer.permits, record.waiting, limit))
-          consumer = roomiest()
-        end
+        share_run(call, heap, consumer, record)
       else
-        serve_lane(consumer, record, math.min(consumer.permits, record.waiting, limit))
+        serve_lane(call, consumer, record, math.min(consumer.permits, record.waiting, call.limit), taken, rests)
       end
     end
   end
@@ -130,13 +126,19 @@ local function serve_waiting()
   call_with('ZADD', queue, rests)
 end
 
-local later = {} -- consumer index, due, ...: who has lanes waiting, though it has room
+-- Returns when the next lane of `owner` falls due.
+local function next_ready(owner)
+  local member = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', '(' .. owner .. '\1', 'LIMIT', 0, 1)[1]
+  return member and tonumber((parse_ready(member, owner))) or END
+end
 
--- The next instant at which a waiting lane can be served, END for never. Lanes count only where somebody
--- has room for them: else an ack comes first.
-local function next_waiting()
-  if not roomiest() or redis.call('EXISTS', ready) == 0 then
-    return END
+-- Returns the next instant at which a waiting lane can be served, END for never; and {consumer index, due, ...} of those
+-- who have lanes waiting, though they have room. Lanes count only where somebody has room for them: else an ack comes
+-- first.
+local function next_waiting(heap)
+  local later = {}
+  if not roomiest(heap) or redis.call('EXISTS', ready) == 0 then
+    return END, later
   end
   local due = next_ready('')
   for _, consumer in ipairs(heap) do
@@ -149,5 +151,5 @@ local function next_waiting()
       end
     end
   end
-  return due
+  return due, later
 end

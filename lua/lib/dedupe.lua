@@ -1,0 +1,95 @@
+-- dedupe: each uid is stored once within the topic's window.
+--
+-- Needs  bodies
+--
+-- A mark says what was stored under a uid: its id, in a window that is shorter than the least "<id> <time> <body>".
+-- New marks go to one generation until it is a window old, then to the other, emptied first. The owner calls
+-- promote when that is due, so that marks go with the window, also when nobody publishes.
+
+local LEAST_WINDOW = 60000 -- ms for which marks are kept at least: a client sends again for less long
+local NONE_YET = '0-0' -- instead of the id that a delayed message takes when it falls due
+
+-- Returns when the marks of a generation that began `since` are old enough to change places.
+local function marks_due_at(since, window)
+  return since + math.max(window, LEAST_WINDOW)
+end
+
+-- Returns the two generations, the one in use as `newer`, after they have changed places if that is due.
+local function open_marks(meta, generations, in_use, since, window, now)
+  since, window = tonumber(since or 0), tonumber(window)
+  local newer, older = '0', '1'
+  if in_use == '1' then
+    newer, older = older, newer
+  end
+  local age, kept = now - since, math.max(window, LEAST_WINDOW)
+  if age >= kept then
+    redis.call('UNLINK', generations[older])
+    if age >= 2 * kept then
+      redis.call('UNLINK', generations[newer])
+    end
+    newer, older, since = older, newer, now
+    redis.call('HSET', meta, 'marks', newer, 'marks_at', now)
+  end
+  return {
+    newer = generations[newer], older = generations[older], window = window, short = window < LEAST_WINDOW, now = now,
+    due = marks_due_at(since, window),
+  }
+end
+
+-- Returns the ids that one generation has for the uids of a batch, false for none. In a short window a mark counts within
+-- it; after it only for a message with the same body, which is the same message sent again: a body is never that of
+-- two messages.
+local function marked_ids(marks, generation, uids, batch)
+  local found = map_with('HMGET', generation, uids)
+  for index, mark in ipairs(marks.short and found or {}) do
+    if mark then
+      local id, at, body = string.match(mark, '^(%S+) (%d+) (.*)$')
+      local again = body ~= '' and body == body_of(uids[index], batch[index * 3], OF_DELAYED)
+      found[index] = (again or marks.now - tonumber(at) < marks.window) and id
+    end
+  end
+  return found
+end
+
+-- Returns the uids of a batch, which is key, uid, about, ..., and what is known under each: the id that was stored
+-- within the window, NONE_YET for what is in `waiting`, the delayed messages, else false.
+local function look_up(marks, waiting, batch)
+  local uids = {}
+  for index = 2, #batch, 3 do
+    uids[#uids + 1] = batch[index]
+  end
+  local ids = marked_ids(marks, marks.newer, uids, batch)
+  if redis.call('EXISTS', marks.older) == 1 then
+    for index, id in ipairs(marked_ids(marks, marks.older, uids, batch)) do
+      ids[index] = ids[index] or id
+    end
+  end
+  if redis.call('EXISTS', waiting) == 1 then
+    for index, text in ipairs(map_with('HMGET', waiting, uids)) do
+      ids[index] = ids[index] or text and NONE_YET
+    end
+  end
+  return uids, ids
+end
+
+-- Marks what was stored: uid, id, ...; in a short window `abouts` has what is said about each uid.
+local function mark(marks, ids, abouts)
+  local written = ids
+  if marks.short then
+    written = {}
+    for index = 1, #ids, 2 do
+      local uid = ids[index]
+      local body = body_of(uid, abouts[uid], OF_DELAYED)
+      if marks.window > 0 or body then
+        written[#written + 1] = uid
+        written[#written + 1] = ids[index + 1] .. ' ' .. marks.now .. ' ' .. (body or '')
+      end
+    end
+  end
+  call_with('HSET', marks.newer, written)
+end
+
+-- Returns when the owner is to call promote for old marks, 0 where there are none.
+local function next_marks_due(marks)
+  return redis.call('EXISTS', marks.newer, marks.older) > 0 and marks.due or 0
+end

@@ -1,0 +1,155 @@
+-- owed: what other subscriptions still owe.
+--
+-- Needs  subscription ledgers ranges queue lane
+--
+-- The other subscriptions' keys are named here, not by the caller: whoever asks may not know of a
+-- subscription made a moment ago. All of them share the partition's hash tag, hence its slot.
+
+local SEARCHES = 3600 -- in the lanes of other subscriptions, in one call; reading an entry's key counts as three
+local sub_prefix = string.sub(sub, 1, -#name - 1)
+
+-- Adds to `owed` the runs of a subscription that reach into ranges; its keys begin with `its`.
+local function add_owed_runs(owed, its, ranges)
+  local its_runs, names = its .. ':runs', {}
+  if redis.call('EXISTS', its_runs) == 0 then
+    return
+  end
+  for _, range in ipairs(ranges) do
+    for _, lane in ipairs(redis.call('ZREVRANGEBYSCORE', its_runs, range[1], '-inf', 'LIMIT', 0, 1)) do
+      names[#names + 1] = lane
+    end
+    if range[2] > range[1] then
+      for _, lane in ipairs(redis.call('ZRANGEBYSCORE', its_runs, '(' .. range[1], range[2])) do
+        names[#names + 1] = lane
+      end
+    end
+  end
+  if #names > 0 then
+    for index, text in ipairs(map_with('HMGET', its .. ':lanes', names)) do
+      owed[#owed + 1] = ranges_of(parse_record(names[index], text))[1]
+    end
+  end
+end
+
+-- Adds to `owed` those of a lane's `entries` that are in its stretches in `its_queue`.
+local function add_owed_stretches(owed, its_queue, lane, entries)
+  local upto = 0
+  for _, entry in ipairs(entries) do
+    if entry > upto then
+      local member, from, to = stretch_at(its_queue, lane, entry)
+      if member then
+        owed[#owed + 1] = { from, to }
+        upto = to
+      end
+    end
+  end
+end
+
+-- Adds to `owed` what the record of a lane of a key lists from the first to the last of `entries`, which are its
+-- own, and those of them that are leased beyond it or wait.
+local function add_owed_lane(owed, its, record, entries)
+  local first, last = entries[1], entries[#entries]
+  for _, range in ipairs(ranges_of(record)) do
+    if range[2] >= first and range[1] <= last then
+      owed[#owed + 1] = range
+    end
+  end
+  if record.beyond > 0 then
+    add_owed_stretches(owed, its .. ':beyond', record.lane, entries)
+  end
+  if record.waiting > 0 then
+    add_owed_stretches(owed, its .. ':queue', record.lane, entries)
+  end
+end
+
+-- Adds to `owed` what a subscription has of ranges whose partition is one lane.
+local function add_owed_whole(owed, its, ranges)
+  local text = redis.call('HGET', its .. ':lanes', WHOLE)
+  local record = text and parse_record(WHOLE, text)
+  for _, range in ipairs(record and ranges or {}) do
+    local entries = { range[1] }
+    for entry = range[1] + 1, (record.waiting > 0 or record.beyond > 0) and range[2] or range[1] do
+      entries[#entries + 1] = entry
+    end
+    entries[#entries + 1] = range[2]
+    add_owed_lane(owed, its, record, entries)
+  end
+end
+
+-- Returns the lanes of keys that entries in ranges are of, and the entries of each.
+local function lanes_within(ranges)
+  local names, entries = {}, {}
+  for _, range in ipairs(ranges) do
+    for _, found in ipairs(redis.call('XRANGE', log, id_of(range[1]), id_of(range[2]))) do
+      local lane = KEY .. found[2][2]
+      if not entries[lane] then
+        entries[lane] = {}
+        names[#names + 1] = lane
+      end
+      table.insert(entries[lane], entry_of(found[1]))
+    end
+  end
+  return names, entries
+end
+
+-- Adds to `owed` what the lanes of keys of a subscription have of their entries.
+local function add_owed_lanes(owed, its, names, entries)
+  for index, text in ipairs(#names > 0 and map_with('HMGET', its .. ':lanes', names) or {}) do
+    if text then
+      local lane = names[index]
+      add_owed_lane(owed, its, parse_record(lane, text), entries[lane])
+    end
+  end
+end
+
+-- Returns what no subscription but `except` owes out of sorted, disjoint ranges.
+local function unowed(ranges, except)
+  local names, entries -- of the lanes of their keys, read once
+  local all = redis.call('HGETALL', subs)
+  for index = 1, #all, 2 do
+    if all[index] ~= except then
+      local its = sub_prefix .. all[index]
+      ranges = subtract(ranges, { { all[index + 1] + 1, END } })
+      if #ranges == 0 then
+        break
+      end
+      if redis.call('EXISTS', its .. ':lanes') == 1 then
+        local owed, mode = {}, redis.call('HGET', its, 'mode')
+        add_owed_runs(owed, its, ranges)
+        if mode == 'key_shared' then
+          if not names then
+            names, entries = lanes_within(ranges)
+          end
+          add_owed_lanes(owed, its, names, entries)
+        elseif mode ~= 'shared' then
+          add_owed_whole(owed, its, ranges)
+        end
+        ranges = subtract(ranges, normalise(owed))
+      end
+    end
+  end
+  return ranges
+end
+
+-- Returns whether another subscription is searched for each entry that is to be forgotten: where it has lanes of keys,
+-- or the one lane of its partition has more than its record lists.
+local function is_searched(other)
+  local its = sub_prefix .. other
+  if redis.call('HGET', its, 'mode') == 'key_shared' then
+    return redis.call('EXISTS', its .. ':lanes') == 1
+  end
+  local text = redis.call('HGET', its .. ':lanes', WHOLE)
+  local record = text and parse_record(WHOLE, text)
+  return record and record.waiting + record.beyond > 0
+end
+
+-- Returns how many entries one call may forget, so that it is over soon.
+local function forgettable()
+  local searched = 0
+  for _, other in ipairs(redis.call('HKEYS', subs)) do
+    if other ~= name and is_searched(other) then
+      searched = searched + 1
+    end
+  end
+  return math.floor(SEARCHES / (3 + searched))
+end
