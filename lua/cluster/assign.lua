@@ -1,4 +1,4 @@
--- assign: say which worker is to own which partition, unless somebody else did so meanwhile.
+-- assign: decide which worker owns which partition, unless somebody else did so meanwhile.
 --
 -- KEYS   1 owners  hash  "#" -> version; topic -> worker of each partition, "-" for none
 -- ARGV   1 known: the version that the caller knows   2.. topic, workers pairs; "" removes the topic

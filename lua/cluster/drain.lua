@@ -1,4 +1,4 @@
--- drain: mark a worker as one that gets no partitions, or take the mark away.
+-- drain: exclude a worker from getting partitions, or include it again.
 --
 -- KEYS   1 worker  hash  the worker's fields
 -- ARGV   1 draining: "1" or ""

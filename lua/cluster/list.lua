@@ -1,4 +1,4 @@
--- list: all workers with the time of their last heartbeat, and the time now by the same clock.
+-- list: return all workers with the time of their last heartbeat, and the time now by the same clock.
 --
 -- KEYS   1 workers  zset  worker -> its last heartbeat, ms
 -- ARGV   none

@@ -1,4 +1,4 @@
--- number: what nothing was given before: topics and subscriptions are told by it from others of their name.
+-- number: give out a number that was never given before; it tells a topic or subscription from others of its name.
 --
 -- KEYS   1 incarnation  string  the number given last
 -- ARGV   (none)

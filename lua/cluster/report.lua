@@ -1,4 +1,4 @@
--- report: store what a worker says of itself; it is forgotten unless it is said again in time.
+-- report: store what a worker reports about itself; the report expires unless it is renewed in time.
 --
 -- KEYS   1 worker  hash  the worker's fields, and `draining`, which is the operator's
 -- ARGV   1 ttl_ms   2 from_scratch: "1", or "" to leave `draining` as it is   3.. field, value pairs

@@ -1,6 +1,7 @@
--- bodies: the names of bodies whose messages go are written down in the step in which they do. A record is removed
--- when its bodies have been deleted from the payload store, whoever crashes in between. At most once none is written:
--- the client that reads a body deletes it.
+-- bodies: the names of bodies that are to be deleted from the payload store.
+--
+-- They are written down in the step in which their messages go, and a record stays until its bodies have been deleted,
+-- whoever crashes in between. At most once none is written: the client that reads a body deletes it.
 
 local OF_LOG = '^[^ ]* [^ ]* [^ ]* ([^ ]+)' -- where `about` says that there is a body: with the time of publishing
 local OF_DELAYED = '^[^ ]* [^ ]* ([^ ]+)' -- and without

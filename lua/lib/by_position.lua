@@ -1,4 +1,4 @@
--- by_position: whether a call about reading by position means this subscription.
+-- by_position: whether a call that reads by position means this subscription.
 --
 -- Needs  subscription
 

@@ -1,4 +1,4 @@
--- charge: an entry's retry count rises, and it waits for the backoff.
+-- charge: raise an entry's retry count, and have it wait for the backoff.
 --
 -- Needs  subscription
 

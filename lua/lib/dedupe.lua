@@ -36,9 +36,9 @@ local function open_marks(meta, generations, in_use, since, window, now)
   }
 end
 
--- Returns the ids that one generation has for the uids of a batch, false for none. In a short window a mark counts within
--- it; after it only for a message with the same body, which is the same message sent again: a body is never that of
--- two messages.
+-- Returns the ids that one generation has for the uids of a batch, false for none. In a short window a mark counts
+-- within it; after it only for a message with the same body, which is the same message sent again: a body is never
+-- that of two messages.
 local function marked_ids(marks, generation, uids, batch)
   local found = map_with('HMGET', generation, uids)
   for index, mark in ipairs(marks.short and found or {}) do

@@ -1,4 +1,4 @@
--- departures: a session ends, and what its consumer holds goes back, a bounded part per call.
+-- departures: end a session and give back what its consumer holds, a bounded part per call.
 --
 -- Needs  subscription holders lane lanes charge release
 

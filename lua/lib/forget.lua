@@ -1,4 +1,4 @@
--- forget: what no subscription owes any more leaves the log.
+-- forget: delete what no subscription owes any more from the log.
 --
 -- Needs  subscription ledgers ranges bodies owed
 

@@ -1,4 +1,4 @@
--- journal: what happens in a partition is written down, where its meta has `journal`: the records to keep.
+-- journal: write down what happens in a partition, where its meta has `journal`: the records to keep.
 --
 -- Needs  ledgers
 

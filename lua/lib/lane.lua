@@ -27,7 +27,8 @@ local function run_start(lane)
   return tonumber(string.sub(lane, 2))
 end
 
--- Returns the member of `ready` for a lane that may be served from `due` on, to that consumer or, when it is "", to anyone.
+-- Returns the member of `ready` for a lane that may be served from `due` on, to that consumer or, when it is "", to
+-- anyone.
 local function ready_member(consumer, due, lane)
   return consumer .. '\0' .. string.format('%015.0f', due) .. '\0' .. lane
 end
@@ -43,7 +44,10 @@ end
 
 local function parse_record(lane, text)
   local consumer, lease_ms, waiting, due, leased = string.match(text, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
-  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased, stored = true }
+  local record = {
+    lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased,
+    stored = true,
+  }
   if string.byte(leased) == 43 then -- "+"
     local beyond_it, listed = string.match(leased, '^%+(%d+) ?(.*)$')
     record.beyond, record.leased = tonumber(beyond_it), listed

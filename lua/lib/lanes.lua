@@ -3,7 +3,8 @@
 -- Needs  subscription holders queue lane
 --
 -- What was read is text, in `texts`. What happens to a lane of a key most of the time needs no more: rewrite() and
--- end_lane() change the text. For all else get() takes it apart; from then on it is in `records`, and in `texts` no more.
+-- end_lane() change the text. For all else get() takes it apart; from then on the lane is in `records`, and in
+-- `texts` no more.
 --
 -- runs, ready and the leases of each consumer are indexes over the records. One place writes an index itself:
 -- add_piece in lib/runs (runs), for what must be found again in the same call.
@@ -71,7 +72,10 @@ local function get(lane)
 end
 
 local function new_record(lane, consumer, lease_ms, leased)
-  local record = { lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased, touched = true }
+  local record = {
+    lane = lane, consumer = consumer, lease_ms = lease_ms, waiting = 0, due = 0, beyond = 0, leased = leased,
+    touched = true,
+  }
   records[lane], texts[lane] = record, nil
   touched[#touched + 1] = record
   return record

@@ -22,9 +22,9 @@ local function from_entry(lane, entry)
   return queue_member(lane, entry, entry)
 end
 
--- Returns the members of the first stretches of a lane that begin at an entry or behind it, at most `limit`.
-local function first_members(its_queue, lane, entry, limit)
-  return redis.call('ZRANGEBYLEX', its_queue, '[' .. from_entry(lane, entry), '(' .. lane .. '\1', 'LIMIT', 0, limit)
+-- Returns the members of the first stretches of a lane, at most `limit`.
+local function first_members(its_queue, lane, limit)
+  return redis.call('ZRANGEBYLEX', its_queue, '[' .. lane .. '\0', '(' .. lane .. '\1', 'LIMIT', 0, limit)
 end
 
 -- Returns the stretch of a lane that holds an entry: its member, first, last and token; or nil.

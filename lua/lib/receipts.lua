@@ -24,7 +24,8 @@ local function held_of_lane(record, settler, item, first, last)
       found[#found + 1] = { math.max(first, range[1]), math.min(last, range[2]) }
     end
   end
-  for _, range in ipairs(record.beyond > 0 and upto < last and stretches_between(beyond, record.lane, first, last) or {}) do
+  local is_beyond = record.beyond > 0 and upto < last
+  for _, range in ipairs(is_beyond and stretches_between(beyond, record.lane, first, last) or {}) do
     if range[3] == token then
       found[#found + 1] = { math.max(first, range[1]), math.min(last, range[2]), nil, range[4] }
     end

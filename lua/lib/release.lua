@@ -141,7 +141,7 @@ end
 -- Returns the oldest entry that is leased of a key's lane.
 local function head_of(record)
   local listed = ranges_of(record)[1]
-  return listed and listed[1] or stretch_of(first_members(beyond, record.lane, 0, 1)[1])
+  return listed and listed[1] or stretch_of(first_members(beyond, record.lane, 1)[1])
 end
 
 -- Returns how many runs or stretches of a lane went back, at most about `limit`, and whether that is all of it.

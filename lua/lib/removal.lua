@@ -1,4 +1,4 @@
--- removal: a subscription goes from a partition; reclaim then drops what only it owed.
+-- removal: remove a subscription from a partition; reclaim then drops what only it owed.
 --
 -- Needs  subscription holders journal
 

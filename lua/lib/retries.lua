@@ -1,4 +1,4 @@
--- retries: how often entries were charged.
+-- retries: read and drop the retry counts of entries.
 --
 -- Needs  subscription
 

@@ -1,4 +1,4 @@
--- runs: finding and cutting runs, the lanes of consecutive entries without order.
+-- runs: find and cut runs, the lanes of consecutive entries without order.
 --
 -- Needs  subscription holders lane lanes
 

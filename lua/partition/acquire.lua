@@ -2,8 +2,8 @@
 --
 -- Needs  partition_time ledgers dedupe journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
---        2 meta     hash    epoch, first_epoch, lease_ms, ledgers, ledger, last, clock, lead, journal, dedupe_ms, marks_at,
---                           incarnation
+--        2 meta     hash    epoch, first_epoch, lease_ms, ledgers, ledger, last, clock, lead, journal, dedupe_ms,
+--                           marks_at, incarnation
 --        3 log      stream
 --        4 journal  stream
 --        5 delayed  zset    "<number> <uid>" -> due, ms

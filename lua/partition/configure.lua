@@ -1,4 +1,4 @@
--- configure: say how many records a partition's journal keeps, unless the partition has been deleted meanwhile.
+-- configure: set how many records a partition's journal keeps, unless the partition has been deleted meanwhile.
 --
 -- Needs  partition_time journal
 -- KEYS   1 meta     hash    last, clock, lead, journal

@@ -1,4 +1,4 @@
--- confirm: write something that a wait for replicas, or for the disk, covers; with it all that was written before.
+-- confirm: write something that a wait for replicas, or for the disk, covers, and with it all that was written before.
 --
 -- A duplicate writes nothing, and WAIT and WAITAOF on a connection without newer writes say yes at once.
 --

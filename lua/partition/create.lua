@@ -1,4 +1,4 @@
--- create: make a partition; one that is there keeps all but its settings.
+-- create: create a partition; one that exists keeps everything but its settings.
 --
 -- KEYS   1 meta  hash  epoch, ledgers, last, clock, incarnation and the topic's settings
 -- ARGV   1 incarnation of the topic   2.. field, value pairs of settings

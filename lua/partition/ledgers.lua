@@ -1,4 +1,4 @@
--- ledgers: who holds a partition, and how many entries of each ledger are left, a bounded part per call.
+-- ledgers: return who holds a partition, and how many entries of each ledger are left, a bounded part per call.
 --
 -- Needs  ledgers
 -- KEYS   1 meta   hash    epoch, ledgers, ledger, last

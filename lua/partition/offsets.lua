@@ -1,4 +1,4 @@
--- offsets: where a partition's log and journal begin and end, and how far a subscription is.
+-- offsets: return where a partition's log and journal begin and end, and how far a subscription is.
 --
 -- Needs  ledgers journal
 -- KEYS   1 meta     hash    last, incarnation, ledger, ledgers
@@ -8,7 +8,8 @@
 --        5 journal  stream
 -- ARGV   1 name of the subscription, or ""   2 known: the newest ledger that the caller knows, or 0
 -- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal, sought,
---           incarnation of the topic, and of the subscription, newest ledger, first entry given after the one known or 0}
+--           incarnation of the topic, and of the subscription, newest ledger, first entry given after the one known
+--           or 0}
 --            positions: each the next entry to read; before `sparse` what the subscription owes may have holes;
 --            sought: a number that grows with each seek, and is another where the subscription was made anew
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}

@@ -1,4 +1,4 @@
--- own: know that bodies of a partition may be in payload stores that clients have brought along.
+-- own: note that bodies of a partition may be in payload stores of the clients' own.
 --
 -- Needs  require_lease
 -- KEYS   1 lease  string  "<worker> <epoch>"

@@ -1,4 +1,4 @@
--- promote: append what has fallen due to the log, where it takes its id, a bounded part per call; old marks go.
+-- promote: append delayed messages that are due to the log, a bounded part per call, and drop old marks.
 --
 -- Needs  partition require_lease dedupe ranges journal bodies
 -- KEYS   as in lib/partition.lua; 10 bodies  stream  what is to be deleted from the payload store

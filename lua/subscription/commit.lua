@@ -3,8 +3,8 @@
 -- Needs  subscription ledgers by_position ranges owed forget journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 reader   4 target: the last entry that is done with
---        5 limit: entries passed that may leave the log, at most (fewer where lanes of another one are searched); 0: go only as far
---          as none does
+--        5 limit: entries passed that may leave the log, at most (fewer where lanes of another one are searched);
+--          0: go only as far as none does
 --        6 names: JSON array of entry, name of each body   7 seen_from   8 seen_upto: from where to where the caller
 --          has looked for these: nothing else leaves the log
 --        9 sought: as it was when it was read, or 0: any, before a seek
@@ -20,7 +20,8 @@
 --          {"OTHER_TOPIC"}   {"OTHER_SUBSCRIPTION"}: it is not the one that is meant
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
 -- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
---          that have passed the entries. With a journal O(entries passed), a thousand at most. O(ledgers) in a new ledger
+--          that have passed the entries. With a journal O(entries passed), a thousand at most. O(ledgers) in a new
+--          ledger
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local names, seen_from, seen_upto, sought = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
 local topic, subscription, known_ledger = ARGV[10], ARGV[11], tonumber(ARGV[12])
@@ -65,7 +66,8 @@ local function slowest_of_others(upto)
 end
 
 -- Returns the ranges that may leave the log, and how far the cursor goes. What lies up to the slowest of the other
--- cursors may leave, a part of it at a time. What comes after is owed by that one, so the rest of the way costs nothing.
+-- cursors may leave, a part of it at a time. What comes after is owed by that one, so the rest of the way costs
+-- nothing.
 local function advance(upto)
   local dropped_upto, most = slowest_of_others(upto)
   local there = not retained and redis.call('XRANGE', log, id_of(cursor + 1), id_of(math.max(dropped_upto, cursor + 1)), 'COUNT', 1)[1]

@@ -1,4 +1,4 @@
--- expire: give back what was held by consumers that are gone, and what was leased and whose deadline has passed.
+-- expire: give back what is held by consumers that are gone, and what is leased beyond its deadline.
 --
 -- A timeout charges the head of a lane of a key. Of the runs of a consumer it charges the oldest entry, once for
 -- all that was leased to it by then: the rest was probably never looked at. So the token of that moment is
@@ -9,8 +9,9 @@
 -- ARGV   3 limit: about as many stretches of lanes, runs and consumers dealt with, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...},
 --           now_ms, {consumer, token, first, last, ...}, token}
---            more is 1 when the limit ended the call early, 2 when that was amid a lane; nothing is due before next_due_ms, and perhaps
---            nothing then; what was given back; and what the last seek has ended: all leased up to that token
+--            more is 1 when the limit ended the call early, 2 when that was amid a lane; nothing is due before
+--            next_due_ms, and perhaps nothing then; what was given back; and what the last seek has ended: all leased
+--            up to that token
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log p), p = messages in flight
 local limit = tonumber(ARGV[3])

@@ -1,4 +1,4 @@
--- list_leases: what a consumer holds, a bounded part per call; for one that reconnects under its name.
+-- list_leases: list what a consumer holds, a bounded part per call; for one that reconnects under its name.
 --
 -- Needs  subscription ledgers require_lease holders queue lane lanes retries
 -- KEYS   as in lib/subscription.lua
@@ -31,7 +31,7 @@ end
 
 -- What is leased beyond a lane's record, from an entry on.
 local function add_beyond(lane, entry, deadline)
-  local members = first_members(beyond, lane, entry, left)
+  local members = redis.call('ZRANGEBYLEX', beyond, '[' .. from_entry(lane, entry), '(' .. lane .. '\1', 'LIMIT', 0, left)
   for _, member in ipairs(members) do
     local first, last, token = stretch_of(member)
     add(lane, first, last, token, deadline)

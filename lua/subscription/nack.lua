@@ -1,18 +1,19 @@
--- nack: give leased messages back. In a lane the later leased ones go back with them.
+-- nack: give leased messages back; in a lane, those leased after them go back with them.
 --
 -- Needs  subscription require_lease lanes receipts charge release journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
---        5 due_ms: when they may be served again, by Redis time; "" for the backoff   6 delay_ms, instead of due_ms, or ""
+--        5 due_ms: when they may be served again, by Redis time; "" for the backoff
+--        6 delay_ms, instead of due_ms, or ""
 --        7 charged: "all" raises retry counts (of a lane only the earliest given), "none" does not
 -- Returns  {"OK", {index, first, last, ...}, {consumer, token, first, last, ...}, receipt, entry,
 --           {lane, token, first, last, ...}}
 --            stale parts of receipts, index from 0; all that went back; where the next call begins, as in
---            lib/receipts.lua: receipts of one lane stand together; receipts to go on with before that, of lanes of which
---            not all has gone back, and nobody is charged yet
+--            lib/receipts.lua: receipts of one lane stand together; receipts to go on with before that, of lanes of
+--            which not all has gone back, and nobody is charged yet
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
--- Cost     O(n log p), p = messages in flight; a call ends after some 120 lanes, or 1,000 messages of runs, of which one
---          in five where each waits for a backoff of its own, or when some 400 ranges of long lanes have gone back
+-- Cost     O(n log p), p = messages in flight; a call ends after some 120 lanes, or 1,000 messages of runs, of which
+--          one in five where each waits for a backoff of its own, or when some 400 ranges of long lanes have gone back
 local packed, settler, due_ms, delay_ms, charged = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 
 local refused = require_lease(lease, held, last_entry) or require_subscription()

@@ -1,4 +1,4 @@
--- pause: stop the deliveries of a subscription, or let them go on; what is leased stays leased.
+-- pause: stop the deliveries of a subscription, or resume them; what is leased stays leased.
 --
 -- Needs  subscription
 -- KEYS   as in lib/subscription.lua

@@ -1,4 +1,4 @@
--- settle_missing: settle messages that are leased or wait and are not in the log: somebody has deleted them there.
+-- settle_missing: settle messages that are leased or wait but are not in the log: somebody has deleted them there.
 --
 -- Needs  subscription require_lease ranges queue lane lanes beyond runs retries journal_notes
 -- KEYS   as in lib/subscription.lua

@@ -1,4 +1,4 @@
--- create: register a topic, before its partitions are made.
+-- create: register a topic, before its partitions are created.
 --
 -- KEYS   1 topic  hash  state ("creating", "ready", "deleting"), incarnation, partitions, settings
 -- ARGV   1 incarnation   2.. field, value pairs of settings

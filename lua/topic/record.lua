@@ -1,4 +1,4 @@
--- record: write down what is known of a subscription as a whole, if it is still as it was read.
+-- record: replace what is known of a subscription as a whole, unless it has changed since it was read.
 --
 -- KEYS   1 topic    hash  state ("creating", "ready", "deleting"), incarnation, partitions, settings
 --        2 records  hash  subscription -> JSON

@@ -1,5 +1,6 @@
 """Loads the Lua scripts: each behind the parts of lua/lib that it needs."""
 
+import functools
 import hashlib
 import re
 from pathlib import Path
@@ -14,18 +15,22 @@ _NEED_MEMORY = {
     "subscription/create",
 }
 
-_TAKE_IN = {"partition/publish", "partition/delay", "partition/promote"}
-
 # Inside a script Redis's TIME stands still; what moves is the CPU time of the server, of which a script is
 # all but alone the user. Redis before 7.4 does not let scripts read it: there each call counts the same.
+# The keys and facts of lib/subscription stand outside of main(): functions capture them faster from there.
 _BEGIN = """local cpu_time = rawget(_G, 'os') and os.clock
-local begun = cpu_time and cpu_time()
-local function main()"""
+local begun = cpu_time and cpu_time()"""
+_MAIN = "local function main()"
 _END = """end
 local answer = main()
 answer[#answer + 1] = cpu_time and (cpu_time() - begun) * 1e6 + 0.5 or 50
 return answer
 """
+
+_COMMENT = re.compile(r"--.*")
+_WORD = re.compile(r"\w+")
+_FUNCTION = re.compile(r"local function (\w+)")
+_PIECES = re.compile(r"(^local function .*?^end$)", re.MULTILINE | re.DOTALL)
 
 
 class Script(NamedTuple):
@@ -90,13 +95,39 @@ def parts_of(name: str, sources: dict[str, str]) -> list[str]:
     return ordered
 
 
+@functools.cache
+def _pieces(source: str) -> list[tuple[str, str, set[str]]]:
+    """Split a file into its functions and what stands between them: name or "", text, and the words in it."""
+    texts = _PIECES.split(source)
+    names = [found[1] if (found := _FUNCTION.match(text)) else "" for text in texts]
+    return [
+        (name, text, set(_WORD.findall(_COMMENT.sub("", text))))
+        for name, text in zip(names, texts, strict=True)
+    ]
+
+
+def _prune(sources: list[str]) -> list[str]:
+    """Leave out functions that a script never comes to: each costs a call a quarter of a microsecond."""
+    pieces = [piece for source in sources for piece in _pieces(source)]
+    functions = {name: words for name, _, words in pieces if name}
+    reached = {""}
+    ahead = set().union(*(words for name, _, words in pieces if not name)) & functions.keys()
+    while ahead:
+        reached |= ahead
+        ahead = set().union(*(functions[name] for name in ahead)) & functions.keys() - reached
+    return ["".join(text for name, text, _ in _pieces(source) if name in reached) for source in sources]
+
+
 def _assemble(name: str, sources: dict[str, str], shebang: bool) -> Script:
     """Put a script together: behind the prelude and the parts of lib/ that it needs."""
-    parts = [sources[part] for part in parts_of(name, sources)]
-    measured = name in _TAKE_IN or name.startswith("subscription/")
+    parts = parts_of(name, sources)
+    texts = _prune([sources[part] for part in parts])
+    by_subscription = "lib/subscription" in parts
+    measured = by_subscription or "lib/partition" in parts
     if measured:
-        parts = [_BEGIN, *parts, _END]
+        texts.insert(parts.index("lib/subscription") + 1 if by_subscription else 0, _MAIN)
+        texts = [_BEGIN, *texts, _END]
     if shebang:
-        parts.insert(0, "#!lua" if name in _NEED_MEMORY else "#!lua flags=allow-oom")
-    text = "\n".join(parts)
+        texts.insert(0, "#!lua" if name in _NEED_MEMORY else "#!lua flags=allow-oom")
+    text = "\n".join(texts)
     return Script(text, hashlib.sha1(text.encode()).hexdigest(), measured)

@@ -6,8 +6,8 @@
 -- this call; `spare` is its capacity on all partitions together, by which they are ranked. Of equals the first one
 -- named comes first.
 --
--- Here a consumer is a table: index (its place, from 0), name, permits (those that are left), lease_ms, deadline (of what
--- is leased to it now), rank, and placed: the rank by which it has its place in the heap.
+-- Here a consumer is a table: index (its place, from 0), name, permits (those that are left), lease_ms, deadline (of
+-- what is leased to it now), rank, and placed: the rank by which it has its place in the heap.
 
 local TURNS = 65536 -- a message's weight in a rank; below it, the order of equals
 
@@ -50,7 +50,10 @@ local function add_consumer(capacity, index, name, permits, spare, lease_ms)
     deadlines_in[lease_ms] = string.format('%.0f', now + lease_ms)
   end
   local rank = spare * TURNS - index
-  local consumer = { index = index, name = name, permits = permits, rank = rank, placed = rank, lease_ms = lease_ms, deadline = deadlines_in[lease_ms] }
+  local consumer = {
+    index = index, name = name, permits = permits, rank = rank, placed = rank, lease_ms = lease_ms,
+    deadline = deadlines_in[lease_ms],
+  }
   capacity.by_name[name] = consumer
   capacity.heap[#capacity.heap + 1] = consumer
 end

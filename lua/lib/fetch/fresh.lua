@@ -1,4 +1,4 @@
--- fresh: serving what lies after the cursor, in stretches of consecutive entries.
+-- fresh: serve what lies after the cursor, in stretches of consecutive entries.
 --
 -- Needs  subscription ledgers lane lanes fetch/capacity fetch/leasing
 

@@ -1,11 +1,11 @@
--- keyed: serving what lies after the cursor, each message into the lane of its key.
+-- keyed: serve what lies after the cursor, each message into the lane of its key.
 --
 -- Needs  subscription ledgers queue lane lanes journal_notes fetch/capacity fetch/leasing
 
 local PARKED_EFFORT = 3 -- for a lane that has to wait, besides its messages
 
--- What the next messages are, as far as the caller knows: keys, from the one at `at` on, which is of the entry `from`; a
--- number stands for as many more of the key before it.
+-- Returns the keys of the next messages, as far as the caller knows them: `values`, from the one at `at` on, which is
+-- of the entry `from`; a number stands for as many more of the key before it.
 local function read_keys(from, packed)
   return { at = 1, from = from, values = from and cmsgpack.unpack(packed) or {} }
 end
@@ -67,22 +67,26 @@ local function begin_lane(call, top, lane, entry)
   top.begin = top.begin or top.name .. '|' .. top.lease_ms .. '|0|0|' .. call.token .. ':'
   rewrite(lane, top.begin .. entry)
   set_deadline(lane, top.name, top.deadline)
-  call.last_of[lane] = entry
   deliver(call, top, entry, entry)
+end
+
+local function ends_with(text, tail)
+  return string.sub(text, -#tail) == tail
 end
 
 -- A lane with messages in flight, all of them in its text, and none waiting, whose consumer has room; returns whether
 -- it is one. What goes on where the last addition ended is left to the record, which keeps ranges short.
 local function extend_text(call, capacity, lane, text, entry)
   local holder = capacity.by_name[string.match(text, '^([^|]*)|%d+|0|0|%d')]
-  if not holder or holder.permits <= 0 or #text >= RECORD_LIMIT or call.last_of[lane] == entry - 1 then
+  if not holder or holder.permits <= 0 or #text >= RECORD_LIMIT then
     return false
   end
   if not is_rewritten[lane] then
     keep_deadline(call, holder.name, lane)
+  elseif ends_with(text, call.token .. ':' .. entry - 1) then
+    return false
   end
   rewrite(lane, text .. ' ' .. call.token .. ':' .. entry)
-  call.last_of[lane] = entry
   deliver(call, holder, entry, entry)
   return true
 end
@@ -187,7 +191,7 @@ local function sort_into_lanes(call, capacity, keys, budget)
   local limit = call.limit
   budget = math.max(budget, #keys.values)
   local most = math.min(permits_left(capacity.heap), limit, math.max(call.effort, 1))
-  call.parked, call.stretch, call.last_of = {}, {}, {}
+  call.parked, call.stretch = {}, {}
   while most > 0 and call.limit == limit and call.effort > 0 and call.cursor < last_entry and roomiest(capacity.heap) do
     local passed = sort_next(call, capacity, keys, most)
     if passed == 0 then

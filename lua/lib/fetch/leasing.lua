@@ -1,4 +1,4 @@
--- leasing: handing messages to consumers, and what the caller is told of it.
+-- leasing: hand messages to consumers, and collect what the caller is told.
 --
 -- Needs  subscription holders lanes fetch/capacity
 

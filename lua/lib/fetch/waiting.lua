@@ -1,4 +1,4 @@
--- waiting: serving lanes whose messages came back, or had to stay behind others.
+-- waiting: serve lanes whose messages came back, or had to stay behind others.
 --
 -- Needs  subscription queue lane lanes runs fetch/capacity fetch/leasing
 
@@ -70,13 +70,14 @@ local function share_run(call, heap, consumer, record)
   end
 end
 
--- Serves at most `most` messages of a key's lane. Adds members of the queue to `taken`, and what is left of them to `rests`.
+-- Serves at most `most` messages of a key's lane. Adds members of the queue to `taken`, and what is left of them to
+-- `rests`.
 local function serve_lane(call, consumer, record, most, taken, rests)
   if record.consumer == '' then
     lease_to(consumer, record)
   end
   local stretches = math.min(most, math.max(math.ceil(call.effort / STRETCH_EFFORT), 1))
-  local members = first_members(queue, record.lane, 0, stretches)
+  local members = first_members(queue, record.lane, stretches)
   call.effort = call.effort - STRETCH_EFFORT * #members
   for _, member in ipairs(members) do
     if most == 0 then
@@ -132,9 +133,9 @@ local function next_ready(owner)
   return member and tonumber((parse_ready(member, owner))) or END
 end
 
--- Returns the next instant at which a waiting lane can be served, END for never; and {consumer index, due, ...} of those
--- who have lanes waiting, though they have room. Lanes count only where somebody has room for them: else an ack comes
--- first.
+-- Returns the next instant at which a waiting lane can be served, END for never; and {consumer index, due, ...} of
+-- those who have lanes waiting, though they have room. Lanes count only where somebody has room for them: else an ack
+-- comes first.
 local function next_waiting(heap)
   local later = {}
   if not roomiest(heap) or redis.call('EXISTS', ready) == 0 then
