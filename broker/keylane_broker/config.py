@@ -17,7 +17,8 @@ from pydantic import ByteSize, Field, ValidationError, field_validator, model_va
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from keylane.errors import InvalidArgument, did_you_mean
+from keylane.errors import did_you_mean
+from keylane.redis import SCHEMES
 from keylane_broker.limits import MAX_PARTITIONS
 
 __all__ = ["ConfigError", "Settings", "load"]
@@ -27,7 +28,6 @@ MIB = 1024 * 1024
 MOST_WORKERS = 64  # on one machine
 LAST_PORT = 65_535
 LEAST_FRAME = 128 * 1024  # bytes: the largest message has to fit
-REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 
 Count = Annotated[int, Field(ge=1)]
 # A millisecond is the unit of the wire and of Redis: less would be nothing there.
@@ -107,24 +107,21 @@ class Settings(BaseSettings):
     @classmethod
     def _is_a_redis_url(cls, url: str) -> str:
         scheme, separator, _ = url.partition("://")
-        if url and (not separator or scheme not in REDIS_SCHEMES):
+        if url and (not separator or scheme not in SCHEMES):
             raise ValueError(
-                f"it should be a URL that starts with one of {', '.join(f'{s}://' for s in REDIS_SCHEMES)}"
+                f"it should be a URL that starts with one of {', '.join(f'{s}://' for s in SCHEMES)}"
             )
         if url:
-            from keylane_broker.store.store import check_url  # slow to import, and not needed without a URL
+            from keylane.redis.urls import check_url  # slow to import, and not needed without a URL
 
-            try:
-                check_url(url)
-            except InvalidArgument as error:
-                raise ValueError(str(error)) from None
+            check_url(url)
         return url
 
     @field_validator("payloads")
     @classmethod
     def _is_a_store_that_clients_can_open(cls, url: str) -> str:
         scheme, separator, place = url.partition("://")
-        if not url or (separator and place.strip("/") and scheme in REDIS_SCHEMES):
+        if not url or (separator and place.strip("/") and scheme in SCHEMES):
             return url
         if not separator or not place.strip("/"):
             raise ValueError(

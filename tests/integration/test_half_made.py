@@ -16,7 +16,8 @@ from keylane_broker.inspect.snapshot import scan
 from keylane_broker.inspect.topic_checker import check_leftovers, check_topic
 from keylane_broker.store.keys import TOPICS, PartitionKeys, records_key, topic_key
 from keylane_broker.store.scripts import Scripts
-from keylane_broker.store.store import Argument, Store
+from keylane_broker.store.servers import Argument
+from keylane_broker.store.store import Store
 from loadtest.topology import single_server
 from tests.support.running import RunningBroker
 from tests.support.story import Story, message, must_acquire

@@ -186,8 +186,8 @@ def test_a_url_that_cannot_be_meant_is_a_usage_error(url: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers is no Redis"),
-        (bytes(range(256)), "what answers is no Redis"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers is not Redis"),
+        (bytes(range(256)), "what answers is not Redis"),
         (b"", "does a Redis listen there"),
         (None, "does a Redis listen there"),
         (b"-LOADING Redis is loading the dataset in memory\r\n", "start again when it has loaded its data"),
@@ -216,7 +216,7 @@ def test_passwords_that_are_missing_wrong_or_too_much_are_told_apart(server_bina
         ask(server.port, "CONFIG", "SET", "requirepass", "right")
         for url in (f"redis://{where}", f"redis://:secret@{where}"):
             line = refused("--redis", url, "--workers", "2")
-            assert "Redis refuses the broker's credentials" in line
+            assert "Redis refuses the credentials" in line
             assert "redis://user:password@host:port/0" in line
             assert "secret" not in line
 

@@ -14,7 +14,7 @@ from redis.crc import key_slot
 from keylane.errors import DurabilityNotReached, InvalidArgument, Unavailable
 from keylane.wire import lines
 from keylane_broker.errors import ServerError
-from keylane_broker.store.connection import Link
+from keylane_broker.store.connection import SharedConnection
 from keylane_broker.store.scripts import Scripts
 from keylane_broker.store.server_info import fsync_confirmation
 from keylane_broker.store.store import Store
@@ -320,7 +320,7 @@ async def test_whoever_gives_up_on_an_unread_answer_spoils_no_other(server_binar
             await store.unread("XRANGE", "k", "-", "+")
             with stopped(server):
                 waiting = asyncio.create_task(store.unread("XRANGE", "k", "-", "+"))
-                await until(lambda: bool(store._links._lent))
+                await until(lambda: bool(store.connections._lent))
                 waiting.cancel()
                 await asyncio.wait([waiting])
             answers = await asyncio.gather(*(store.unread("XRANGE", "k", "-", "+") for _ in range(5)))
@@ -347,7 +347,7 @@ async def test_an_answer_ends_at_its_mark_in_whatever_pieces_it_comes(size: int)
 
     sent = Sent()
     sent.transport = sent
-    link = Link(sent, 60.0)  # type: ignore[arg-type]
+    link = SharedConnection(sent, 60.0)  # type: ignore[arg-type]
     for answer in (b"*0\r\n", b"*1\r\n$3\r\na\r\n\r\n" + b"$16\r\n" * 50):
         calling = asyncio.create_task(link.unread("XRANGE", "k"))
         await until(lambda: bool(sent))
@@ -498,7 +498,7 @@ async def server_that_says(error: str) -> AsyncIterator[tuple[str, list[int]]]:
     ("error", "said", "connections"),
     [
         ("CLUSTERDOWN The cluster is down", "down", 1),
-        ("MASTERDOWN Link with MASTER is down", "MASTER", 3),
+        ("MASTERDOWN SharedConnection with MASTER is down", "MASTER", 3),
         ("BUSY Redis is busy running a script.", "BUSY", 1),
         ("MISCONF Redis is configured to save RDB snapshots", "MISCONF", 1),
         ("NOREPLICAS Not enough good replicas to write.", "NOREPLICAS", 1),

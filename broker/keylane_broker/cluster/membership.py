@@ -19,7 +19,7 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Owners, WorkerReport
 from keylane_broker.errors import NotOwner
 from keylane_broker.logs import Trouble
-from keylane_broker.store.pool import Attempts
+from keylane_broker.store.single_flight import SingleFlight
 
 log = logging.getLogger("keylane.broker")
 
@@ -77,7 +77,7 @@ class Membership:
         self._placed_for: object = None  # what the placement was made for
         self._look_again = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None  # the next instant at which somebody may be lost
-        self._looking = Attempts()
+        self._looking = SingleFlight()
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # What others ask

@@ -161,14 +161,14 @@ async def _check_payloads(info: "ClusterInfo") -> Finding:
 
 
 async def _check_redis(url: str) -> list[Finding]:
-    from keylane.errors import BrokerError, InvalidArgument
+    from keylane.errors import BrokerError
+    from keylane.redis.urls import check_url
     from keylane_broker.engine.engine import Engine
     from keylane_broker.inspect.fitness import advice_on, examine
-    from keylane_broker.store.store import check_url
 
     try:
         check_url(url)
-    except InvalidArgument as error:
+    except ValueError as error:
         raise Usage(f"--redis is {url!r}: {error}") from None
     engine = Engine.connect(url)
     try:

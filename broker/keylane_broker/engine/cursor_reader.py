@@ -18,7 +18,8 @@ from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.values import Claimed, Committed
 from keylane_broker.limits import MAX_MS, MAX_PARTITIONS
 from keylane_broker.store.keys import check_name, subscription_keys
-from keylane_broker.store.store import Argument, Call, as_fields
+from keylane_broker.store.servers import Argument
+from keylane_broker.store.store import Call, as_fields
 
 _BEYOND = 10**14  # every entry
 _FEW = 100  # entries to read ahead of a step, where the one before came no further

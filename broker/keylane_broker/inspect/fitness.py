@@ -18,7 +18,7 @@ PATIENCE = 5.0  # seconds; whoever starts a broker sits and waits
 ADVICE = (
     ("AUTH <password> called without any password", "it wants no password: leave it out of the URL"),
     (
-        "refuses the broker's credentials",
+        "refuses the credentials",
         "put those that it accepts into the URL, redis://user:password@host:port/0",
     ),
     ("DB index is out of range", "name a database that it has, such as redis://host:port/0"),
@@ -29,7 +29,7 @@ ADVICE = (
         "No master found",
         "check the name behind the slash, redis+sentinel://host:port/master, and start Sentinel",
     ),
-    ("is no Redis", "name the port of a Redis or Valkey with --redis"),
+    ("is not Redis", "name the port of a Redis or Valkey with --redis"),
     ("Timeout", "does a Redis listen there, with TLS for rediss:// and without it for redis://?"),
     ("closed by server", "does a Redis listen there, with TLS for rediss:// and without it for redis://?"),
     ("Name or service not known", "check the host in --redis"),

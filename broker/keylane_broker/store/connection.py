@@ -14,49 +14,18 @@ from typing import Any
 
 import hiredis
 from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterDownError,
-    ClusterError,
     ConnectionError,
     DataError,
     InvalidResponse,
-    MasterDownError,
-    MovedError,
     NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
     RedisClusterException,
+    RedisError,
     ResponseError,
-    TimeoutError,
-    TryAgainError,
 )
 
-from keylane.errors import InvalidArgument, Overloaded, Unavailable
-
-_pack: Any = hiredis.pack_command  # its stub takes only tuples of one
-
-_ERRORS: dict[str, type[Exception]] = {
-    "ASK": AskError,
-    "CLUSTERDOWN": ClusterDownError,
-    "LOADING": BusyLoadingError,
-    "MASTERDOWN": MasterDownError,
-    "MOVED": MovedError,
-    "NOAUTH": AuthenticationError,
-    "NOPERM": NoPermissionError,
-    "NOSCRIPT": NoScriptError,
-    "OOM": OutOfMemoryError,
-    "READONLY": ReadOnlyError,
-    "TRYAGAIN": TryAgainError,
-    "WRONGPASS": AuthenticationError,
-}
-
-# After these a server is asked for again: where it is, who is the master, which node has the slot.
-LOST = (ConnectionError, TimeoutError, ClusterError, ReadOnlyError)
-# Errors that redis-py has no class for, of a server that takes no commands or no writes for now.
-_REFUSALS = ("BUSY", "MISCONF", "NOREPLICAS")
+from keylane.errors import InvalidArgument, Unavailable
+from keylane.redis.connection import pack, take_socket
+from keylane.redis.errors import error_of, named
 
 
 @contextlib.contextmanager
@@ -66,33 +35,21 @@ def named_errors() -> Iterator[None]:
         yield
     except (DataError, UnicodeEncodeError) as error:
         raise InvalidArgument(f"an argument cannot be sent to Redis: {error}") from error
-    except OutOfMemoryError as error:
-        raise Overloaded(f"Redis has reached its maxmemory: {error}") from error
-    except (AuthenticationError, NoPermissionError) as error:
-        raise Unavailable(f"Redis refuses the broker's credentials: {error}") from error
+    except NoPermissionError as error:
+        raise Unavailable(f"Redis refuses the credentials: {error}") from error
     except InvalidResponse as error:
-        raise Unavailable(f"what answers is no Redis: {error}") from error
-    except (*LOST, AskError, RedisClusterException, TryAgainError) as error:
-        text = str(error).partition(" : <")[0]  # behind it redis-py shows its objects
-        raise Unavailable(f"Redis cannot be reached: {text}") from error
-    except ResponseError as error:
-        reason = str(error).rpartition("caused error: ")[2]  # what redis-py puts before it in a transaction
-        if reason.partition(" ")[0] not in _REFUSALS:
+        raise Unavailable(f"what answers is not Redis: {error}") from error
+    except (RedisError, RedisClusterException) as error:
+        if (ours := named(error, "Redis")) is None:
             raise
-        raise Unavailable(f"Redis refuses commands for now: {reason}") from error
-
-
-def _error(text: str) -> Exception:
-    word, _, rest = text.partition(" ")
-    kind = _ERRORS.get(word)
-    return kind(rest) if kind else ResponseError(text)
+        raise ours from error
 
 
 class Displaced(ConnectionError):
     """A new connection leads to another server than the one before."""
 
 
-class Link(asyncio.Protocol):
+class SharedConnection(asyncio.Protocol):
     """A shared connection; calls are answered in the order in which they were made.
 
     A server that owes answers and sends none for `patience` seconds counts as gone.
@@ -106,7 +63,7 @@ class Link(asyncio.Protocol):
         self._writer = writer  # kept since it closes the transport when it goes
         self._transport: asyncio.Transport | None = writer.transport  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader(replyError=_error, encoding="utf-8")
+        self._reader = hiredis.Reader(replyError=error_of, encoding="utf-8")
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._unread: list[bytes] | None = None  # what has come of an answer that is to be handed on as it is
         self._mark = b""  # and where it ends
@@ -116,21 +73,17 @@ class Link(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, connection: Any, patience: float) -> "Link":
+    async def open(cls, connection: Any, patience: float) -> "SharedConnection":
         """Let redis-py connect, then take its socket over."""
         try:
-            await connection.connect()
-        except BaseException as error:
-            await connection.disconnect(nowait=True)
-            if isinstance(error, ResponseError) and not isinstance(error, NoPermissionError):
-                raise ConnectionError(
-                    str(error)
-                ) from error  # what it begins with, such as SELECT, is refused
+            _, writer = await take_socket(connection)
+        except NoPermissionError:
             raise
-        link = cls(connection._writer, patience)
-        connection._writer.transport.set_protocol(link)
-        connection._reader = connection._writer = None
-        return link
+        except ResponseError as error:  # what it begins with, such as SELECT, is refused
+            raise ConnectionError(str(error)) from error
+        opened = cls(writer, patience)
+        writer.transport.set_protocol(opened)
+        return opened
 
     @property
     def peer(self) -> object:
@@ -148,7 +101,7 @@ class Link(asyncio.Protocol):
     def call(self, *command: str | bytes | int) -> "asyncio.Future[Any]":
         """Send a command; the future holds its answer."""
         try:
-            packed = _pack(command)
+            packed = pack(command)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidArgument(
                 f"an argument of {command[0]!r} cannot be sent to Redis: {error}"
@@ -181,14 +134,14 @@ class Link(asyncio.Protocol):
         finally:
             self._unread = None
         if answer.startswith(b"-"):
-            raise _error(answer[1:].partition(b"\r\n")[0].decode("utf-8", "replace"))
+            raise error_of(answer[1:].partition(b"\r\n")[0].decode("utf-8", "replace"))
         return answer
 
     def _call_marked(self, command: tuple[str | bytes | int, ...], word: str) -> "asyncio.Future[Any]":
         self.corked = True
         try:
             answer = self.call(*command)
-            self._unsent.append(_pack(("PING", word)))
+            self._unsent.append(pack(("PING", word)))
         finally:
             self.flush()
         return answer

@@ -12,7 +12,7 @@ from keylane_broker.engine.answers import check_incarnation
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Delivery, Lease
 from keylane_broker.errors import NotOwner
-from keylane_broker.store.pool import Attempts
+from keylane_broker.store.single_flight import SingleFlight
 from keylane_broker.worker.background import Background
 from keylane_broker.worker.clock import Clock
 
@@ -53,8 +53,8 @@ class LeasedPartition:
         self.kept_until = 0.0  # when the lease ends unless it is renewed, by the monotonic clock
         self.leaving = False  # its lease is about to be released
         self._session_ms = session_ms
-        self._taking = Attempts()
-        self._prolonging = Attempts()
+        self._taking = SingleFlight()
+        self._prolonging = SingleFlight()
         self._may_have_moved = False  # the lease was lost, so perhaps the partition too
         self._calls = 0  # under way
         self._quiet: asyncio.Future[None] | None = None  # somebody waits until none is

@@ -6,24 +6,14 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
-from redis.asyncio import Redis, RedisCluster, Sentinel
-from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import RedisCluster
 from redis.exceptions import (
     AskError,
-    AuthenticationError,
-    ClusterError,
-    ConnectionError,
     NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
-    TimeoutError,
     TryAgainError,
 )
 
@@ -33,11 +23,12 @@ from keylane.errors import (
     Forbidden,
     InvalidArgument,
     MessageTooLarge,
-    Overloaded,
     Unavailable,
 )
-from keylane.payloads.line import Command, Line
 from keylane.payloads.store import Owed, PayloadStore, cannot_sync, public
+from keylane.redis.connection import Command, RedisConnection
+from keylane.redis.errors import PASSING, named, passes
+from keylane.redis.urls import close_client, open_client
 
 PREFIX = "kl:bodies"
 
@@ -53,10 +44,6 @@ _AT_ONCE = 16  # calls under way, each with a connection of its own
 _BUCKET = 6  # characters of a name: an eighth of a second
 _RUNS = 16  # of names whose bodies are together: with more they are better sorted
 _PUT_BYTES = 16 * 1024 * 1024  # in one transaction, which the server keeps in memory until it runs
-
-# A server that is away, or takes no commands or no writes for now.
-_PASSING = (ConnectionError, TimeoutError, ClusterError, ReadOnlyError, RedisClusterException, TryAgainError)
-_REFUSALS = ("BUSY", "MISCONF", "NOREPLICAS")
 
 # Lua takes a few thousand arguments in one call.
 _STORE = """
@@ -78,12 +65,12 @@ class RedisStore(PayloadStore):
 
     def __init__(self, url: str, *, lifetime: float, patience: float = _PATIENCE) -> None:
         self._url = public(url)
-        self._redis = _client_for(url)
+        self._redis = _open(url)
         self._cluster = isinstance(self._redis, RedisCluster)
         self._lifetime_ms = max(1, round(lifetime * 1_000))
         self._patience = patience
         self._room = asyncio.Semaphore(_AT_ONCE)
-        self._lines: list[Line] = []  # those that nobody uses just now
+        self._idle: list[RedisConnection] = []  # connections that nobody uses just now
         self._largest = 0  # bytes of a body that the server takes, once that was asked
         self._closed = False
 
@@ -150,18 +137,10 @@ class RedisStore(PayloadStore):
     async def close(self) -> None:
         """Close all connections; whoever waits for the server to come back is told."""
         self._closed = True
-        closers: list[Callable[[], Awaitable[None]]] = [line.close for line in self._lines]
-        self._lines = []
-        closers.append(self._redis.aclose)
-        if self._cluster:
-            nodes: Any = self._redis.nodes_manager
-            closers += [nodes.aclose, lambda: nodes.aclose("startup_nodes")]
-        elif sentinel := getattr(self._redis.connection_pool, "sentinel_manager", None):
-            closers += [client.aclose for client in sentinel.sentinels]
-        for closer in closers:
-            # RuntimeError is that of an event loop that is no more.
-            with contextlib.suppress(RedisError, OSError, RuntimeError):
-                await closer()
+        connections, self._idle = self._idle, []
+        for connection in connections:
+            await connection.close()
+        await close_client(self._redis)
 
     def _storing(self, topic: str, bodies: dict[str, bytes]) -> list[Command]:
         """What sets fields and their end in one go, so that no crash leaves a body that stays for ever."""
@@ -199,7 +178,7 @@ class RedisStore(PayloadStore):
             except (RedisError, RedisClusterException, OSError) as error:
                 pause = next(pauses)
                 late = asyncio.get_running_loop().time() + pause > end
-                if late or self._closed or not _passes(error):
+                if late or self._closed or not passes(error):
                     raise self._named(error) from error
             await asyncio.sleep(pause)
 
@@ -226,15 +205,15 @@ class RedisStore(PayloadStore):
 
     async def _sync_node(self, node: Any, keys: list[str]) -> None:
         """The same on one node of a cluster, by a connection that is ours alone: WAITAOF is about that."""
-        line = await Line.open(node.connection_class(**node.connection_kwargs), _ANSWER)
+        connection = await RedisConnection.open(node.connection_class(**node.connection_kwargs), _ANSWER)
         try:
-            answers = await line.call(self._syncing(keys))
+            answers = await connection.call(self._syncing(keys))
             _raise_first(answers)
         except AskError as error:  # MOVED, too
             await self._redis.nodes_manager.initialize()
             raise TryAgainError(str(error)) from error
         finally:
-            line.drop()
+            connection.drop()
         self._check_synced(answers)
 
     def _check_synced(self, answers: list[Any]) -> None:
@@ -249,57 +228,46 @@ class RedisStore(PayloadStore):
         return await self._redis.execute_command(*command)
 
     async def _call(self, commands: list[Command]) -> list[Any]:
-        line = await self._line()
+        connection = await self._connection()
         try:
-            answers = await line.call(commands)
+            answers = await connection.call(commands)
         except asyncio.CancelledError:
-            line.drop()
+            connection.drop()
             raise
         except BaseException:
-            self._hang_up(line)
+            self._hang_up(connection)
             raise
-        self._lines.append(line)
+        self._idle.append(connection)
         try:
             _raise_first(answers)
-        except _PASSING:
+        except PASSING:
             self._hang_up()
             raise
         return answers
 
-    def _hang_up(self, *lines: Line) -> None:
-        """Drop lines and all the others: they are to a server that has gone, or is the master no more."""
-        for line in (*lines, *self._lines):
-            line.drop()
-        self._lines = []
+    def _hang_up(self, *connections: RedisConnection) -> None:
+        """Drop connections, and all idle ones: their server has gone, or is no longer the master."""
+        for connection in (*connections, *self._idle):
+            connection.drop()
+        self._idle = []
 
-    async def _line(self) -> Line:
-        """A line that nobody uses."""
-        while self._lines:
-            line = self._lines.pop()
-            if line.usable:
-                return line
-            line.drop()
-        return await Line.open(self._redis.connection_pool.make_connection(), _ANSWER)
+    async def _connection(self) -> RedisConnection:
+        """Return a connection that nobody uses."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+            connection.drop()
+        return await RedisConnection.open(self._redis.connection_pool.make_connection(), _ANSWER)
 
     def _named(self, error: Exception) -> BrokerError:
-        """The trouble of Redis as an error of ours."""
-        reason = str(error) or type(error).__name__
-        if isinstance(error, OutOfMemoryError):
-            return Overloaded(f"the payload store {self._url} has reached its maxmemory: {reason}")
-        if isinstance(error, AuthenticationError):
-            return Unavailable(f"the payload store {self._url} refuses the credentials: {reason}")
-        if isinstance(error, (*_PASSING, OSError)):
-            return Unavailable(f"the payload store {self._url} cannot be reached: {reason}")
+        """Return the trouble of Redis as an error of ours."""
+        server = f"the payload store {self._url}"
+        if found := named(error, server):
+            return found
         if isinstance(error, NoPermissionError):
-            return Forbidden(f"the payload store {self._url} does not allow a command: {reason}")
-        return Unavailable(f"the payload store {self._url} refuses a command: {reason}")
-
-
-def _passes(error: Exception) -> bool:
-    """Whether an error is of the kind that goes away by itself."""
-    if isinstance(error, AuthenticationError):
-        return False
-    return isinstance(error, (*_PASSING, OSError)) or str(error).partition(" ")[0] in _REFUSALS
+            return Forbidden(f"{server} does not allow a command: {error}")
+        return Unavailable(f"{server} refuses a command: {str(error) or type(error).__name__}")
 
 
 def _raise_first(answers: Sequence[Any]) -> None:
@@ -340,50 +308,16 @@ def _slices(bodies: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str,
     yield bodies[start:]
 
 
-def _client_for(url: str) -> Any:
-    """redis-py's client for a URL; its kinds share no type, and half of them has none."""
-    once: dict[str, Any] = {
-        "retry": Retry(NoBackoff(), 0),
-        "socket_connect_timeout": _CONNECT,
-        "socket_timeout": _CONNECT,
-    }
-    options = {"decode_responses": False, "protocol": 2, **once}
-    scheme, _, rest = url.partition("://")
+def _open(url: str) -> Any:
+    """Return redis-py's client for a URL."""
+    # One slot that has moved is no reason to close all connections, others' calls with them.
+    cluster = {"reinitialize_steps": 0, "socket_timeout": _ANSWER}
+    scheme = url.partition("://")[0]
     try:
-        if scheme == "redis+cluster":
-            # One slot that has moved is no reason to close all connections, others' calls with them.
-            options |= {"reinitialize_steps": 0, "socket_timeout": _ANSWER}
-            first, *others = rest.split(",")
-            nodes = [ClusterNode(*_host_and_port(other.partition("/")[0], 6379)) for other in others]
-            return RedisCluster.from_url(f"redis://{first}", startup_nodes=nodes, **options)
-        if scheme == "redis+sentinel":
-            return _behind_sentinel(url, once, options)
-        return Redis.from_url(url, **options)
+        return open_client(url, _CONNECT, cluster=cluster, decode_responses=False)
     except ValueError:
         # Its text, and so its chain, can quote a part of the password.
         raise InvalidArgument(
             f"the payload store {public(url)} has no address that can be read: write {scheme}://host:port/…, "
             "and special characters of a password as %40 and the like"
         ) from None
-
-
-def _behind_sentinel(url: str, once: dict[str, Any], options: dict[str, Any]) -> Any:
-    """The client of the master that the Sentinels of a URL name; the credentials are for the master."""
-    parts = urlsplit(url)
-    credentials, _, hosts = parts.netloc.rpartition("@")
-    user, _, password = credentials.partition(":")
-    servers = [_host_and_port(text, 26379) for text in hosts.split(",")]
-    sentinel: Any = Sentinel
-    return sentinel(servers, sentinel_kwargs=once).master_for(
-        parts.path.strip("/") or "mymaster",
-        username=unquote(user) or None,
-        password=unquote(password) or None,
-        **options,
-    )
-
-
-def _host_and_port(text: str, default: int) -> tuple[str, int]:
-    host, _, port = text.partition(":")
-    if not host:
-        raise ValueError("an address without a host")
-    return host, int(port or default)

@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
 from keylane.errors import InvalidArgument
-
-_REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+from keylane.redis import SCHEMES
 
 Owed = Callable[[str], Awaitable[set[str]]]
 
@@ -65,7 +64,7 @@ def cannot_sync(store: str, reason: str) -> InvalidArgument:
 
 def is_redis(url: str) -> bool:
     """Whether a URL is that of a store in Redis."""
-    return url.partition("://")[0] in _REDIS
+    return url.partition("://")[0] in SCHEMES
 
 
 def public(url: str) -> str:

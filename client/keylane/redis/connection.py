@@ -1,6 +1,6 @@
-"""A connection to Redis for one call at a time, with little between the call and the socket.
+"""Connections to Redis with little between a call and the socket.
 
-redis-py opens it (TLS, credentials, Sentinel), and is not asked again: its share of a call is several times
+redis-py opens them (TLS, credentials, Sentinel), and is not asked again: its share of a call is several times
 what packing, sending and parsing take.
 """
 
@@ -10,43 +10,50 @@ from typing import Any
 
 import hiredis
 from redis import exceptions
-from redis._parsers.base import BaseParser
+
+from keylane.redis.errors import error_of
 
 Command = tuple[str | bytes | int, ...]
 
+pack: Any = hiredis.pack_command  # its stub takes only tuples of one
+
 _READ_BYTES = 1024 * 1024
-_pack: Any = hiredis.pack_command  # its stub takes only tuples of one
 
 
-class Line:
-    """An open connection; after an error in the middle of a call it is of no use any more."""
+async def take_socket(connection: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Let a connection of redis-py connect, then take its streams over."""
+    try:
+        await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    streams = connection._reader, connection._writer
+    connection._reader = connection._writer = None
+    return streams
+
+
+class RedisConnection:
+    """A connection for one call at a time; after an error in the middle of a call it is of no more use."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> None:
         self._reader = reader
         self._writer = writer
         self._patience = patience
-        self._replies = hiredis.Reader(replyError=BaseParser.parse_error)
+        self._replies = hiredis.Reader(replyError=error_of)
 
     @classmethod
-    async def open(cls, connection: Any, patience: float) -> "Line":
-        """Let redis-py connect, then take its streams over; `patience` is seconds without any progress."""
-        try:
-            await connection.connect()
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        line = cls(connection._reader, connection._writer, patience)
-        connection._reader = connection._writer = None
-        return line
+    async def open(cls, connection: Any, patience: float) -> "RedisConnection":
+        """Open what redis-py would connect to; `patience` is seconds without any progress."""
+        return cls(*await take_socket(connection), patience)
 
     @property
     def usable(self) -> bool:
-        """Whether the other side has not hung up, as far as is known."""
+        """Return whether the other side has not hung up, as far as is known."""
         return not (self._reader.at_eof() or self._writer.is_closing())
 
     async def call(self, commands: list[Command]) -> list[Any]:
-        """Send commands in one go; their answers, of which an error is one."""
-        self._writer.write(b"".join(map(_pack, commands)))
+        """Send commands in one go and return their answers, of which an error is one."""
+        self._writer.write(b"".join(map(pack, commands)))
         answers: list[Any] = []
         try:
             async with asyncio.timeout(self._patience):
@@ -73,6 +80,6 @@ class Line:
 
     async def close(self) -> None:
         """Close it."""
-        self._writer.close()
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # that of an event loop that is no more
+            self._writer.close()
             await self._writer.wait_closed()
