@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from keylane.wire.about import body_name
 from keylane_broker.store.keys import REMAINS, partition_keys
 from keylane_broker.store.store import Store
 
@@ -104,15 +105,9 @@ def body_names(entries: Iterable[tuple[int, Sequence[str]]]) -> str:
     """Entry and name of each body, as the scripts write it down, out of key, uid and about; "" for none."""
     names: list[int | str] = []
     for entry, (_, uid, about) in entries:
-        if name := name_of_body(uid, about):
+        if name := body_name(uid, about):
             names += (entry, name)
     return pack_names(names) if names else ""
-
-
-def name_of_body(uid: str, about: str) -> str:
-    """The name of a message's body, "" for none."""
-    where = about.split(" ", 4)[3:4]  # none, where a client of another kind says other things
-    return where[0].partition(":")[2] or uid if where and where[0] else ""
 
 
 def pack_names(names: list[int | str]) -> str:

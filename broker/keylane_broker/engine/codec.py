@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from keylane import wire
 from keylane.errors import InvalidArgument
+from keylane.wire.lanes import lane_of_mode, lanes_of_keys
 from keylane_broker.engine.values import Delivery, Fetched, Message, Share
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -45,13 +46,13 @@ def entries_of(share: Share) -> list[int]:
 def flat_receipts(fetched: Fetched, share: Share) -> list[str | int]:
     """The receipts of a share: lane, token, first and last of each, flat."""
     if fetched.mode != "key_shared":
-        lane = "" if fetched.mode == "shared" else "="
+        lane = lane_of_mode(fetched.mode)
         ranges = zip(share.ranges[::2], share.ranges[1::2], strict=True)
         return [part for first, last in ranges for part in (lane, fetched.token, first, last)]
     return [
         part
-        for entry, key in zip(entries_of(share), share.flat[::3], strict=True)
-        for part in ("=" + key if key else "", fetched.token, entry, entry)
+        for entry, lane in zip(entries_of(share), lanes_of_keys(share.flat[::3]), strict=True)
+        for part in (lane, fetched.token, entry, entry)
     ]
 
 

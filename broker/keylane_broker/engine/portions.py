@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
+from keylane.wire.lanes import lane_of_mode, lanes_of_keys
 from keylane_broker.engine.codec import rows
 from keylane_broker.engine.tail import READ
 
@@ -20,7 +21,7 @@ class Portions:
         self.parts: list[list[str]] = []  # key, uid and about of each message, for each of these
         self.over: list[str | int] = []  # receipts of what goes back: lane, token, first, last, ...
         self._by_key = mode == "key_shared"
-        self._lane = "" if mode == "shared" else "="
+        self._lane = lane_of_mode(mode)
         self._token = token
         self._rest = deque(leased)
         self._batch: list[Row] = []
@@ -74,9 +75,11 @@ class Portions:
         if not self._by_key:
             self.over += (self._lane, self._token, first, last)
             return
-        for entry, (key, uid, _) in enumerate(rows(part, 3), first):
+        for entry, lane, uid in zip(
+            range(first, last + 1), lanes_of_keys(part[::3]), part[1::3], strict=True
+        ):
             if uid:  # else the log has lost it
-                self.over += ("=" + key if key else "", self._token, entry, entry)
+                self.over += (lane, self._token, entry, entry)
 
 
 def _fitting(part: list[str], room: float) -> int:

@@ -10,10 +10,10 @@ from operator import itemgetter
 from keylane.errors import InvalidArgument
 from keylane.wire import MAX_BATCH, PartitionOffsets
 from keylane.wire import lines as as_sent
+from keylane.wire.about import body_name
 from keylane.wire.ledgers import id_maker, ledgers_between
 from keylane_broker.engine.answers import check_incarnation, checked
 from keylane_broker.engine.base import STEP, EngineBase
-from keylane_broker.engine.bodies import name_of_body
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.values import Lines
 from keylane_broker.limits import MAX_PARTITIONS, MAX_TIME_MS
@@ -101,7 +101,7 @@ class Reading(EngineBase):
             command = ("HSCAN", keys.delayed_data, place, "COUNT", str(STEP))
             [(cursor, found)] = await self.store.read_all([command])
             texts = zip(found[::2], (text.partition("\0")[2] for text in found[1::2]), strict=True)
-            names = [name_of_body(uid, f"0 {about}") for uid, about in texts]
+            names = [body_name(uid, f"0 {about}") for uid, about in texts]
             return list(filter(None, names)), "log -" if cursor == "0" else f"later {cursor}"
         if kind != "log" or not _POSITION.fullmatch(place):
             raise InvalidArgument(f"position {position[:60]!r}: use what the answer before has said")
@@ -114,7 +114,7 @@ class Reading(EngineBase):
             published_ms = about.partition(" ")[0]
             if published_ms.isdecimal() and int(published_ms) >= until_ms:
                 return list(filter(None, names)), ""
-            names.append(name_of_body(uid, about))
+            names.append(body_name(uid, about))
         return list(filter(None, names)), f"log {lines[-1][0]}" if len(lines) == MAX_BATCH else ""
 
     async def _log_end(self, topic: str, partition: int) -> tuple[str, int, int]:

@@ -1,18 +1,17 @@
 """Looking into topics and subscriptions without changing them: counts, and messages that are not settled."""
 
 import asyncio
-import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from keylane.wire.ledgers import id_maker
+from keylane.wire.ledgers import id_maker, parse_ledgers
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.codec import rows
-from keylane_broker.engine.lanes import parse_queued
+from keylane_broker.engine.lanes import Lane, parse_lane, parse_queued
 from keylane_broker.engine.subscriptions import read_records
 from keylane_broker.engine.values import Message
 from keylane_broker.store.keys import SubscriptionKeys, partition_keys, subscription_keys
@@ -21,7 +20,6 @@ from keylane_broker.store.store import Store
 _PAGE = 1_000
 _PAGES = 10  # of a log with holes, that are read to count what is owed there
 _TOGETHER = 50  # partitions that are asked for at once
-_RANGE = re.compile(r"\d+:(\d+)(?:-(\d+))?")
 
 
 class TopicCounts(msgspec.Struct):
@@ -124,10 +122,10 @@ async def count_subscription(
             name for name, end in rows(sessions, 2) if float(end) > now_ms + int(lead or 0)
         )
         counts.paused |= paused == "1"
-        async for _, consumer, waiting, _, leased in _records(store, keys):
-            counts.waiting += waiting
-            if consumer:
-                counts.leased += sum(last - first + 1 for first, last in _ranges(leased)) + _beyond(leased)
+        async for lane in _lanes(store, keys):
+            counts.waiting += lane.waiting
+            if lane.consumer:
+                counts.leased += sum(last - first + 1 for _, first, last in lane.listed) + lane.counted
 
     await _each(count, partitions)
     return counts
@@ -200,8 +198,8 @@ async def _ledgers(store: Store, topic: str, partition: int) -> PartitionLedgers
         epoch,
         max(left_ms, 0),
         [
-            Ledger(int(ledger), int(first), counts[ledger])
-            for ledger, _, first in (item.partition(":") for item in listed.split())
+            Ledger(int(ledger), first, counts[ledger])
+            for ledger, first in zip(*parse_ledgers(listed), strict=True)
         ],
     )
 
@@ -270,14 +268,12 @@ async def _places(
         for scores in (await store.read_all(leases) if leases else [])
         for lane, score in zip(scores[::2], scores[1::2], strict=True)
     }
-    async for lane, consumer, _, due, leased in _records(store, keys):
-        due -= lead_ms
-        dues[lane] = due
-        leased_by[lane] = consumer
-        for first, last in _ranges(leased):
-            state = _Place("leased", consumer, int(deadlines.get(lane, 0)) - lead_ms) if consumer else None
-            for entry in range(first, last + 1):
-                places[entry] = state or _Place("waiting", "", due)
+    async for found in _lanes(store, keys):
+        due = dues[found.name] = found.due - lead_ms
+        leased_by[found.name] = found.consumer
+        deadline = int(deadlines.get(found.name, 0)) - lead_ms
+        state = _Place("leased", found.consumer, deadline) if found.consumer else _Place("waiting", "", due)
+        places.update(dict.fromkeys(found.entries, state))
         if len(places) > 10 * _PAGE:
             break
     for member in beyond:
@@ -291,14 +287,13 @@ async def _places(
     return places
 
 
-async def _records(store: Store, keys: SubscriptionKeys) -> AsyncIterator[tuple[str, str, int, int, str]]:
-    """Lane, consumer, how many wait, due and what is leased, of every lane; see docs/keyspace.md."""
+async def _lanes(store: Store, keys: SubscriptionKeys) -> AsyncIterator[Lane]:
+    """Every lane, without what is leased beyond its record."""
     cursor = "0"
     while True:
         [(cursor, found)] = await store.read_all([("HSCAN", keys.lanes, cursor, "COUNT", str(_PAGE))])
-        for lane, record in zip(found[::2], found[1::2], strict=True):
-            consumer, _, waiting, due, leased = record.split("|", 4)
-            yield lane, consumer, int(waiting), int(due), leased
+        for name, record in rows(found, 2):
+            yield parse_lane(name, record)
         if cursor == "0":
             return
 
@@ -306,16 +301,6 @@ async def _records(store: Store, keys: SubscriptionKeys) -> AsyncIterator[tuple[
 def _entry(item: Sequence[Any]) -> int:
     """The number of what was read from a log."""
     return int(item[0].partition("-")[2])
-
-
-def _beyond(leased: str) -> int:
-    """How many messages are leased besides those that a record lists."""
-    return int(leased.partition(" ")[0]) if leased.startswith("+") else 0
-
-
-def _ranges(leased: str) -> Iterator[tuple[int, int]]:
-    for match in _RANGE.finditer(leased):
-        yield int(match[1]), int(match[2] or match[1])
 
 
 async def _each(count: Callable[[int], Awaitable[None]], partitions: int) -> None:

@@ -10,10 +10,10 @@ with its tokens and times: if that is the same, nothing has moved there meanwhil
 
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
+from keylane.wire.ledgers import parse_ledgers
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.lanes import parse_beyond, parse_queued
+from keylane_broker.engine.lanes import Lane, parse_beyond, parse_lane, parse_queued
 from keylane_broker.engine.subscriptions import SubscriptionRecord, read_records
 from keylane_broker.inspect.snapshot import (
     PartitionSnapshot,
@@ -201,10 +201,8 @@ def _lease_problems(partition: PartitionSnapshot) -> Iterator[str]:
 
 def _log_problems(partition: PartitionSnapshot) -> Iterator[str]:
     last = int(partition.meta["last"])
-    starts = [
-        (int(first), int(ledger))
-        for ledger, _, first in (item.partition(":") for item in partition.meta["ledgers"].split())
-    ]
+    ledgers, firsts = parse_ledgers(partition.meta["ledgers"])
+    starts = list(zip(firsts, map(int, ledgers), strict=True))
     epochs = range(int(partition.meta.get("first_epoch", 0)), int(partition.meta["epoch"]) + 1)
     if starts != sorted(starts) or any(ledger not in epochs for _, ledger in starts):
         yield f"ledgers are out of order: {partition.meta['ledgers']}"
@@ -228,47 +226,6 @@ def _journal_problems(partition: PartitionSnapshot) -> Iterator[str]:
     if (numbers[-1] if numbers else 0) < written:
         ends = f"ends with record {numbers[-1]}" if numbers else "is empty"
         yield f"the journal {ends}, and record {written} was the last one written"
-
-
-class Lane(NamedTuple):
-    """A lane's record, taken apart as lua/lib/lane.lua does, and what is leased beyond it."""
-
-    name: str
-    consumer: str
-    waiting: int
-    due: int
-    counted: int  # messages that the record says are beyond it
-    listed: list[tuple[int, int, int]]  # token, first, last
-    beyond: list[tuple[int, int, int]]
-
-    @property
-    def ranges(self) -> list[tuple[int, int, int]]:
-        """All that is leased, or, of a run, waits."""
-        return self.listed + self.beyond
-
-    @property
-    def is_run(self) -> bool:
-        """Whether it is a run of entries without order."""
-        return self.name.startswith("#")
-
-    @property
-    def entries(self) -> list[int]:
-        """The entries in its ranges, in their order."""
-        return [entry for _, first, last in self.ranges for entry in range(first, last + 1)]
-
-
-def parse_lane(name: str, record: str, beyond: list[tuple[int, int, int]]) -> Lane:
-    """A lane out of its record, and of what is beyond that."""
-    consumer, _, waiting, due, leased = record.split("|", 4)
-    counted, listed = 0, []
-    for item in leased.split():
-        token, _, span = item.partition(":")
-        first, _, last = span.partition("-")
-        if item.startswith("+"):
-            counted = int(item)
-        else:
-            listed.append((int(token), int(first), int(last or first)))
-    return Lane(name, consumer, int(waiting), int(due), counted, listed, beyond)
 
 
 def _lanes(subscription: SubscriptionSnapshot) -> list[Lane]:

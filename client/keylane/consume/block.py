@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from keylane import wire
 from keylane.errors import ProtocolError
+from keylane.wire.about import body_names, body_size
+from keylane.wire.ledgers import id_maker
 
 if TYPE_CHECKING:
     from keylane.consume.consumer import Consumer
@@ -108,19 +110,12 @@ class Block:
 
     def body_size(self, index: int) -> int:
         """The bytes of a message's body."""
-        return int(self.texts[index * 3 + 2].split(" ", 4)[3].partition(":")[0] or 0)
+        return body_size(self.texts[index * 3 + 2])
 
     def body_names(self) -> list[str]:
         """The name of each body, "" where there is none; empty if there is none at all."""
         if self.names is None:
-            wheres = [about.split(" ", 4)[3] for about in self.texts[2::3]]
-            self.names = []
-            if any(wheres):
-                uids = self.texts[1::3]
-                self.names = [
-                    where and (where.partition(":")[2] or uid)
-                    for where, uid in zip(wheres, uids, strict=True)
-                ]
+            self.names = body_names(self.texts[1::3], self.texts[2::3])
         return self.names
 
     def body_name(self, index: int) -> str:
@@ -130,10 +125,7 @@ class Block:
 
     def id(self, index: int) -> str:
         """`<partition>:<ledger>-<entry>`."""
-        entry = self.entries[index]
-        starts = [item.partition(":") for item in self.ledgers.split()]
-        at = bisect_right(starts, entry, key=lambda item: int(item[2]))
-        return f"{self.partition}:{starts[max(at - 1, 0)][0]}-{entry}"
+        return f"{self.partition}:{id_maker(self.ledgers)(self.entries[index])}"
 
     def handed_at(self, index: int) -> float:
         """About when a message went to the application; long ago where nobody has noted it."""

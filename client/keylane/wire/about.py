@@ -94,6 +94,25 @@ def unpack_about(text: str, uid: str = "") -> About:
     )
 
 
+def body_name(uid: str, text: str) -> str:
+    """Return the name of a message's body out of what is stored about it, "" where it has none."""
+    where = text.split(" ", 4)[3:4]  # none, where a client of another kind says other things
+    return where[0].partition(":")[2] or uid if where and where[0] else ""
+
+
+def body_names(uids: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Return the name of each message's body, "" where it has none; nothing if there is no body at all."""
+    wheres = [text.split(" ", 4)[3] for text in texts]
+    if not any(wheres):
+        return []
+    return [where and (where.partition(":")[2] or uid) for where, uid in zip(wheres, uids, strict=True)]
+
+
+def body_size(text: str) -> int:
+    """Return the bytes of a message's body out of what is stored about it."""
+    return int(text.split(" ", 4)[3].partition(":")[0] or 0)
+
+
 _TIME = r"\d{1,14}+"
 _WHERE = r"(?:\d{1,15}+(?::[^ ]*+)?+)?+"
 _TEXT = r'"[^"\\\x00-\x1f]*+"'  # JSON as most write it; what is written in another way is looked at alone

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from keylane.errors import ProtocolError
 from keylane.types import RawPage
+from keylane.wire.ledgers import parse_ledgers
 from keylane_spark.source.arrow_lines import Lines
 
 _KEY, _UID, _ABOUT = 1, 2, 3  # fields of a line
@@ -141,14 +142,14 @@ def entries_of(ranges: Sequence[int]) -> pa.Int64Array:
 
 def ids_of(partition: int, entries: pa.Int64Array, ledgers: str) -> pa.StringArray:
     """`<partition>:<ledger>-<entry>` of each entry; `ledgers` is `<ledger>:<first entry> …`, oldest first."""
-    starts = [(int(first), ledger) for ledger, _, first in (item.partition(":") for item in ledgers.split())]
-    if not starts:
+    names, starts = parse_ledgers(ledgers)
+    if not names:
         raise ProtocolError("a page that does not say which ledgers its entries are of")
-    cuts = [bisect_left(entries, first, key=_plain) for first, _ in starts[1:]]
+    cuts = [bisect_left(entries, first, key=_plain) for first in starts[1:]]
     numbers = pc.cast(entries, pa.string())
     pieces = [
         pc.binary_join_element_wise(f"{partition}:{ledger}-", numbers[start:stop], "")
-        for (_, ledger), start, stop in zip(starts, [0, *cuts], [*cuts, len(entries)], strict=True)
+        for ledger, start, stop in zip(names, [0, *cuts], [*cuts, len(entries)], strict=True)
         if start < stop
     ]
     return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable
 
 from keylane.types import Page
+from keylane.wire.about import body_size
 from keylane_spark.source.options import Limits
 from keylane_spark.source.positions import Positions, Range, admit, ranges
 
@@ -95,13 +96,7 @@ class Sizes:
             first, last = page.ranges[index], page.ranges[index + 1]
             self._sums.extend([total] * (first - at))
             for _ in range(first, last + 1):
-                total += _size(next(sizes))
+                total += body_size(next(sizes))
                 self._sums.append(total)
             at = last + 1
         self._sums.extend([total] * (page.next - at))
-
-
-def _size(about: str) -> int:
-    """The size of a body, which is in the fourth part of what is said of a message."""
-    digits = about.split(" ", 4)[3].partition(":")[0]
-    return int(digits) if digits else 0

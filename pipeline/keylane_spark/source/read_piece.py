@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from keylane.types import Page, RawPage
+from keylane.wire.ledgers import parse_ledgers
 from keylane_spark.remote import Remote
 from keylane_spark.source.arrow import Messages
 from keylane_spark.source.arrow_journal import journal_batch
@@ -64,8 +65,8 @@ def _pages(
 
 def _check_ledgers(options: ReadOptions, piece: Piece, ledgers: str, end: int) -> None:
     """What was given since it was planned is not what was planned: the server has lost that."""
-    items = (item.partition(":") for item in ledgers.split())
-    anew = [int(first) for ledger, _, first in items if int(ledger) > piece.ledger]
+    items = zip(*parse_ledgers(ledgers), strict=True)
+    anew = [first for ledger, first in items if int(ledger) > piece.ledger]
     if anew and anew[0] < end:
         report(
             options.fail_on_data_loss,
