@@ -6,22 +6,25 @@ wins over the environment, that over the file, that over the default:
     settings = load(Path("keylane.toml"), port="9000")
 """
 
-import json
-import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    JsonConfigSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from keylane.errors import did_you_mean
 from keylane.redis import SCHEMES
 from keylane_broker.limits import MAX_PARTITIONS
 
-__all__ = ["ConfigError", "Settings", "load"]
+__all__ = ["ConfigError", "Settings", "load", "metavar_of"]
 
 PREFIX = "KEYLANE_"
 MIB = 1024 * 1024
@@ -29,12 +32,15 @@ MOST_WORKERS = 64  # on one machine
 LAST_PORT = 65_535
 LEAST_FRAME = 128 * 1024  # bytes: the largest message has to fit
 
-Count = Annotated[int, Field(ge=1)]
+# The text in each is what stands for a value in the help.
+Number = Annotated[int, "N"]
+Count = Annotated[int, Field(ge=1), "N"]
+Size = Annotated[ByteSize, "SIZE"]
 # A millisecond is the unit of the wire and of Redis: less would be nothing there.
-Seconds = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
-Patience = Annotated[
-    float, Field(ge=0.1, allow_inf_nan=False)
-]  # less, and a busy machine is taken for a dead one
+Seconds = Annotated[float, Field(ge=0.001, allow_inf_nan=False), "S"]
+# Less, and a busy machine is taken for a dead one.
+Patience = Annotated[float, Field(ge=0.1, allow_inf_nan=False), "S"]
+Url = Annotated[str, "URL"]
 
 
 class ConfigError(ValueError):
@@ -46,61 +52,62 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(
+    host: Annotated[str, "HOST"] = Field(
+        default="127.0.0.1", min_length=1, description="Address to listen on."
+    )
+    port: Number = Field(
         default=9999,
         ge=0,
         le=LAST_PORT,
-        description="Port of the first worker, the next ones listen on those after it; 0 picks free ones.",
+        description="Port of the first worker; the others take the ports after it. 0 picks free ports.",
     )
-    workers: int = Field(default=1, ge=1, le=MOST_WORKERS, description="Worker processes.")
-    redis: str = Field(default="", description="URL of Redis or Valkey; without it one is started here.")
-    data_dir: Path = Field(
-        default=Path("keylane-data"), description="Where the embedded server keeps its data."
+    workers: Number = Field(default=1, ge=1, le=MOST_WORKERS, description="Number of worker processes.")
+    redis: Url = Field(default="", description="URL of Redis or Valkey; without it, one is started here.")
+    data_dir: Annotated[Path, "DIR"] = Field(
+        default=Path("keylane-data"), description="Data directory of the embedded server."
     )
-    advertise: str = Field(
+    advertise: Annotated[str, "ADDRESS"] = Field(
         default="",
-        description="host or host:port that clients are told; a port is the first worker's, as with --port.",
+        description="Address for clients, host or host:port; the port is the first worker's, as with --port.",
     )
-    max_connections: Count = Field(default=10_000, description="Client connections of one worker.")
-    max_frame: ByteSize = Field(
-        default=ByteSize(16 * MIB), ge=LEAST_FRAME, description="Bytes of the largest frame."
+    max_connections: Count = Field(default=10_000, description="Maximum client connections of one worker.")
+    max_frame: Size = Field(
+        default=ByteSize(16 * MIB), ge=LEAST_FRAME, description="Maximum size of a frame."
     )
     heartbeat: Patience = Field(default=10.0, description="Seconds of silence before a heartbeat is sent.")
     session: Patience = Field(
-        default=10.0, description="Seconds until the leases of a lost consumer come back."
+        default=10.0, description="Seconds until a lost consumer's leases are given back."
     )
     partition_lease: Patience = Field(
         default=5.0, description="Seconds until a lost worker's partitions are free."
     )
     rebalance_interval: Seconds = Field(
-        default=5.0, description="Seconds between looks at the load, each of which may move a partition."
+        default=5.0, description="Seconds between load checks, each of which may move a partition."
     )
-    default_partitions: Count = Field(default=8, description="Partitions of a topic that does not say.")
+    default_partitions: Count = Field(default=8, description="Default partition count.")
     max_partitions: Count = Field(
-        default=MAX_PARTITIONS, le=MAX_PARTITIONS, description="Partitions that one topic may have."
+        default=MAX_PARTITIONS, le=MAX_PARTITIONS, description="Maximum partition count of a topic."
     )
-    max_inflight_bytes: ByteSize = Field(
+    max_inflight_bytes: Size = Field(
         default=ByteSize(64 * MIB),
         ge=1024,
-        description="Bytes of publishes that may wait for Redis in one worker, and of unfinished frames.",
+        description="Maximum bytes of publishes that wait for Redis in one worker, and of unfinished frames.",
     )
-    max_unsent_bytes: ByteSize = Field(
+    max_unsent_bytes: Size = Field(
         default=ByteSize(256 * MIB),
         ge=1024,
-        description="Bytes that may wait in one worker for clients to read; beyond, the slowest are closed.",
+        description="Maximum bytes that wait in one worker for clients to read; beyond it the slowest are "
+        "disconnected.",
     )
-    payloads: str = Field(
+    payloads: Url = Field(
         default="", description="URL of the payload store for clients; by default the same Redis."
     )
     payload_lifetime: Seconds = Field(
-        default=7 * 86_400.0, description="Seconds that a body stays which no message needs."
+        default=7 * 86_400.0, description="Seconds that a body is kept which no message needs."
     )
-    stop_timeout: Seconds = Field(
-        default=10.0, description="Seconds that a worker has to stop in good order."
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least log level."
+    stop_timeout: Seconds = Field(default=10.0, description="Seconds that a worker has to stop cleanly.")
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], "LEVEL"] = Field(
+        default="info", description="Minimum log level."
     )
 
     @field_validator("redis")
@@ -167,18 +174,6 @@ class Settings(BaseSettings):
         advertised = f"{host}:{port if first is None else first + number}" if host else ""
         return self.model_copy(update={"port": port, "advertise": advertised})
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is given outright, then the environment; load() puts the file behind both."""
-        return init_settings, env_settings
-
 
 def _address(text: str) -> tuple[str, int | None] | None:
     """Host and, if there is one, port; None if it is no address."""
@@ -188,50 +183,55 @@ def _address(text: str) -> tuple[str, int | None] | None:
     return found[1], int(found[2]) if found[2] else None
 
 
+def metavar_of(setting: str) -> str:
+    """Return what stands for the value of a setting in the help."""
+    return next(item for item in Settings.model_fields[setting].metadata if isinstance(item, str))
+
+
 def load(file: Path | None = None, /, **flags: object) -> Settings:
-    """The settings from flags (None: not given), environment and file; ConfigError names what is wrong."""
-    in_file = _read(file) if file else {}
+    """Load the settings from flags (None: not given), environment and file.
+
+    Raises ConfigError, which says what is wrong and where it came from.
+    """
     given = {name: value for name, value in flags.items() if value is not None}
-    set_outside = {name for name in Settings.model_fields if f"{PREFIX}{name.upper()}" in os.environ}
-    # Init arguments win over the environment, so a key of the file goes in only where that is silent.
-    values: dict[str, Any] = {key: value for key, value in in_file.items() if key not in set_outside}
+    outside = EnvSettingsSource(Settings)()
+    in_file = _read(file) if file else {}
     try:
-        return Settings(**(values | given))
+        return Settings.model_validate({**in_file, **outside, **given})
     except ValidationError as error:
-        complaints = [_complaint(detail, given, set_outside, file) for detail in error.errors()]
+        complaints = [_complaint(detail, given, outside, file) for detail in error.errors()]
         raise ConfigError("; ".join(complaints)) from None
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The keys of a TOML or JSON file, all of them known."""
+    """Read a TOML or JSON file."""
+    kind = "JSON" if file.suffix == ".json" else "TOML"
+    source = JsonConfigSettingsSource if kind == "JSON" else TomlConfigSettingsSource
     try:
-        text = file.read_text("utf-8")
-        content = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+        file.open("rb").close()  # for pydantic a file that is not there is an empty one
+        return source(Settings, file)()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from None
     except ValueError as error:
-        kind = "JSON" if file.suffix == ".json" else "TOML"
         raise ConfigError(f"{file} is not valid {kind}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} holds a {type(content).__name__}; it should be an object of settings")
-    for key in content:
-        if key not in Settings.model_fields:
-            known = list(Settings.model_fields)
-            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
-            raise ConfigError(f"{file} has an unknown setting {key!r}{hint}")
-    return content
+    except TypeError:
+        raise ConfigError(f"{file} should hold an object of settings") from None
 
 
 def _complaint(
-    detail: ErrorDetails, flags: dict[str, object], set_outside: set[str], file: Path | None
+    detail: ErrorDetails, flags: dict[str, object], outside: dict[str, Any], file: Path | None
 ) -> str:
     problem = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
     if not detail["loc"]:
         return problem
     name = str(detail["loc"][0])
+    if detail["type"] == "extra_forbidden":
+        known = list(Settings.model_fields)
+        hint = did_you_mean(name, known) or f"; known are {', '.join(known)}"
+        return f"{file} has an unknown setting {name!r}{hint}"
     if name in flags:
         where = f"--{name.replace('_', '-')}"
-    elif name in set_outside:
+    elif name in outside:
         where = f"environment variable {PREFIX}{name.upper()}"
     else:
         where = f"{name!r} in {file}"

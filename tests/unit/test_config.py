@@ -1,14 +1,13 @@
 """Settings come from flags, the environment and a file, and what is wrong is named."""
 
-import inspect
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
+import typer
 
-from keylane_broker.commandline.serve import serve
-from keylane_broker.config import ConfigError, Settings, load
+from keylane_broker.commandline.main import app
+from keylane_broker.config import ConfigError, Settings, load, metavar_of
 
 
 @pytest.fixture
@@ -128,16 +127,19 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(broken)
     listed = tmp_path / "listed.json"
     listed.write_text("[1]")
-    with pytest.raises(ConfigError, match=r"listed.json holds a list"):
+    with pytest.raises(ConfigError, match=r"listed.json should hold an object"):
         load(listed)
 
 
-def test_every_setting_is_a_flag_of_serve_with_the_same_text() -> None:
-    """Whoever adds a setting adds the flag."""
-    parameters = inspect.signature(serve).parameters.values()
-    flags = {item.name: get_args(item.annotation)[1].help for item in parameters if item.name != "ctx"}
-    del flags["config"], flags["json"]
-    assert flags == {name: field.description for name, field in Settings.model_fields.items()}
+def test_every_setting_is_a_flag_of_serve() -> None:
+    """With the text of the setting, and a word for its value."""
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    flags = {flag.name: flag for flag in command.get_params(typer.Context(command))}
+    for name, field in Settings.model_fields.items():
+        assert flags[name].opts == [f"--{name.replace('_', '-')}"]
+        assert (flags[name].help, flags[name].metavar) == (field.description, metavar_of(name))
+    assert flags.keys() - Settings.model_fields.keys() == {"config", "json", "help"}
+    assert command.get_params(typer.Context(command)) == list(flags.values())
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """`keylane serve`: run a broker until a signal comes."""
 
+import inspect
 import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from keylane_broker.commandline.command import Globals, JsonOption, Session, Usage
 
@@ -18,68 +20,65 @@ if TYPE_CHECKING:
 __all__ = ["add_serve", "cancel_on_signal"]
 
 
-def flag(text: str, metavar: str) -> Any:
-    """An option for one of the settings, which says itself what is right."""
-    return typer.Option(help=text, metavar=metavar, show_default=False, rich_help_panel="Settings")
+FLAGS = "keylane.settings"  # where the command has the flags that are settings, by name
+
+
+class ServeCommand(TyperCommand):
+    """The command with a flag for each setting; these are imported when they are looked at, which is slow."""
+
+    _flags: tuple[Any, ...] = ()
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the flags of all settings, then those of the command itself."""
+        if not self._flags:
+            self._flags = setting_flags()
+            self.params[:0] = self._flags
+        return super().get_params(ctx)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Keep the settings apart from the arguments of the function."""
+        ctx.meta[FLAGS] = {flag.name: ctx.params.pop(flag.name) for flag in self._flags}
+        return super().invoke(ctx)
+
+
+def setting_flags() -> tuple[Any, ...]:
+    """Return an option for each setting, which takes any text: the settings themselves say what is right."""
+    from keylane_broker.config import Settings, metavar_of
+
+    def flags() -> None:
+        pass
+
+    annotations = {
+        name: Annotated[
+            str | None,
+            typer.Option(
+                help=field.description,
+                metavar=metavar_of(name),
+                show_default=False,
+                rich_help_panel="Settings",
+            ),
+        ]
+        for name, field in Settings.model_fields.items()
+    }
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, kind, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
+    flags.__annotations__ = annotations
+    flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    app = typer.Typer(add_completion=False)
+    app.command()(flags)
+    return tuple(typer.main.get_command(app).params)
 
 
 def add_serve(app: typer.Typer) -> None:
     """Make it a command."""
-    app.command("serve")(serve)
+    app.command("serve", cls=ServeCommand)(serve)
 
 
-# The texts repeat those of config.py, whose import would slow every command down; a test compares.
 def serve(
     ctx: typer.Context,
-    host: Annotated[str | None, flag("Address to listen on.", "HOST")] = None,
-    port: Annotated[
-        str | None,
-        flag("Port of the first worker, the next ones listen on those after it; 0 picks free ones.", "N"),
-    ] = None,
-    workers: Annotated[str | None, flag("Worker processes.", "N")] = None,
-    redis: Annotated[
-        str | None, flag("URL of Redis or Valkey; without it one is started here.", "URL")
-    ] = None,
-    data_dir: Annotated[str | None, flag("Where the embedded server keeps its data.", "DIR")] = None,
-    advertise: Annotated[
-        str | None,
-        flag(
-            "host or host:port that clients are told; a port is the first worker's, as with --port.",
-            "ADDRESS",
-        ),
-    ] = None,
-    max_connections: Annotated[str | None, flag("Client connections of one worker.", "N")] = None,
-    max_frame: Annotated[str | None, flag("Bytes of the largest frame.", "SIZE")] = None,
-    heartbeat: Annotated[str | None, flag("Seconds of silence before a heartbeat is sent.", "S")] = None,
-    session: Annotated[
-        str | None, flag("Seconds until the leases of a lost consumer come back.", "S")
-    ] = None,
-    partition_lease: Annotated[
-        str | None, flag("Seconds until a lost worker's partitions are free.", "S")
-    ] = None,
-    rebalance_interval: Annotated[
-        str | None, flag("Seconds between looks at the load, each of which may move a partition.", "S")
-    ] = None,
-    default_partitions: Annotated[str | None, flag("Partitions of a topic that does not say.", "N")] = None,
-    max_partitions: Annotated[str | None, flag("Partitions that one topic may have.", "N")] = None,
-    max_inflight_bytes: Annotated[
-        str | None,
-        flag("Bytes of publishes that may wait for Redis in one worker, and of unfinished frames.", "SIZE"),
-    ] = None,
-    max_unsent_bytes: Annotated[
-        str | None,
-        flag(
-            "Bytes that may wait in one worker for clients to read; beyond, the slowest are closed.", "SIZE"
-        ),
-    ] = None,
-    payloads: Annotated[
-        str | None, flag("URL of the payload store for clients; by default the same Redis.", "URL")
-    ] = None,
-    payload_lifetime: Annotated[
-        str | None, flag("Seconds that a body stays which no message needs.", "S")
-    ] = None,
-    stop_timeout: Annotated[str | None, flag("Seconds that a worker has to stop in good order.", "S")] = None,
-    log_level: Annotated[str | None, flag("Least log level.", "LEVEL")] = None,
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", envvar="KEYLANE_CONFIG", help="TOML or JSON file of these settings."),
@@ -91,10 +90,9 @@ def serve(
     Every setting can also be KEYLANE_… in the environment, or a key of the file. SIGHUP replaces one worker
     after the other, SIGTERM and Ctrl-C stop them all.
     """
-    flags = {name: value for name, value in ctx.params.items() if name not in ("config", "json")}
     before: Globals = ctx.find_root().obj
     run = Session(before.server, json or before.json)
-    raise typer.Exit(run.run(_serve(run, config, flags)))
+    raise typer.Exit(run.run(_serve(run, config, ctx.meta[FLAGS])))
 
 
 async def _serve(session: Session, file: Path | None, flags: dict[str, str | None]) -> None:
