@@ -169,14 +169,14 @@ class Settings(BaseSettings):
         return self
 
     def of_worker(self, number: int, port: int) -> Self:
-        """The settings of one of several workers, which listens on this port."""
+        """Return the settings of one of several workers, which listens on this port."""
         host, first = _address(self.advertise) or ("", None)
         advertised = f"{host}:{port if first is None else first + number}" if host else ""
         return self.model_copy(update={"port": port, "advertise": advertised})
 
 
 def _address(text: str) -> tuple[str, int | None] | None:
-    """Host and, if there is one, port; None if it is no address."""
+    """Return host and, if there is one, port; None if the text is not an address."""
     found = re.fullmatch(r"(\[[^\]\s]+\]|[^:\s\[\]]+)(?::(\d{1,5}))?", text)
     if found is None or (found[2] and not 0 < int(found[2]) <= LAST_PORT):
         return None

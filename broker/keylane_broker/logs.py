@@ -10,7 +10,7 @@ _AGAIN = 10.0  # seconds after which trouble that goes on is worth another line
 
 
 def start_logging(level: str, who: str = "") -> None:
-    """Write what is at least of this level; `who` says which of several processes it comes from."""
+    """Log what is at least of this level; `who` says which of several processes a line comes from."""
     logging.basicConfig(
         stream=sys.stderr,
         level=level.upper(),

@@ -14,7 +14,7 @@ def checked(
     lease: Lease | None = None,
     partition: int | None = None,
 ) -> list[Any]:
-    """A script's answer, or the error that its first word stands for."""
+    """Return a script's answer, or raise the error that its first word stands for."""
     match answer[0]:
         case "FENCED" if lease is not None:
             raise Fenced(
@@ -42,7 +42,7 @@ def checked(
 
 
 def by_position(topic: str, subscription: str) -> str:
-    """Why a subscription of mode cursor has no consumers."""
+    """Say why a subscription of mode cursor has no consumers."""
     return (
         f"subscription {subscription!r} of {topic!r} is read by position (mode cursor, as Spark does) and "
         "delivers to nobody: use another subscription"
@@ -63,7 +63,7 @@ def _replaced(topic: str) -> TopicReplaced:
 
 
 def made_anew(topic: str, subscription: str) -> str:
-    """Why a subscription is not the one that was meant."""
+    """Say why a subscription is not the one that was meant."""
     return (
         f"subscription {subscription!r} of {topic!r} was deleted, and another one of that name made since: "
         "subscribe anew"

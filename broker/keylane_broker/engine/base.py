@@ -37,17 +37,17 @@ class EngineBase:
         self._said: dict[str, dict[str, str]] = {}  # what each worker last said about itself
 
     async def time_ms(self) -> int:
-        """The time of Redis."""
+        """Return the time of Redis."""
         seconds, microseconds = await self.store.command("TIME")
         return int(seconds) * 1_000 + int(microseconds) // 1_000
 
     async def number(self) -> int:
-        """A number that is larger than all that were given before, for a topic or a subscription."""
+        """Return a number larger than all that were given before, for a new topic or subscription."""
         _, number = await self.store.run("cluster/number", [INCARNATION])
         return int(number)
 
     async def describe_topic(self, topic: str) -> TopicSettings:
-        """A topic's settings."""
+        """Return a topic's settings."""
         check_name("topic", topic)
         stored = await self.store.fields(topic_key(topic))
         if stored.get("state") != "ready":
@@ -59,7 +59,7 @@ class EngineBase:
         return TopicNotFound(f"no topic {topic!r}{did_you_mean(topic, names)}")
 
     def check_partition(self, topic: str, partition: int | None, count: int) -> None:
-        """Raise InvalidArgument for a partition that a topic of so many has not; None is any."""
+        """Raise InvalidArgument unless a topic with `count` partitions has this one; None is any."""
         if partition is not None and not (type(partition) is int and 0 <= partition < count):
             raise InvalidArgument(
                 f"no partition {partition!r:.30} in topic {topic!r}: it has 0 to {count - 1}"
@@ -81,12 +81,12 @@ class EngineBase:
         return answers
 
     async def no_partition(self, topic: str, partition: int) -> None:
-        """Say what there is instead of a partition."""
+        """Raise the error for a partition that does not exist."""
         count = (await self.describe_topic(topic)).partitions
         raise TopicNotFound(f"no partition {partition} in topic {topic!r}: it has 0 to {count - 1}")
 
     async def reclaim(self, topic: str, partition: int, subscription: str = "") -> None:
-        """Drop what nobody owes from a log, step by step; finishes what a crash interrupted."""
+        """Drop from a log what is owed to nobody, step by step; finishes what a crash interrupted."""
         keys = partition_keys(topic, partition).subscription(subscription)
         position, sweep = 1, ""
         while position:
@@ -100,7 +100,7 @@ class EngineBase:
                 self.on_doomed(topic, partition)
 
     async def _forget_bodies(self, topic: str, partitions: int) -> None:
-        """Where no worker is, nobody deletes bodies."""
+        """Forget which bodies are to be deleted: without a worker nobody deletes them."""
         await self.store.read_all(
             [("UNLINK", partition_keys(topic, number).bodies) for number in range(partitions)]
         )

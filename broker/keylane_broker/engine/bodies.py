@@ -28,14 +28,14 @@ class Remains(NamedTuple):
 
 
 async def read_remains(store: Store, places: Sequence[Place], limit: int) -> list[list[Remains]]:
-    """The oldest records of each partition."""
+    """Return the oldest records of each partition."""
     keys = [partition_keys(*place).bodies for place in places]
     found = await store.read_all([("XRANGE", key, "-", "+", "COUNT", str(limit)) for key in keys])
     return [[_remains_of(id, fields) for id, fields in records] for records in found]
 
 
 async def count_remains(store: Store, places: Sequence[Place]) -> list[int]:
-    """How many records each partition has."""
+    """Return how many records each partition has."""
     return list(await store.read_all([("XLEN", partition_keys(*place).bodies) for place in places]))
 
 
@@ -45,12 +45,12 @@ async def remove_remains(store: Store, place: Place, records: Sequence[str]) -> 
 
 
 async def leave_behind(store: Store, places: Sequence[Place]) -> None:
-    """Have it known that there are records of partitions whose topic goes."""
+    """List partitions whose topic is being deleted as ones that have records."""
     await store.read_all([("SADD", REMAINS, *(f"{topic}:{number}" for topic, number in places))])
 
 
 async def left_behind(store: Store) -> list[Place]:
-    """Partitions that are gone and have records; what is done is forgotten on the way."""
+    """Return partitions that no longer exist and have records; those without are taken off the list."""
     [found] = await store.read_all([("SMEMBERS", REMAINS)])
     names = [name.partition(":") for name in found]
     places = [(topic, int(number)) for topic, _, number in names]
@@ -67,7 +67,7 @@ async def left_behind(store: Store) -> list[Place]:
 
 
 async def _left_of(store: Store, places: Sequence[Place]) -> dict[Place, None]:
-    """Those of the partitions that have records and are not served."""
+    """Return those of the partitions that have records and are not served."""
     counts = await count_remains(store, places)
     served = await store.states([partition_keys(*place).meta for place in places], "last")
     return {
@@ -78,7 +78,7 @@ async def _left_of(store: Store, places: Sequence[Place]) -> dict[Place, None]:
 
 
 def names_within(flat: Any, ranges: Sequence[tuple[int, int]]) -> list[str]:
-    """Those names, out of entry, name, …, whose entries are in ranges."""
+    """Return those names, out of entry, name, …, whose entries are in ranges."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     if len(ranges) == 1:
         [(first, last)] = ranges
@@ -102,7 +102,7 @@ def _remains_of(id: str, fields: list[str]) -> Remains:
 
 
 def body_names(entries: Iterable[tuple[int, Sequence[str]]]) -> str:
-    """Entry and name of each body, as the scripts write it down, out of key, uid and about; "" for none."""
+    """Return entry and name of each body as scripts store them, out of key, uid and about; "" for none."""
     names: list[int | str] = []
     for entry, (_, uid, about) in entries:
         if name := body_name(uid, about):
@@ -111,5 +111,5 @@ def body_names(entries: Iterable[tuple[int, Sequence[str]]]) -> str:
 
 
 def pack_names(names: list[int | str]) -> str:
-    """Entry and name of each body, as the scripts write it down."""
+    """Return entry and name of each body as scripts store them."""
     return msgspec.json.encode(names).decode()

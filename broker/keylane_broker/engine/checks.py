@@ -15,19 +15,19 @@ _MESSAGES = list[tuple[str, str, str]]
 
 
 def check_int(what: str, value: object, low: int, high: int) -> int:
-    """The value, if it is a whole number in range."""
+    """Return the value if it is a whole number in range."""
     if type(value) is not int or not low <= value <= high:
         raise InvalidArgument(f"{what} is {value!r:.60}: use a whole number from {low} to {high}")
     return value
 
 
 def check_optional_ms(what: str, value: object, low: int, high: int) -> int | str:
-    """A duration or time for a script, "" for None."""
+    """Return a duration or time for a script, "" for None."""
     return "" if value is None else check_int(what, value, low, high)
 
 
 def place_of(position: str | int | datetime) -> tuple[str, int | str]:
-    """A position for a script: its kind and its value."""
+    """Return a position for a script: its kind and its value."""
     if position in ("latest", "earliest"):
         return str(position), ""
     if isinstance(position, datetime):
@@ -40,7 +40,7 @@ def place_of(position: str | int | datetime) -> tuple[str, int | str]:
 
 
 def check_room(consumers: Sequence[Room]) -> int:
-    """All permits together, if names, permits and leases can be right."""
+    """Return all permits together; raises if a name, a number of permits or a lease is wrong."""
     total = 0
     for consumer, permits, lease_ms, spare, _ in consumers:
         check_name("consumer", consumer)
@@ -54,7 +54,7 @@ def check_room(consumers: Sequence[Room]) -> int:
 
 
 def flat_messages(messages: Sequence[Outgoing]) -> list[str]:
-    """A batch to publish as key, uid and about of each message, flat; checked by check_flat later."""
+    """Return key, uid and about of each message of a batch, flat; check_flat is to check them."""
     try:
         batch = msgspec.convert(messages, _MESSAGES)
     except msgspec.ValidationError as error:
@@ -82,13 +82,13 @@ def check_flat(flat: list[str]) -> None:
 
 
 def check_abouts(flat: list[str]) -> None:
-    """Raise for a batch of which a message says something of itself that consumers could not read."""
+    """Raise for a batch with a message whose metadata consumers could not read."""
     for place, fault in about_faults(flat[2::3]).items():
         raise InvalidArgument(f"message {place}, uid {flat[place * 3 + 1]!r:.60}: {fault}")
 
 
 def check_dues(flat: list[str], dues: Sequence[int]) -> None:
-    """Raise for a batch that cannot be delayed: each message has a time of its own."""
+    """Raise for a batch that cannot be delayed: each message needs a time of its own."""
     if len(dues) * 3 != len(flat):
         raise InvalidArgument(f"{len(dues)} times for {len(flat) // 3} messages: each has one")
     if any(type(due_ms) is not int or not 0 <= due_ms <= MAX_TIME_MS for due_ms in dues):

@@ -15,7 +15,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def pack(values: Sequence[str | int]) -> bytes:
-    """As MessagePack, for Lua to unpack."""
+    """Return values as MessagePack, for Lua to unpack."""
     try:
         return _encode(values)
     except UnicodeEncodeError as error:
@@ -23,28 +23,28 @@ def pack(values: Sequence[str | int]) -> bytes:
 
 
 def rows(flat: Sequence[Any], width: int) -> Iterable[tuple[Any, ...]]:
-    """A flat list as tuples of `width`."""
+    """Return a flat list as tuples of `width`."""
     return zip(*([iter(flat)] * width), strict=True)
 
 
 def to_dict(flat: Sequence[str]) -> dict[str, str]:
-    """A flat list of fields and values as a dict."""
+    """Return a flat list of fields and values as a dict."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def to_flat(fields: dict[str, str]) -> list[str]:
-    """And back."""
+    """Return a dict as a flat list of fields and values."""
     return [part for pair in fields.items() for part in pair]
 
 
 def entries_of(share: Share) -> list[int]:
-    """The entries of a share, one by one."""
+    """Return the entries of a share, one by one."""
     ranges = zip(share.ranges[::2], share.ranges[1::2], strict=True)
     return [entry for first, last in ranges for entry in range(first, last + 1)]
 
 
 def flat_receipts(fetched: Fetched, share: Share) -> list[str | int]:
-    """The receipts of a share: lane, token, first and last of each, flat."""
+    """Return the receipts of a share: lane, token, first and last of each, flat."""
     if fetched.mode != "key_shared":
         lane = lane_of_mode(fetched.mode)
         ranges = zip(share.ranges[::2], share.ranges[1::2], strict=True)
@@ -57,7 +57,7 @@ def flat_receipts(fetched: Fetched, share: Share) -> list[str | int]:
 
 
 def without_lost(share: Share) -> Share:
-    """A share without the entries that Redis should have and has not."""
+    """Return a share without the entries that Redis should have and has not."""
     entries, uids = entries_of(share), share.flat[1::3]
     kept = [at for at, uid in enumerate(uids) if uid]
     return Share(
@@ -68,7 +68,7 @@ def without_lost(share: Share) -> Share:
 
 
 def without(held: Iterable[Delivery], ended: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-    """What is held still, when these leases (token, first, last) have ended since it was listed."""
+    """Return what is still held after these leases (token, first, last) have ended."""
     gone = {(token, entry) for token, first, last in ended for entry in range(first, last + 1)}
     if not gone:
         return list(held)
@@ -82,14 +82,14 @@ def without(held: Iterable[Delivery], ended: Iterable[tuple[int, int, int]]) -> 
 
 
 def count_messages(deliveries: Iterable[Delivery]) -> int:
-    """How many messages there are in all."""
+    """Return how many messages there are in all."""
     return sum(len(delivery.messages) for delivery in deliveries)
 
 
 def held_frames(
     held: Iterable[Delivery], stream: int, partition: int
 ) -> list[tuple[wire.Data, list[int], list[str], list[int]]]:
-    """What a consumer holds already, as frames: one for each token and deadline.
+    """Return what a consumer holds already as frames, one for each token and deadline.
 
     In the order of tokens, which only grow within a lane: so each lane is in order.
     """

@@ -18,7 +18,7 @@ class Consumers(EngineBase):
     """Opening, renewing and ending the sessions of consumers."""
 
     async def join(self, lease: Lease, subscription: str, consumer: str, session_ms: int = 10_000) -> bool:
-        """Open a consumer's session; True if one of that name was open, so that it may hold leases."""
+        """Open a consumer's session; returns whether one of that name was open, and may hold leases."""
         check_name("consumer", consumer)
         check_int("session_ms", session_ms, 1, MAX_MS)
         while True:
@@ -35,7 +35,7 @@ class Consumers(EngineBase):
     async def touch(
         self, lease: Lease, subscription: str, consumers: Sequence[str], session_ms: int = 10_000
     ) -> list[str]:
-        """Renew sessions; answers the consumers that have none any more."""
+        """Renew sessions; returns the consumers that no longer have one."""
         for consumer in consumers:
             check_name("consumer", consumer)
         check_int("session_ms", session_ms, 1, MAX_MS)
@@ -45,7 +45,7 @@ class Consumers(EngineBase):
     async def touch_all(
         self, lease: Lease, subscription: str, consumers: Sequence[str], session_ms: int = 10_000
     ) -> list[str]:
-        """The same for all consumers that are there: who is not among them is spared by no new owner."""
+        """Renew the sessions of all consumers that are here; a new owner prolongs those of no others."""
         check_int("session_ms", session_ms, 1, MAX_MS)
         unknown, until = list[str](), ""
         for start in range(0, len(consumers) or 1, STEP):
@@ -59,14 +59,14 @@ class Consumers(EngineBase):
         return unknown
 
     async def spare(self, lease: Lease, subscription: str, session_ms: int = 10_000) -> None:
-        """Let no session end within `session_ms` whose consumer may look for the partition's new owner."""
+        """Let no session end within `session_ms` whose consumer may be looking for the new owner."""
         check_int("session_ms", session_ms, 1, MAX_MS)
         done, until = 0, ""
         while not done:
             _, done, until = await self.run("prolong_sessions", lease, subscription, session_ms, STEP, until)
 
     async def leave(self, lease: Lease, subscription: str, consumer: str, *, crashed: bool = False) -> int:
-        """Give back all that a consumer holds, uncharged unless it crashed; answers how many lanes."""
+        """Give back all that a consumer holds, uncharged unless it crashed; returns how many lanes."""
         return await self._leave(lease, subscription, consumer, "crashed" if crashed else "left")
 
     async def _leave(self, lease: Lease, subscription: str, consumer: str, how: str) -> int:
@@ -81,7 +81,7 @@ class Consumers(EngineBase):
     async def held(
         self, lease: Lease, subscription: str, consumer: str, *, at_ms: int | None = None
     ) -> list[Delivery]:
-        """What a consumer holds, as it was delivered; for one that comes back under its name.
+        """Return what a consumer holds, as it was delivered; for one that comes back under its name.
 
         The caller's clock shows `at_ms`: deadlines are answered by it instead of the partition's.
         """

@@ -38,7 +38,7 @@ class CursorReaders(EngineBase):
         incarnation: int = 0,
         subscription_incarnation: int = 0,
     ) -> Claimed:
-        """Open or renew the session of the one reader, in every partition; the first one decides.
+        """Open or renew the session of the one reader in every partition; the first one decides.
 
         With incarnations only in that topic and of that subscription, and not in others of their names.
         """
@@ -56,7 +56,7 @@ class CursorReaders(EngineBase):
         return Claimed(True, reader, session_ms)
 
     async def release_claim(self, topic: str, subscription: str, reader: str) -> None:
-        """End a reader's session, if it has one; what it has read it may commit until another one claims."""
+        """End a reader's session, if it has one; until another claims, it may commit what it has read."""
         await self._in_each(topic, subscription, reader, "", "")
 
     async def _in_each(
@@ -92,7 +92,7 @@ class CursorReaders(EngineBase):
         subscription_incarnation: int = 0,
         steps: int = 0,
     ) -> Committed:
-        """All before a position is done with: what nobody else owes leaves the log.
+        """Settle all before a position: what is owed to nobody else leaves the log.
 
         `sought` is what offsets() said when reading began: a seek since then wins, with SubscriptionMoved. So
         are the incarnations, as in claim(), and `ledger`: MessagesLost if entries were given anew since.
@@ -196,7 +196,7 @@ def _claim(
 
 
 def _meant(incarnation: int, subscription_incarnation: int) -> tuple[int, int]:
-    """The incarnations that a call is about, 0 for any."""
+    """Return the incarnations that a call is about, 0 for any."""
     check_int("incarnation", incarnation, 0, _BEYOND)
     check_int("subscription_incarnation", subscription_incarnation, 0, _BEYOND)
     return incarnation, subscription_incarnation

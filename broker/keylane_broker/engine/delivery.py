@@ -32,7 +32,7 @@ class Deliveries(EngineBase):
     async def fetch(
         self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
     ) -> FetchResult:
-        """Lease messages to consumers that have room; bounded by `limit`."""
+        """Lease messages to consumers that have room, at most `limit`."""
         fetched = await self.fetch_flat(lease, subscription, consumers, limit)
         deadlines = dict(rows(fetched.kept, 2))
         messages = {}
@@ -61,7 +61,7 @@ class Deliveries(EngineBase):
         others: int = 0,
         at_ms: int | None = None,
     ) -> Fetched:
-        """The same with nothing made of each message, for those who only pass it on.
+        """Lease messages as fetch() does, and return them flat, for those who only pass them on.
 
         Besides those named, `others` have room, for the calls to come. The caller's clock
         shows `at_ms`: times are answered by it instead of the partition's.
@@ -145,7 +145,7 @@ class Deliveries(EngineBase):
         )
 
     async def expire(self, lease: Lease, subscription: str) -> ExpireResult:
-        """Give back what has timed out and what consumers whose sessions ended held."""
+        """Give back what has timed out, and what consumers held whose sessions have ended."""
         released, expired, ended = 0, dict[str, None](), list[tuple[str, int, int, int]]()
         while True:
             step = await self.expire_some(lease, subscription)
@@ -158,7 +158,7 @@ class Deliveries(EngineBase):
                 )
 
     async def expire_some(self, lease: Lease, subscription: str) -> ExpireResult:
-        """The same in one step, for those who have other things to do in between."""
+        """Do one step of expire(), for those who have other things to do in between."""
         more, released, expired, ended = _AMID, 0, dict[str, None](), list[Any]()
         while more == _AMID:  # nobody is told before a lane is back: it would be asked for meanwhile
             _, more, next_due_ms, lanes, gone, now_ms, over, void = await self.run(

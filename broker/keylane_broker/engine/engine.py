@@ -56,7 +56,7 @@ class Engine(
         await self.store.close()
 
     def forget(self, topic: str, partition: int) -> None:
-        """Let go of what is remembered of a partition that is no more."""
+        """Forget what is known of a partition that no longer exists."""
         self._tails.forget(topic, partition)
 
     def take_loads(self) -> dict[tuple[str, int], tuple[int, int]]:
@@ -72,7 +72,7 @@ class Engine(
     async def fetch_settled(
         self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
     ) -> FetchResult:
-        """At-most-once: fetch, and settle before anybody sees the messages."""
+        """Fetch, and settle before anybody sees the messages: at most once."""
         result = await self.fetch(lease, subscription, consumers, limit)
         receipts = [delivery.receipt for delivery in result.deliveries]
         if not receipts:

@@ -88,7 +88,7 @@ def warn_of_missing(lease: Lease, subscription: str, ranges: Iterable[tuple[int,
 def as_messages(
     ledgers: str, ranges: Iterable[tuple[int, ...]], parts: Iterable[list[str]], retries: list[int]
 ) -> dict[int, Message]:
-    """Return messages by their entries, without those that are not in the log any more."""
+    """Return messages by their entries, without those that are no longer in the log."""
     counts = dict(rows(retries, 2))
     entries = chain.from_iterable(range(first, last + 1) for first, last in ranges)
     texts = rows(list(chain.from_iterable(parts)), 3)

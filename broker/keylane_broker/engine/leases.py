@@ -21,7 +21,7 @@ class Leases(EngineBase):
     async def acquire(
         self, topic: str, partition: int, worker: str, ttl_ms: int, known_epoch: int = 0
     ) -> Lease | None:
-        """Take a partition and open its next ledger; None while another worker holds it.
+        """Take a partition and open its next ledger; returns None while another worker holds it.
 
         `known_epoch` is the newest epoch the caller has heard of, or its time: after a failover that lost
         writes the new epoch still has to be larger. Where it says `sweep`, a reclaim is to be finished.
@@ -68,17 +68,17 @@ class Leases(EngineBase):
         return lease
 
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool | None]:
-        """Extend leases, many with one call; False for each that is lost, None where its node was away."""
+        """Extend leases, many with one call; returns False for each lost one, None where its node is away."""
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
         return await self._for_leases("partition/renew", leases, ttl_ms, patience=max(ttl_ms / 3_000, 1.0))
 
     async def release(self, lease: Lease) -> bool:
-        """Give a partition up; False if it was lost before."""
+        """Give a partition up; returns False if it was lost before."""
         [released] = await self.release_all([lease])
         return bool(released)
 
     async def release_all(self, leases: Sequence[Lease]) -> list[bool | None]:
-        """Give partitions up, many with one call; False for each that was lost before, None as in renew."""
+        """Give partitions up, many with one call; returns False for each that was lost, None as renew()."""
         return await self._for_leases("partition/release", leases, patience=_RELEASE)
 
     async def _for_leases(

@@ -29,7 +29,7 @@ class Portions:
         self._total = float("inf") if None in sizes else READ
 
     def next_ranges(self, most: int) -> list[tuple[int, int]]:
-        """What to read next, about so many entries; nothing at the end."""
+        """Return what to read next, about `most` entries; nothing at the end."""
         self._batch = []
         while self._rest and most > 0:
             index, first, last = self._rest.popleft()
@@ -44,7 +44,7 @@ class Portions:
         return [(first, last) for _, first, last in self._batch]
 
     def take(self, parts: list[list[str]]) -> None:
-        """Keep what there is room for of what was read."""
+        """Keep as much of what was read as there is room for."""
         for (index, first, last), part in zip(self._batch, parts, strict=True):
             room, size = self._room(index), sum(map(len, part))
             if size <= room:
@@ -83,7 +83,7 @@ class Portions:
 
 
 def _fitting(part: list[str], room: float) -> int:
-    """How many messages it takes to use up the room."""
+    """Return how many messages it takes to use up the room."""
     for count, message in enumerate(rows(part, 3)):
         if room <= 0:
             return count

@@ -33,7 +33,7 @@ class Publishing(EngineBase):
         return msgspec.structs.replace(result, durability=durability)
 
     async def publish_flat(self, lease: Lease, flat: list[str]) -> PublishResult:
-        """Append key, uid and about of each message, flat, that check_flat has let pass; into memory."""
+        """Append key, uid and about of each message, flat, that check_flat has accepted; into memory."""
         packed = pack(flat)
         keys = partition_keys(lease.topic, lease.partition)
         answer = await self.store.run(
@@ -65,7 +65,7 @@ class Publishing(EngineBase):
         durability: str = "memory",
         timeout_ms: int = 5_000,
     ) -> DelayResult:
-        """Keep a batch, each message until its time, in ms, has come: then promote() appends it."""
+        """Keep each message of a batch until its time, in ms, has come; then promote() appends it."""
         flat = flat_messages(messages)
         check_flat(flat)
         check_dues(flat, dues)
@@ -75,7 +75,7 @@ class Publishing(EngineBase):
         return msgspec.structs.replace(result, durability=durability)
 
     async def delay_flat(self, lease: Lease, flat: list[str], dues: Sequence[int]) -> DelayResult:
-        """The same for what check_flat and check_dues have let pass; into memory."""
+        """Delay what check_flat and check_dues have accepted; into memory."""
         keys = partition_keys(lease.topic, lease.partition)
         answer = await self.store.run(
             "partition/delay",
@@ -103,13 +103,13 @@ class Publishing(EngineBase):
         checked(answer, lease.topic, lease=lease)
 
     async def own(self, lease: Lease) -> None:
-        """Know that bodies of the partition may be in stores that clients have brought along."""
+        """Record that bodies of the partition may be in stores that clients have brought along."""
         keys = partition_keys(lease.topic, lease.partition)
         answer = await self.store.run("partition/own", [keys.lease, keys.meta], lease.text)
         checked(answer, lease.topic, lease=lease)
 
     async def promote(self, lease: Lease, limit: int = STEP) -> PromoteResult:
-        """Append delayed messages that are due to the log; bounded, so that the next may be due already."""
+        """Append delayed messages that are due to the log; bounded, so more may be due already."""
         keys = partition_keys(lease.topic, lease.partition)
         answer = await self.store.run(
             "partition/promote", [*keys, keys.delayed, keys.delayed_data, keys.bodies], lease.text, limit

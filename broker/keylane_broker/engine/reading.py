@@ -44,7 +44,7 @@ class Reading(EngineBase):
         journal: bool = False,
         incarnation: int = 0,
     ) -> Lines:
-        """The entries from position `start` up to, not including, `end`, as far as one answer takes them.
+        """Return the entries from position `start` up to, not including, `end`, as far as one answer goes.
 
         TopicReplaced if the topic has another `incarnation`; 0 is any.
         """
@@ -89,7 +89,7 @@ class Reading(EngineBase):
     async def owed(
         self, topic: str, partition: int, position: str = "", until_ms: int = MAX_TIME_MS
     ) -> tuple[list[str], str]:
-        """A part of the names of bodies that are needed still, and where to go on: "" at first, and at last.
+        """Return some names of bodies that are still needed, and where to go on: "" at first, and at last.
 
         Those of messages for later come first, so that none is missed that falls due meanwhile; of the log
         those that were published before `until_ms`, of Redis time.
@@ -118,7 +118,7 @@ class Reading(EngineBase):
         return list(filter(None, names)), f"log {lines[-1][0]}" if len(lines) == MAX_BATCH else ""
 
     async def _log_end(self, topic: str, partition: int) -> tuple[str, int, int]:
-        """A log's ledgers and the position behind it, of one instant: so the ids of all before are known.
+        """Return a log's ledgers and the position behind it, of one instant, and its topic's incarnation.
 
         And the incarnation of its topic.
         """
@@ -139,7 +139,7 @@ class Reading(EngineBase):
     async def offsets(
         self, topic: str, subscription: str = "", ledgers: Mapping[int, int] | None = None
     ) -> list[PartitionOffsets]:
-        """Where each partition's log and journal begin and end, and how far the subscription is.
+        """Return where each partition's log and journal begin and end, and how far the subscription is.
 
         And which entries were given since the `ledgers`, by partition, that are known.
         """

@@ -41,7 +41,7 @@ class Receipts:
         return sum(last - first + 1 for first, last in self.ranges)
 
     def pack(self) -> bytes:
-        """For a script: the second value of each is "token:entry" or "token:first-last"."""
+        """Return them for a script: the second value of each is "token:entry" or "token:first-last"."""
         packed = self.flat.copy()
         packed[1::4] = [
             f"{token}:{first}" if first == last else f"{token}:{first}-{last}"
@@ -50,7 +50,7 @@ class Receipts:
         return pack(packed)
 
     def by_lane(self) -> "Receipts":
-        """Those of a lane one after the other, as they came, if all are too many for one step."""
+        """Return those of each lane one after the other, in their order, if all are too many for one step."""
         lanes = self.flat[::4]
         if len(lanes) <= AT_ONCE:
             return self
@@ -58,7 +58,7 @@ class Receipts:
         return Receipts([part for at in places for part in self.flat[at * 4 : at * 4 + 4]], places)
 
     def first(self, *, lanes: bool = False) -> "Receipts":
-        """As many as one step takes; with whole `lanes`, the others of the last one, too."""
+        """Return as many as one step takes; with whole `lanes`, the others of the last one, too."""
         names = self.flat[::4]
         end = min(AT_ONCE, len(names))
         while lanes and end < len(names) and names[end] == names[end - 1] != "":
@@ -66,7 +66,7 @@ class Receipts:
         return self if end == len(names) else Receipts(self.flat[: end * 4], self.places[:end])
 
     def split(self, receipt: int, entry: int) -> tuple["Receipts", "Receipts"]:
-        """What is before an entry of a receipt, which is counted from 0, and the rest."""
+        """Return what is before an entry of a receipt, which is counted from 0, and the rest."""
         at = receipt * 4
         done, rest = self.flat[:at], self.flat[at:]
         if rest and entry > rest[2]:
@@ -76,11 +76,11 @@ class Receipts:
         return Receipts(done, self.places[:receipt]), Receipts(rest, self.places[receipt:])
 
     def stale_parts(self, flat: Sequence[int]) -> list[Stale]:
-        """What a script says is stale of these, by the caller's places."""
+        """Return what a script says is stale of these, by the caller's places."""
         return [Stale(self.places[index], first, last) for index, first, last in rows(flat, 3)]
 
     def settled_parts(self, stale: Iterable[Stale]) -> list[tuple[int, int, int]]:
-        """Token, first, last of what they have settled: all but the stale parts."""
+        """Return token, first, last of what they have settled: all but the stale parts."""
         refused = {(part.receipt, entry) for part in stale for entry in range(part.first, part.last + 1)}
         return [
             (token, entry, entry)
@@ -91,7 +91,7 @@ class Receipts:
 
 
 def checked_receipts(lease: Lease, receipts: Sequence[Receipt]) -> Receipts:
-    """Receipts of this partition."""
+    """Return receipts of this partition, checked."""
     try:
         checked = msgspec.convert(receipts, _RECEIPTS)
     except msgspec.ValidationError as error:
@@ -105,7 +105,7 @@ def checked_receipts(lease: Lease, receipts: Sequence[Receipt]) -> Receipts:
 
 
 def receipts_of(flat: list[str | int]) -> Receipts:
-    """Receipts out of lane, token, first and last of each, flat; checked."""
+    """Return receipts out of lane, token, first and last of each, flat; checked."""
     lanes, tokens, firsts, lasts = flat[::4], flat[1::4], flat[2::4], flat[3::4]
     numbers: Any = tokens + firsts + lasts
     if len(flat) % 4 or not 1 <= len(lanes) <= MAX_BATCH:

@@ -12,7 +12,7 @@ DELIVERIES = ("at_least_once", "at_most_once")
 
 
 def check_topic_settings(settings: TopicSettings) -> None:
-    """Raise InvalidArgument for settings that cannot be."""
+    """Raise InvalidArgument for settings that a topic cannot have."""
     check_int("partitions", settings.partitions, 1, MAX_PARTITIONS)
     check_int("dedupe_ms", settings.dedupe_ms, 0, MAX_MS)
     if type(settings.retain) is not bool:
@@ -21,7 +21,7 @@ def check_topic_settings(settings: TopicSettings) -> None:
 
 
 def topic_fields(settings: TopicSettings) -> dict[str, str]:
-    """Settings as they are stored."""
+    """Return settings as they are stored."""
     return {
         "partitions": str(settings.partitions),
         "retain": str(int(settings.retain)),
@@ -31,7 +31,7 @@ def topic_fields(settings: TopicSettings) -> dict[str, str]:
 
 
 def topic_settings(stored: dict[str, str]) -> TopicSettings:
-    """Settings out of what is stored."""
+    """Return settings out of what is stored."""
     return TopicSettings(
         int(stored["partitions"]),
         stored["retain"] == "1",
@@ -42,7 +42,7 @@ def topic_settings(stored: dict[str, str]) -> TopicSettings:
 
 
 def check_subscription_settings(settings: SubscriptionSettings) -> None:
-    """Raise InvalidArgument for settings that cannot be."""
+    """Raise InvalidArgument for settings that a subscription cannot have."""
     if settings.mode not in MODES:
         raise InvalidArgument(f"mode {settings.mode!r:.60}: use one of {', '.join(MODES)}")
     if settings.delivery not in DELIVERIES:
@@ -64,7 +64,7 @@ def check_subscription_settings(settings: SubscriptionSettings) -> None:
 
 
 def subscription_fields(settings: SubscriptionSettings) -> dict[str, str]:
-    """Settings as they are stored."""
+    """Return settings as they are stored."""
     backoff = settings.backoff
     text = ""
     if backoff is not None:
@@ -78,7 +78,7 @@ def subscription_fields(settings: SubscriptionSettings) -> dict[str, str]:
 
 
 def subscription_settings(stored: dict[str, str]) -> SubscriptionSettings:
-    """Settings out of what is stored."""
+    """Return settings out of what is stored."""
     backoff = None
     if stored["backoff"]:
         initial, factor, maximum, jitter = map(float, stored["backoff"].split())

@@ -113,7 +113,7 @@ class Settling(EngineBase):
         at_ms: int | None = None,
         consumer: str = "",
     ) -> SettleResult:
-        """Move deadlines to `lease_ms` from now, or to a time; answered by the clock that shows `at_ms`.
+        """Move deadlines to `lease_ms` from now, or to a time; by the clock that shows `at_ms`.
 
         Where it takes several calls, the first deadline is answered.
         """
@@ -141,7 +141,7 @@ class Settling(EngineBase):
         *arguments: str | int,
         steps: list[SettleResult],
     ) -> list[Any]:
-        """One of several calls: once the first is done, nobody may simply do all of it once more."""
+        """Make one of several calls: once the first is done, nobody may simply repeat all of them."""
         try:
             return await self.run(script, lease, subscription, receipts.pack(), *arguments)
         except Fenced as error:
@@ -150,7 +150,7 @@ class Settling(EngineBase):
             raise Unavailable(f"a part was settled before the lease ended: {error}") from error
 
     async def _names_of_bodies(self, lease: Lease, ranges: list[tuple[int, int]]) -> str:
-        """The names of the bodies of entries, as the scripts write them down."""
+        """Return the names of the bodies of entries, as scripts store them."""
         tail, ledgers = self._tails.of(lease), ""
         if not all(first in tail and last in tail for first, last in ranges):
             meta = partition_keys(lease.topic, lease.partition).meta

@@ -57,7 +57,7 @@ _decode = msgspec.json.Decoder(SubscriptionRecord).decode
 
 
 async def read_records(store: Store, topic: str) -> dict[str, SubscriptionRecord]:
-    """The records of all subscriptions of a topic, by name."""
+    """Return the records of all subscriptions of a topic, by name."""
     found = await store.fields(records_key(topic))
     return {name: _decode(text) for name, text in sorted(found.items())}
 
@@ -75,7 +75,7 @@ class Subscriptions(EngineBase):
         partition: int | None = None,
         exist_ok: bool = False,
     ) -> None:
-        """Make a subscription on every partition; one that is there is left as it is, and mended.
+        """Create a subscription on every partition; an existing one is left as it is, and repaired.
 
         `start` is "latest", "earliest", an entry number (inclusive) or an aware datetime; with `partition` it
         is about that one, and the others start at the end.
@@ -104,7 +104,7 @@ class Subscriptions(EngineBase):
         await self._finish(topic, name)
 
     async def mend_subscription(self, topic: str, name: str) -> bool:
-        """Make a subscription in partitions that have lost it; False if there is none.
+        """Create a subscription in partitions that have lost it; returns False if it does not exist.
 
         On a cluster the record is not where the partitions are: when one of these nodes fails over and loses
         what was written last, and the others do not, only some know of a subscription that is ready.
@@ -119,7 +119,7 @@ class Subscriptions(EngineBase):
         return await self._finish(topic, name) is not None
 
     async def delete_subscription(self, topic: str, name: str) -> None:
-        """Remove a subscription, and from the log what only it still owed."""
+        """Delete a subscription, and from the log what was owed to it alone."""
         check_name("subscription", name)
         while True:
             about = await self.describe_topic(topic)
@@ -132,7 +132,7 @@ class Subscriptions(EngineBase):
                 return
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionSettings:
-        """A subscription's settings; one that is half-made is finished."""
+        """Return a subscription's settings; one that is half-created is finished."""
         check_name("topic", topic)
         check_name("subscription", name)
         commands = [("HGET", topic_key(topic), "state"), ("HGET", records_key(topic), name)]
@@ -145,7 +145,7 @@ class Subscriptions(EngineBase):
         return record.as_settings
 
     async def subscriptions(self, topic: str) -> list[str]:
-        """The names of all subscriptions of a topic, sorted; not those half-made or half-deleted."""
+        """Return the names of a topic's subscriptions, sorted, without those half-created or half-deleted."""
         records = await read_records(self.store, topic)
         return [name for name, record in records.items() if record.state == "ready"]
 
@@ -197,13 +197,13 @@ class Subscriptions(EngineBase):
         return _decode(text) if text else None
 
     async def _change(self, topic: str, about: TopicSettings, name: str, before: str, after: str) -> bool:
-        """Change a record; False if it is not as it was read, or the topic is not."""
+        """Change a record; returns False if the record or the topic is not as it was read."""
         keys = [topic_key(topic), records_key(topic)]
         answer = await self.store.run("topic/record", keys, str(about.incarnation), name, before, after)
         return bool(answer[0] == "OK")
 
     async def _finish(self, topic: str, name: str) -> SubscriptionRecord | None:
-        """See to it that a subscription is ready, or gone, and answer what it is then."""
+        """Finish creating or deleting a subscription; returns its record then."""
         while True:
             about = await self.describe_topic(topic)
             record = await self._record(topic, name)
@@ -216,7 +216,7 @@ class Subscriptions(EngineBase):
     async def _make_everywhere(
         self, topic: str, about: TopicSettings, name: str, record: SubscriptionRecord
     ) -> str:
-        """Make it in every partition where it is not; answers its next record."""
+        """Create it in every partition where it is missing; returns its next record."""
 
         def call(partition: int, keys: PartitionKeys) -> Call:
             here = record.partition in (None, partition)
@@ -235,7 +235,7 @@ class Subscriptions(EngineBase):
     async def _delete_everywhere(
         self, topic: str, about: TopicSettings, name: str, record: SubscriptionRecord
     ) -> str:
-        """Delete it in every partition, and what only it owed; answers that there is no record then."""
+        """Delete it in every partition, with what was owed to it alone; returns no next record."""
         numbers = [str(about.incarnation), str(record.incarnation)]
         answers = await self.in_partitions(
             topic,
@@ -249,7 +249,7 @@ class Subscriptions(EngineBase):
         return ""
 
     async def _check_there(self, topic: str, about: TopicSettings, answers: list[list[Any]]) -> None:
-        """Raise unless all partitions are there, or the topic is another one by now."""
+        """Raise unless all partitions exist, or the topic is another one by now."""
         missing = [number for number, answer in enumerate(answers) if answer[0] == "NO_TOPIC"]
         if missing and (await self.describe_topic(topic)).incarnation == about.incarnation:
             raise TopicNotFound(

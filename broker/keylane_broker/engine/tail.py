@@ -44,7 +44,7 @@ class Tail:
         return bool(self.starts) and self.starts[0] <= entry < self.segments[-1].end
 
     def read(self, first: int, last: int) -> list[str] | None:
-        """Key, uid and about of each entry, flat, if all of them are known."""
+        """Return key, uid and about of each entry, flat, if all of them are known."""
         if first not in self or last not in self:
             return None
         at = bisect_right(self.starts, first) - 1
@@ -57,12 +57,12 @@ class Tail:
         return found
 
     def measured(self, entries: int, size: int) -> None:
-        """So many entries from the log have had so many bytes: the next are likely to be alike."""
+        """Learn from how large entries of the log were how many of the next to read at once."""
         fitting = READ // (size // entries + 1)
         self.stride = max(FEWEST, min(fitting, self.stride * 2, MOST))
 
     def keys_after(self, subscription: str, most: int) -> tuple[int, list[str | int]] | None:
-        """The next entry that a subscription has not seen, and the keys from there on, if known.
+        """Return the next entry that a subscription has not seen, and the keys from there on, if known.
 
         Where much has to wait, further ahead: how often a key comes again behind itself is then a number.
         """
@@ -75,7 +75,7 @@ class Tail:
         return (cursor + 1, list(flat[::3])) if flat else None
 
     def _stretches(self, first: int) -> list[str | int]:
-        """The keys from an entry on, with numbers; as long as they are few."""
+        """Return the keys from an entry on, with numbers, as long as they are few."""
         found: list[str | int] = []
         for start in range(first, min(first + _AHEAD, self.segments[-1].end), _LOOK):
             flat = self.read(start, min(start + _LOOK, self.segments[-1].end) - 1) or []
@@ -88,7 +88,7 @@ class Tail:
         return found
 
     def passed(self, subscription: str, cursor: int, found: list[int]) -> None:
-        """A fetch has gone as far as this, and leased ranges: place of the consumer, first, last, ..."""
+        """Learn how far a fetch has gone, and what it leased: place of the consumer, first, last, ..."""
         leased = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
         waiting = cursor - self.cursors.get(subscription, cursor) - leased
         if waiting > _BLOCKED:
@@ -117,7 +117,7 @@ class TailCache:
         self._added: deque[_Added] = deque()
 
     def newest_epoch(self, topic: str, partition: int) -> int:
-        """The newest epoch that this worker has held, 0 for none."""
+        """Return the newest epoch that this worker has held, 0 for none."""
         lease, _ = self._tails.get((topic, partition), (None, None))
         return lease.epoch if lease else 0
 
@@ -127,14 +127,14 @@ class TailCache:
         self._tails[lease.topic, lease.partition] = (lease, Tail())
 
     def forget(self, topic: str, partition: int) -> None:
-        """Let go of a partition that is no more."""
+        """Forget a partition that no longer exists."""
         _, tail = self._tails.pop((topic, partition), (None, None))
         if tail is not None and tail.segments:
             self._added = deque(item for item in self._added if item.tail is not tail)
             self._size -= sum(segment.size for segment in tail.segments)
 
     def of(self, lease: Lease) -> Tail:
-        """The tail of a lease; an empty one that nobody keeps where there is none."""
+        """Return the tail of a lease; without one, an empty tail that nobody keeps."""
         held, tail = self._tails.get((lease.topic, lease.partition), (None, None))
         return tail if tail is not None and held == lease else Tail()
 

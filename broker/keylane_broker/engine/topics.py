@@ -27,7 +27,7 @@ class Topics(EngineBase):
     async def create_topic(
         self, topic: str, settings: TopicSettings | None = None, *, exist_ok: bool = False
     ) -> TopicSettings:
-        """Make a topic and its partitions; what a crash left half-made is finished first."""
+        """Create a topic and its partitions; what a crash left half-created is finished first."""
         check_name("topic", topic)
         settings = settings or TopicSettings()
         check_topic_settings(settings)
@@ -47,7 +47,7 @@ class Topics(EngineBase):
                 return made
 
     async def _make_topic(self, topic: str, made: TopicSettings) -> bool:
-        """List a topic and make its partitions; False if it was deleted meanwhile: then nothing is left."""
+        """List a topic and create its partitions; returns False, and leaves nothing, if it was deleted."""
         await self.store.read_all([("HSET", TOPICS, str(made.incarnation), topic)])
         fields = topic_fields(made)
         del fields["partitions"]
@@ -74,7 +74,7 @@ class Topics(EngineBase):
         return False
 
     async def change_topic(self, topic: str, *, journal: int) -> TopicSettings:
-        """Keep so many records of what happens in each partition; 0 ends it, and what is there stays."""
+        """Set how many records the journal of each partition keeps; 0 ends it, what it has stays."""
         check_name("topic", topic)
         check_int("journal", journal, 0, MAX_JOURNAL)
         answer = await self.store.run("topic/change", [topic_key(topic)], "journal", journal)
@@ -89,7 +89,7 @@ class Topics(EngineBase):
         return made
 
     async def delete_topic(self, topic: str) -> None:
-        """Remove a topic with all that is in it; whoever serves a partition of it is fenced."""
+        """Delete a topic with all that is in it; whoever serves a partition of it is fenced."""
         check_name("topic", topic)
         listed = await self.store.fields(TOPICS)
         answer = await self.store.run(
@@ -102,21 +102,21 @@ class Topics(EngineBase):
         await self._unmake_topic(topic, topic_settings(to_dict(answer[1])))
 
     async def _unmake_topic(self, topic: str, made: TopicSettings) -> None:
-        """Remove what there is of a topic that is being deleted, and nothing of one that was made since."""
+        """Delete what there is of a topic that is being deleted, and nothing of one created since."""
         number = str(made.incarnation)
         await self._delete_partitions(topic, made.partitions, number)
         await self.store.run("topic/delete", [topic_key(topic), records_key(topic)], number)
         await self.store.read_all([("HDEL", TOPICS, number)])
 
     async def _delete_partitions(self, topic: str, partitions: int, incarnation: str) -> None:
-        """Remove partitions with all that is in them, but for those of another topic of this name."""
+        """Delete partitions with all that is in them, except those of another topic of this name."""
         while await self._delete_step(topic, partitions, incarnation, STEP):
             pass  # each takes a part
         await self.dispose(topic, partitions)
         await self._delete_step(topic, partitions, incarnation, 0)
 
     async def _delete_step(self, topic: str, partitions: int, incarnation: str, limit: int) -> bool:
-        """Remove so many messages of each partition, or with 0 empty lists of bodies; True: go on."""
+        """Delete `limit` messages of each partition, if 0 empty lists of bodies; returns whether to go on."""
         answers = await self.in_partitions(
             topic,
             partitions,
@@ -129,14 +129,14 @@ class Topics(EngineBase):
         return any(answer[-1] == 1 for answer in answers)
 
     async def topics(self) -> list[str]:
-        """The names of all topics, sorted; not those half-made or half-deleted."""
+        """Return the names of all topics, sorted, without those half-created or half-deleted."""
         [found] = await self.store.read_all([("HVALS", TOPICS)])
         names = sorted(set(found))
         states = await self.store.states([topic_key(name) for name in names])
         return [name for name, state in zip(names, states, strict=True) if state == "ready"]
 
     async def partition_counts(self) -> dict[str, int]:
-        """How many partitions each topic has; not those half-made or half-deleted."""
+        """Return how many partitions each topic has, without those half-created or half-deleted."""
         [found] = await self.store.read_all([("HVALS", TOPICS)])
         names = sorted(set(found))
         stored = await self.store.read_all(
@@ -147,7 +147,7 @@ class Topics(EngineBase):
         }
 
     async def forget_topics(self) -> None:
-        """Remove from the list of topics what makers have left there who crashed when theirs was deleted."""
+        """Remove topics from the list whose creators crashed after the topic was deleted."""
         listed = await self.store.fields(TOPICS)
         newest: dict[str, int] = {}
         for number, name in listed.items():
@@ -159,7 +159,7 @@ class Topics(EngineBase):
                 await self.store.read_all([("HDEL", TOPICS, number)])
 
     async def check_ledger(self, topic: str, partition: int, ledger: int) -> None:
-        """Raise InvalidArgument for a ledger that is older than the partition: that of another topic."""
+        """Raise InvalidArgument for a ledger older than the partition, which is another topic's."""
         self.check_partition(topic, partition, (await self.describe_topic(topic)).partitions)
         [first] = await self.store.read_all([("HGET", partition_keys(topic, partition).meta, "first_epoch")])
         if first is None or ledger < int(first):

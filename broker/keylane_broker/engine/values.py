@@ -62,7 +62,7 @@ class PublishResult(msgspec.Struct, frozen=True):
     marks_due_ms: int = 0  # when promote is to be called for old marks, if anything was stored
 
     def each(self) -> list[Published]:
-        """One answer per message, in the order given."""
+        """Return one answer per message, in the order given."""
         if not self.duplicates and not self.unowed:
             prefix = f"{self.ledger}-"
             return [Published(prefix + str(entry)) for entry in range(self.first, self.first + self.stored)]
@@ -215,7 +215,7 @@ class SettleResult(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, steps: "list[SettleResult]") -> "SettleResult":
-        """The result of several calls; the deadline is that of the first."""
+        """Return the result of several calls; the deadline is that of the first."""
         if len(steps) == 1:
             return steps[0]
         return cls(
@@ -228,7 +228,7 @@ class SettleResult(msgspec.Struct, frozen=True):
         )
 
     def outcomes(self, count: int) -> list[str]:
-        """Settled or stale for each of `count` receipts; stale if any part of it was."""
+        """Return settled or stale for each of `count` receipts; stale if any part of it was."""
         answers = ["settled"] * count
         for stale in self.stale:
             answers[stale.receipt] = "stale"

@@ -33,11 +33,11 @@ class Workers(EngineBase):
     # Workers
 
     async def enlist(self, report: WorkerReport, ttl_ms: int) -> None:
-        """A worker's first heartbeat: what an earlier process of that name left is dropped."""
+        """Send a worker's first heartbeat: what an earlier process of that name left is dropped."""
         await self._report(report, ttl_ms, "1")
 
     async def heartbeat(self, report: WorkerReport, ttl_ms: int) -> None:
-        """Say that a worker is alive, and how it does; an operator's drain stays."""
+        """Report that a worker is alive, and how it is doing; an operator's drain stays."""
         await self._report(report, ttl_ms, "")
 
     async def _report(self, report: WorkerReport, ttl_ms: int, from_scratch: str) -> None:
@@ -61,13 +61,13 @@ class Workers(EngineBase):
         )
 
     async def depart(self, worker: str) -> None:
-        """Forget a worker that stops, as one and as the controller."""
+        """Forget a worker that stops, also as the controller."""
         key = worker_key(check_name("worker", worker))
         await self.store.run("cluster/resign", [CONTROLLER], worker)
         await self.store.read_all([("ZREM", WORKERS, worker), ("DEL", key)])
 
     async def workers(self) -> list[WorkerReport]:
-        """All known workers, sorted by their ids; one of which only the name is left is "lost"."""
+        """Return all known workers, sorted by id; one of which only the name is left is "lost"."""
         _, now_ms, found = await self.store.run("cluster/list", [WORKERS])
         heartbeats = {worker: int(float(at)) for worker, at in zip(found[::2], found[1::2], strict=True)}
         ids = sorted(heartbeats)
@@ -78,14 +78,14 @@ class Workers(EngineBase):
         ]
 
     async def _fields_of(self, worker: str) -> dict[str, str]:
-        """What a worker says about itself, or said last if the node that has it is away."""
+        """Return what a worker says about itself, or said last if the node that has it is away."""
         with suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 [self._said[worker]] = await self.store.all_fields([worker_key(worker)])
         return self._said.get(worker, {})
 
     async def dismiss(self, worker: str, heartbeat_ms: int) -> bool:
-        """Forget a worker that has died; False if it was heard of since that heartbeat."""
+        """Forget a worker that has died; returns False if it was heard of since that heartbeat."""
         key = worker_key(check_name("worker", worker))
         check_int("heartbeat_ms", heartbeat_ms, 0, MAX_TIME_MS)
         answer = await self.store.run("cluster/dismiss", [WORKERS], worker, heartbeat_ms)
@@ -95,7 +95,7 @@ class Workers(EngineBase):
         return True
 
     async def drain(self, worker: str, draining: bool) -> None:
-        """Let a worker get no partitions and lose those it has, or let it take part again."""
+        """Take all partitions from a worker and give it no more, or let it take part again."""
         key = worker_key(check_name("worker", worker))
         answer = await self.store.run("cluster/drain", [key], "1" if draining else "")
         if answer[0] != "OK":
@@ -107,7 +107,7 @@ class Workers(EngineBase):
     # The controller
 
     async def lead(self, worker: str, ttl_ms: int) -> tuple[str, int]:
-        """Be the controller if nobody else is; answers who it is and for how many ms."""
+        """Become the controller if nobody else is; returns who it is and for how many ms."""
         check_name("worker", worker)
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
         _, holder, left_ms = await self.store.run("cluster/lead", [CONTROLLER], worker, ttl_ms)
@@ -116,7 +116,7 @@ class Workers(EngineBase):
     # Owners
 
     async def owners(self, known: Owners | None = None) -> Owners:
-        """Which worker is to own which partition. What is known is not read again."""
+        """Return which worker is to own which partition; what is known is not read again."""
         if known is not None:
             [version] = await self.store.read_all([("HGET", OWNERS, _VERSION)])
             if int(version or 0) == known.version:
@@ -132,7 +132,7 @@ class Workers(EngineBase):
         )
 
     async def assign(self, version: int, changes: dict[str, list[str] | None]) -> bool:
-        """Change the owners of some topics, None to drop one; False if `version` is not the newest."""
+        """Change the owners of some topics, None to drop one; returns False if `version` is outdated."""
         check_int("version", version, 0, MAX_MS)
         pairs = []
         for topic, workers in changes.items():
@@ -150,7 +150,7 @@ class Workers(EngineBase):
             await self.store.say(EVENTS, event)
 
     def listen(self, on_event: Callable[[str], None]) -> Coroutine[Any, Any, None]:
-        """Hear announcements until cancelled; "" says that some may have been missed."""
+        """Listen to announcements until cancelled; "" says that some may have been missed."""
         return self.store.listen(EVENTS, on_event)
 
 

@@ -22,7 +22,7 @@ _STATES = ("serving", "draining", "stopping")
 
 
 async def check_cluster(engine: Engine) -> list[str]:
-    """Everything that cannot be right outside of partitions, as sentences; empty when there is nothing."""
+    """Return all that cannot be right outside of partitions, as sentences; empty if all is well."""
     lasting: list[str] | None = None
     for look in range(_LOOKS):
         if look:
@@ -35,7 +35,7 @@ async def check_cluster(engine: Engine) -> list[str]:
 
 
 def cluster_problems(cluster: ClusterSnapshot) -> Iterator[str]:
-    """The rules, on one snapshot."""
+    """Yield what breaks a rule in one snapshot."""
     for worker in cluster.heartbeats:
         if not _is_name(worker):
             yield f"{WORKERS} lists {worker!r}, which is no worker's name"

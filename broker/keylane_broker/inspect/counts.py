@@ -78,7 +78,7 @@ class _Place(msgspec.Struct):
 
 
 async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
-    """How much is in a topic's logs, and who subscribes."""
+    """Count what is in a topic's logs, and list who subscribes."""
     counts = TopicCounts()
 
     async def count(partition: int) -> None:
@@ -103,7 +103,7 @@ async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
 async def count_subscription(
     store: Store, topic: str, subscription: str, partitions: int, now_ms: int
 ) -> SubscriptionCounts:
-    """What a subscription has not settled, and who consumes it now."""
+    """Count what a subscription has not settled, and list who consumes it now."""
     counts = SubscriptionCounts()
 
     async def count(partition: int) -> None:
@@ -132,7 +132,7 @@ async def count_subscription(
 
 
 async def _count_fresh(store: Store, keys: SubscriptionKeys, subscription: str) -> int:
-    """How many entries lie after the cursor.
+    """Return how many entries lie after the cursor.
 
     Where the log has holes there, some thousand are counted one by one; if there are more, the rest counts as
     without holes, as far as the length of the log allows.
@@ -167,7 +167,7 @@ async def _count_fresh(store: Store, keys: SubscriptionKeys, subscription: str) 
 
 
 async def ledgers(store: Store, topic: str, partitions: Sequence[int]) -> list[PartitionLedgers]:
-    """Owner and ledgers of some partitions, each with what is left of it."""
+    """Return owner and ledgers of some partitions, each with what is left of it."""
     found: list[PartitionLedgers] = []
     for at in range(0, len(partitions), _TOGETHER):
         some = partitions[at : at + _TOGETHER]
@@ -207,7 +207,7 @@ async def _ledgers(store: Store, topic: str, partition: int) -> PartitionLedgers
 async def peek(
     store: Store, topic: str, subscription: str, partitions: range | list[int], limit: int
 ) -> list[Unsettled]:
-    """The oldest messages of each partition that a subscription has not settled, at most `limit` in all.
+    """Return the oldest messages of each partition that a subscription has not settled, at most `limit`.
 
     Of what waits in lanes, and of what is leased beyond their records, a thousand are looked at: where there
     are more, there may be older ones.
@@ -257,7 +257,7 @@ def _unsettled(partition: int, message: Message, place: _Place | None) -> Unsett
 async def _places(
     store: Store, keys: SubscriptionKeys, queued: list[str], beyond: list[str], lead_ms: int
 ) -> dict[int, _Place]:
-    """Where the messages behind the cursor are; times by the clock that the partition's is ahead of."""
+    """Return where the messages behind the cursor are; times by the clock that is `lead_ms` behind."""
     places: dict[int, _Place] = {}
     dues: dict[str, int] = {}
     leased_by: dict[str, str] = {}
@@ -288,7 +288,7 @@ async def _places(
 
 
 async def _lanes(store: Store, keys: SubscriptionKeys) -> AsyncIterator[Lane]:
-    """Every lane, without what is leased beyond its record."""
+    """Yield every lane, without what is leased beyond its record."""
     cursor = "0"
     while True:
         [(cursor, found)] = await store.read_all([("HSCAN", keys.lanes, cursor, "COUNT", str(_PAGE))])
@@ -299,7 +299,7 @@ async def _lanes(store: Store, keys: SubscriptionKeys) -> AsyncIterator[Lane]:
 
 
 def _entry(item: Sequence[Any]) -> int:
-    """The number of what was read from a log."""
+    """Return the number of what was read from a log."""
     return int(item[0].partition("-")[2])
 
 

@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 
 
 def advice_on(error: Exception) -> str:
-    """What to do about a Redis that cannot be used."""
+    """Return what to do about a Redis that cannot be used."""
     return next((advice for said, advice in ADVICE if said in str(error)), OTHERWISE)
 
 
@@ -91,7 +91,7 @@ async def examine(store: Store) -> list[Finding]:
 
 
 def _examine(name: str, facts: dict[str, str], appendfsync: str | None, clustered: bool) -> list[Finding]:
-    """What one server says of itself."""
+    """Judge what one server says of itself."""
     return [
         _kind(name, facts, clustered),
         _eviction(name, facts, configurable=appendfsync is not None),
@@ -154,7 +154,7 @@ def _persistence(name: str, facts: dict[str, str], appendfsync: str | None) -> F
 
 
 def _mended(name: str, setting: str, configurable: bool) -> str:
-    """The command that changes a setting."""
+    """Return the command that changes a setting."""
     if not configurable:
         return f"set {setting} in the configuration of this service, which does not allow CONFIG"
     host, _, port = name.rpartition(":")

@@ -105,7 +105,7 @@ class Scanned(msgspec.Struct):
 
 
 async def scan(store: Store, topic: str = "") -> Scanned:
-    """The keys of a topic, or of all, with one walk over the keyspace."""
+    """Return the keys of a topic, or of all, found with one walk over the keyspace."""
     found = Scanned(defaultdict(set), set())
     for key in await store.keys_like(f"kl:{{{topic}:*" if topic else "kl:[{t]*"):
         if key.startswith(topic_key("")):
@@ -116,7 +116,7 @@ async def scan(store: Store, topic: str = "") -> Scanned:
 
 
 async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSnapshot:
-    """Read a partition: a small one's state in one transaction, else all in steps that hold nobody up."""
+    """Read a partition: a small one in one transaction, else in steps that hold nobody up."""
     keys = PartitionKeys.of(topic, partition)
     names = sorted(await store.command("HKEYS", keys.subs))
     holders = [await store.command("ZRANGE", keys.subscription(name).deadlines, 0, -1) for name in names]
@@ -185,7 +185,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
 
 
 async def _read(store: Store, commands: list[tuple[str, ...]]) -> list[Any]:
-    """Answer commands that read whole keys: as of one instant, unless that took too long."""
+    """Return the answers of commands that read whole keys: of one instant, unless that took too long."""
     counting = {"H": "HLEN", "Z": "ZCARD"}
     sizes = [(counting[name[0]], key) for name, key, *_ in commands if name[0] in counting]
     if sum(await store.read_all(sizes)) <= _SMALL:
@@ -194,7 +194,7 @@ async def _read(store: Store, commands: list[tuple[str, ...]]) -> list[Any]:
 
 
 async def _in_pages(store: Store, command: tuple[str, ...]) -> Any:
-    """Answer a command that reads a whole key, in steps; what changes meanwhile may be missing."""
+    """Return the answer of a command that reads a whole key, in steps; changes meanwhile may be missing."""
     name, key, *options = command
     found: list[Any] = []
     if name == "ZRANGE":

@@ -29,7 +29,7 @@ NUL = "\0"
 
 
 async def check_topic(engine: Engine, topic: str, scanned: Scanned | None = None) -> list[str]:
-    """Every broken invariant of a topic as a sentence; empty when there is none.
+    """Return every broken invariant of a topic as a sentence; empty if there is none.
 
     `scanned` are the keys of all topics, where somebody has walked over the keyspace already.
     """
@@ -45,7 +45,7 @@ async def check_topic(engine: Engine, topic: str, scanned: Scanned | None = None
 
 
 async def check_partition(engine: Engine, topic: str, partition: int, scanned: set[str]) -> list[str]:
-    """Every broken invariant of one partition that lasts over several looks."""
+    """Return every broken invariant of one partition that lasts over several looks."""
 
     async def look() -> list[str]:
         about, records = await engine.describe_topic(topic), await read_records(engine.store, topic)
@@ -62,7 +62,7 @@ async def check_partition(engine: Engine, topic: str, partition: int, scanned: s
 
 
 async def check_leftovers(engine: Engine, scanned: Scanned) -> list[str]:
-    """Topics that are half-made, and partitions that belong to none."""
+    """Return topics that are half-created, and partitions that belong to none."""
 
     async def look() -> list[str]:
         listed = set((await engine.store.fields(TOPICS)).values())
@@ -102,7 +102,7 @@ async def check_leftovers(engine: Engine, scanned: Scanned) -> list[str]:
 
 
 async def _lasting(look: Callable[[], Awaitable[list[str]]]) -> list[str]:
-    """What is found at every look."""
+    """Return what is found at every look."""
     lasting = await look()
     for _ in range(_LOOKS - 1):
         if not lasting:
@@ -113,7 +113,7 @@ async def _lasting(look: Callable[[], Awaitable[list[str]]]) -> list[str]:
 
 
 async def _half_made(engine: Engine, topic: str) -> list[str]:
-    """Subscriptions that somebody has left, or is still at."""
+    """Return subscriptions whose creation or deletion is not finished."""
     return [
         f"subscription {name} (number {record.incarnation}) is half-made, in state {record.state}: "
         f"`keylane subscription describe {topic} {name}` finishes it"
@@ -123,7 +123,7 @@ async def _half_made(engine: Engine, topic: str) -> list[str]:
 
 
 async def _half_changed(engine: Engine, topic: str) -> list[str]:
-    """What was changed in some partitions only: whoever did it has crashed in between."""
+    """Return what was changed in some partitions only: whoever did it has crashed in between."""
     about, names = await engine.describe_topic(topic), await engine.subscriptions(topic)
     all_keys = [PartitionKeys.of(topic, number) for number in range(about.partitions)]
     journals = await engine.store.states([keys.meta for keys in all_keys], "journal")
@@ -146,7 +146,7 @@ async def _half_changed(engine: Engine, topic: str) -> list[str]:
 def _record_problems(
     partition: PartitionSnapshot, incarnation: int, records: dict[str, SubscriptionRecord]
 ) -> Iterator[str]:
-    """What is not as the topic and the records of its subscriptions say."""
+    """Yield what is not as the topic and the records of its subscriptions say."""
     if not partition.meta:
         return
     if partition.meta.get("incarnation") != str(incarnation):
@@ -167,7 +167,7 @@ def _record_problems(
 
 
 def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
-    """The rules, on one snapshot."""
+    """Yield what breaks a rule in one snapshot."""
     if not partition.meta:
         yield "has no meta hash"
         return
@@ -250,7 +250,7 @@ def _queued(subscription: SubscriptionSnapshot) -> dict[str, list[int]]:
 
 
 def unsettled(subscription: SubscriptionSnapshot) -> set[int]:
-    """The entries behind the cursor that a subscription still owes."""
+    """Return the entries behind the cursor that are still owed to a subscription."""
     entries = {
         entry for member in subscription.queue + subscription.beyond for entry in parse_queued(member)[1]
     }

@@ -123,7 +123,7 @@ class SharedConnection(asyncio.Protocol):
         return future
 
     async def unread(self, *command: str | bytes | int) -> bytes:
-        """Run a command on a connection that has nothing else to do; its answer as it came.
+        """Run a command on a connection that has nothing else to do, and return its answer as it came.
 
         Behind it comes an answer that nobody can know beforehand, so what ends with that is all.
         """

@@ -13,7 +13,7 @@ _FOLLOWED = 1.0  # seconds for which it is known how many replicas follow a serv
 
 
 def replicas(level: str) -> int | None:
-    """Return how many replicas a level needs: None where it is about something else."""
+    """Return how many replicas a level needs, None where it is about something else."""
     if level in ("memory", "fsync"):
         return None
     kind, colon, count = level.partition(":")
@@ -23,7 +23,7 @@ def replicas(level: str) -> int | None:
 
 
 def check_reached(level: str, needed: int, timeout_ms: int, reached: Any) -> None:
-    """Raise what tells the publisher that its messages are less safe than asked."""
+    """Raise DurabilityNotReached if messages are less safe than asked."""
     if isinstance(reached, BaseException):
         raise DurabilityNotReached(
             f"{level} was not confirmed ({reached}); the messages are stored in memory", stored=True

@@ -33,17 +33,17 @@ def _shorten(value: object) -> str:
 
 
 def topic_key(topic: str) -> str:
-    """The topic's own hash, in a slot of its own."""
+    """Return the key of the topic's own hash, in a slot of its own."""
     return f"kl:topic:{topic}"
 
 
 def records_key(topic: str) -> str:
-    """What is known of the topic's subscriptions as a whole, in the slot of the topic's own hash."""
+    """Return the key of the records of the topic's subscriptions, in the slot of the topic's own hash."""
     return f"{{{topic_key(topic)}}}:subs"
 
 
 def worker_key(worker: str) -> str:
-    """What a worker says of itself."""
+    """Return the key of what a worker says of itself."""
     return f"kl:worker:{worker}"
 
 
@@ -68,7 +68,7 @@ class SubscriptionKeys(NamedTuple):
     bodies: str
 
     def leases(self, consumer: str) -> str:
-        """What one consumer holds; lua/lib/holders.lua names these keys."""
+        """Return the key of what one consumer holds; lua/lib/holders.lua names these keys."""
         return f"{self.deadlines}:{consumer}"
 
 
@@ -129,7 +129,7 @@ def subscription_keys(topic: str, partition: int, subscription: str) -> Subscrip
 
 
 def partition_of(key: str) -> tuple[str, int]:
-    """The topic and the number of the partition that a key belongs to."""
+    """Return the topic and the number of the partition that a key belongs to."""
     topic, _, number = key[key.index("{") + 1 : key.index("}")].rpartition(":")
     return topic, int(number)
 

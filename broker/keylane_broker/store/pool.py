@@ -33,7 +33,7 @@ class ConnectionPool:
         self._closed = False
 
     def get(self, server: Address) -> SharedConnection | None:
-        """The shared connection to a server, if it is there."""
+        """Return the shared connection to a server, if it is open."""
         connection = self._shared.get(server.name)
         return connection if connection is not None and connection.usable else None
 
@@ -60,7 +60,7 @@ class ConnectionPool:
 
     @contextlib.asynccontextmanager
     async def lend(self, server: Address) -> AsyncIterator[SharedConnection]:
-        """A connection to a server for one caller; it is closed when that one is interrupted."""
+        """Lend a connection to one caller; it is closed if the caller is interrupted."""
         room = self._room.setdefault(server.name, asyncio.Semaphore(_LENT))
         async with room:
             idle = self._idle.setdefault(server.name, [])
@@ -83,7 +83,7 @@ class ConnectionPool:
                 connection.close()
 
     def drop(self, server: Address, connection: SharedConnection | None) -> None:
-        """Close a connection that led nowhere, and those that wait to be lent: they lead there too."""
+        """Close a connection that led nowhere, and the idle ones: they lead there too."""
         for unused in self._idle.pop(server.name, []):
             unused.close()
         if connection is not None:
@@ -105,7 +105,7 @@ class ConnectionPool:
         self._idle.clear()
 
     async def _connect_as_shared(self, server: Address) -> SharedConnection:
-        """Another connection to where the shared one leads: a new master needs leases that are taken anew."""
+        """Connect again to where the shared one leads: a new master needs leases that are taken anew."""
         shared = self.get(server) or await self.open(server)
         connection = await self._connect(server)
         if self.get(server) is not shared or connection.peer != shared.peer:

@@ -86,7 +86,7 @@ class Servers:
 
     @property
     def clustered(self) -> bool:
-        """Return whether it is a Redis Cluster."""
+        """Whether it is a Redis Cluster."""
         return isinstance(self.redis, RedisCluster)
 
     async def masters(self) -> dict[str, Master | BrokerError]:

@@ -14,7 +14,7 @@ class SingleFlight:
         self._running: dict[str, asyncio.Task[Any]] = {}
 
     async def join(self, name: str, attempt: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Wait for the attempt that is under way, or start one; who gives up waiting does not end it."""
+        """Wait for the attempt that is under way, or start one; who stops waiting does not end it."""
         task = self._running.get(name)
         if task is None:
             task = self._running[name] = asyncio.create_task(attempt())
@@ -28,7 +28,7 @@ class SingleFlight:
             raise
 
     def under_way(self, name: str) -> bool:
-        """Whether such an attempt is under way."""
+        """Return whether such an attempt is under way."""
         return name in self._running
 
     def cancel(self) -> None:

@@ -47,7 +47,7 @@ class Store(Servers):
 
     @classmethod
     def connect(cls, url: str, scripts: Scripts | None = None, *, patience: float = _PATIENCE) -> "Store":
-        """Get ready for a Redis; connections are made when they are needed."""
+        """Prepare a store; connections are opened when they are needed."""
 
         def another() -> Any:
             return open_client(url, min(_CONNECT, patience), decode_responses=True)
@@ -80,7 +80,7 @@ class Store(Servers):
         return await _together(*(self.run(script, keys, *arguments) for script, keys, arguments in calls))
 
     async def try_all(self, calls: Sequence[Call], patience: float) -> list[list[Any] | BrokerError]:
-        """The same where each may fail by itself, or take too long; raises only if all do."""
+        """Run many scripts of which each may fail, or take too long, by itself; raises only if all do."""
 
         async def attempt(call: Call) -> list[Any] | BrokerError:
             try:
@@ -128,7 +128,7 @@ class Store(Servers):
             await durability.require(self, level, key)
 
     def groups(self, keys: Sequence[str], limit: int) -> list[list[int]]:
-        """The places of keys that one script may take together: all, or on a cluster those of one slot."""
+        """Return the places of keys that one script may take together: on a cluster those of a slot."""
         by_slot: dict[int, list[int]] = defaultdict(list)
         clustered = isinstance(self.redis, RedisCluster)
         for index, key in enumerate(keys):
@@ -136,7 +136,7 @@ class Store(Servers):
         return [places[at : at + limit] for places in by_slot.values() for at in range(0, len(places), limit)]
 
     def take_spent(self) -> dict[str, int]:
-        """The microseconds that scripts took in Redis, by their first key, since the last call."""
+        """Return the microseconds that scripts took in Redis, by their first key, since the last call."""
         spent, self._spent = self._spent, defaultdict(int)
         return spent
 
@@ -148,12 +148,12 @@ class Store(Servers):
             return await _together(*(self.execute(log, "XRANGE", log, *bounds) for bounds in ranges))
 
     async def read_all(self, commands: Sequence[tuple[str, ...]]) -> list[Any]:
-        """Run plain commands, each on the key that it names first, and answer them as the server does."""
+        """Run plain commands, each on the key that it names first; returns their answers as the server's."""
         with named_errors():
             return await _together(*(self.execute(command[1], *command) for command in commands))
 
     async def unread(self, *command: str) -> bytes:
-        """Run a plain command on the key that it names first; its answer as it came, for others to read."""
+        """Run a plain command on the key that it names first, and return its answer as it came."""
         with named_errors():
             if self.shared:
                 with contextlib.suppress(MovedError, AskError, TryAgainError):
@@ -161,16 +161,16 @@ class Store(Servers):
             return lines.pack(await self.execute(command[1], *command))
 
     async def fields(self, key: str) -> dict[str, str]:
-        """All fields of a hash."""
+        """Return all fields of a hash."""
         [found] = await self.all_fields([key])
         return found
 
     async def all_fields(self, keys: Sequence[str]) -> list[dict[str, str]]:
-        """All fields of each of some hashes."""
+        """Return all fields of each of some hashes."""
         return [as_fields(found) for found in await self.read_all([("HGETALL", key) for key in keys])]
 
     async def atomically(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
-        """Run plain commands on the keys of one partition as one transaction; answered as in read_all."""
+        """Run plain commands on the keys of one partition as one transaction; returns as read_all()."""
         with named_errors():
             if self.shared:
                 key, wrapped = str(commands[0][1]), [("MULTI",), *commands, ("EXEC",)]
@@ -193,17 +193,17 @@ class Store(Servers):
             return list(answers)
 
     async def command(self, *command: Argument) -> Any:
-        """Run one plain command, the way redis-py does and answers it."""
+        """Run one plain command the way redis-py does, and return its answer."""
         with named_errors():
             return await self.by_redis_py(*command)
 
     async def states(self, keys: Sequence[str], field: str = "state") -> list[str | None]:
-        """One field of many hashes."""
+        """Return one field of many hashes."""
         with named_errors():
             return await _together(*(self.execute(key, "HGET", key, field) for key in keys))
 
     async def keys_like(self, pattern: str) -> set[str]:
-        """All keys that match a pattern, found by scanning."""
+        """Return all keys that match a pattern, found by scanning."""
         with named_errors():
             self.begin()
             async with self._permits:
@@ -215,12 +215,12 @@ class Store(Servers):
             await events.say(self, channel, text)
 
     def listen(self, channel: str, on_message: Callable[[str], None]) -> Coroutine[Any, Any, None]:
-        """Pass on what is published on a channel, until cancelled; "" after each time it was not heard."""
+        """Pass on what is published on a channel until cancelled; "" whenever some may have been missed."""
         return events.listen(self, channel, on_message)
 
 
 async def _together(*calls: Any) -> list[Any]:
-    """Await all of them; the first error is raised when all are done, so none is left alone."""
+    """Await all calls; the first error is raised when all are done, so none is left alone."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -229,5 +229,5 @@ async def _together(*calls: Any) -> list[Any]:
 
 
 def as_fields(answer: Any) -> dict[str, str]:
-    """What HGETALL answers, as the server or as redis-py puts it."""
+    """Return what HGETALL answers, as the server or as redis-py puts it, as a dict."""
     return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
