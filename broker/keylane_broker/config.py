@@ -135,13 +135,11 @@ class Settings(BaseSettings):
                 "it should be a URL like redis://host:6379/0, file:///folder or s3://bucket/folder"
             )
         if scheme == "memory":
-            raise ValueError("memory:// is of one process alone; clients of others could not read a body")
+            raise ValueError("memory:// belongs to one process; clients in others could not read a body")
         import fsspec  # type: ignore[import-untyped]  # only here: it takes its time
 
         if scheme.partition("::")[0] not in fsspec.available_protocols():
-            raise ValueError(
-                f"nothing is known of {scheme}://; use redis, file, s3 or another that fsspec has"
-            )
+            raise ValueError(f"{scheme}:// is not supported; use redis, file, s3 or another that fsspec has")
         return url
 
     @field_validator("advertise")

@@ -149,7 +149,7 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         lambda story: story.engine.store.command("SET", story.keys.subscription_prefix + "gone:lanes", "x"),
     ),
     "an entry is owed by nobody": (
-        "entry 1 is in the log and nobody owes it",
+        "entry 1 is in the log and owed to nobody",
         command("HDEL", "SUB:lanes", "=a"),
     ),
     "a partition has lost its meta": ("has no meta hash", command("DEL", "META")),
@@ -206,7 +206,7 @@ READER_DAMAGES = {
         command("XDEL", "LOG", "EPOCH-4"),
     ),
     "a message stays that was read": (
-        "entry 3 is in the log and nobody owes it",
+        "entry 3 is in the log and owed to nobody",
         command("HSET", "SUBS", "s", "3"),
     ),
 }

@@ -206,7 +206,7 @@ async def test_what_is_half_made_is_listed_nowhere_and_named_by_the_checker(url:
         assert await engine.subscriptions(topic) == []
         [problem] = await check_topic(engine, topic)
         assert "subscription s" in problem
-        assert "half-made, in state creating" in problem
+        assert "half-created, in state creating" in problem
         assert f"`keylane subscription describe {topic} s` finishes it" in problem
         found = await engine.describe_subscription(topic, "s")
         assert found.mode == "key_shared"
@@ -393,7 +393,7 @@ async def test_half_made_topics_and_partitions_of_none_are_named(url: str, topic
         with pytest.raises(Crash):
             await delete_topic(crashing, topic)
         [problem] = await found()
-        assert f"topic {topic} is half-made, in state deleting" in problem
+        assert f"topic {topic} is half-created, in state deleting" in problem
         assert f"`keylane topic delete {topic}` finishes it" in problem
         await delete_topic(engine, topic)
         assert await found() == []

@@ -87,7 +87,7 @@ async def test_a_consumer_that_was_cut_off_ends_when_its_topic_is_another_one(
         mortal.kill_worker()
         await replace(engine, topic, partitions, "shared" if again else None)
         mortal.start_worker()
-        with pytest.raises(TopicNotFound, match="another one of that name made since") as ended:
+        with pytest.raises(TopicNotFound, match="deleted and recreated") as ended:
             await consumer.receive(PATIENCE)
         assert ended.value.code == "topic_replaced"
     assert await engine.subscriptions(topic) == (["s"] if again else [])
@@ -125,7 +125,7 @@ async def test_a_consumer_whose_worker_was_not_told_ends_as_soon_as_the_worker_f
         await replace(engine, topic, partitions)
         published = await client.publish(topic, b"new", partition=0)
         assert published.id is not None
-        with pytest.raises(TopicNotFound, match="another one of that name made since"):
+        with pytest.raises(TopicNotFound, match="deleted and recreated"):
             await consumer.receive(PATIENCE)
         with pytest.raises(StaleReceipt):
             await old.ack()
@@ -292,7 +292,7 @@ async def test_who_comes_back_to_another_topic_or_subscription_is_told_and_nothi
         await peer.answer(back)
     assert await engine.subscriptions(topic) == []
     await engine.create_subscription(topic, "s")
-    with pytest.raises(Refused, match=r"subscription_not_found.*made since"):
+    with pytest.raises(Refused, match=r"subscription_not_found.*recreated"):
         await peer.answer(back)
 
     await replace(engine, topic, 1, None)
@@ -316,7 +316,7 @@ async def test_an_id_of_a_topic_that_is_gone_is_no_position_in_another_one(
     assert old.id is not None
     assert new[1].id is not None
     for act in (client.seek(topic, "s", old.id), client.create_subscription(topic, "t", start=old.id)):
-        with pytest.raises(InvalidArgument, match="of a topic that had this name before"):
+        with pytest.raises(InvalidArgument, match="of an earlier topic of that name"):
             await act
     assert await engine.subscriptions(topic) == ["s"]
     await client.seek(topic, "s", new[1].id)

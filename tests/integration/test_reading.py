@@ -166,7 +166,7 @@ async def test_nobody_consumes_what_is_read_by_position(client: AsyncClient, top
         consumer = client.subscribe(topic, "spark", mode=mode)
         with pytest.raises(InvalidArgument, match="read by position"):
             await consumer.__aenter__()
-    with pytest.raises(InvalidArgument, match="nothing to pause"):
+    with pytest.raises(InvalidArgument, match="no deliveries to pause"):
         await client.pause_subscription(topic, "spark")
     await client.create_subscription(topic, "billing")
     with pytest.raises(InvalidArgument, match="only one of mode cursor"):

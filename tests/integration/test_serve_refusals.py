@@ -144,7 +144,7 @@ def test_a_redis_that_is_down_is_said_once_however_many_workers_there_are() -> N
     port = free_port()
     line = refused("--redis", f"redis://127.0.0.1:{port}/0", "--workers", "3")
     assert f"127.0.0.1:{port}" in line
-    assert line.endswith("start it, or name another with --redis")
+    assert line.endswith("start it, or choose another with --redis")
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,14 @@ def test_a_server_of_another_kind_is_told_with_the_url_to_use(server_binary: Pat
     """A replica, a Sentinel, a node of a cluster, and a single server taken for one of these."""
     with replica_pair(binary=server_binary) as pair:
         line = refused("--redis", pair.replica.url)
-        assert f"is a replica of 127.0.0.1:{pair.master.port}, which takes no writes; name the master" in line
+        assert (
+            f"is a replica of 127.0.0.1:{pair.master.port}, which does not accept writes; name the master"
+            in line
+        )
         line = refused("--redis", f"redis+cluster://127.0.0.1:{pair.master.port}")
         assert "it is a single server: use redis://host:port/0" in line
         line = refused("--redis", f"redis+sentinel://127.0.0.1:{pair.master.port}/mymaster")
-        assert "it is no Sentinel: use redis://host:port/0" in line
+        assert "it is not a Sentinel: use redis://host:port/0" in line
     with sentinel_pair(binary=server_binary) as behind:
         line = refused("--redis", f"redis://127.0.0.1:{behind.port}/0")
         assert f"redis+sentinel://127.0.0.1:{behind.port}/" in line
@@ -255,7 +258,7 @@ def test_a_redis_that_evicts_is_refused_with_the_command_that_mends_it(server_bi
     config = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
     with single_server(binary=server_binary, config=config) as server:
         line = refused("--redis", server.url, "--workers", "2")
-    assert "maxmemory-policy allkeys-lru: Redis throws messages away when memory is full; " in line
+    assert "maxmemory-policy allkeys-lru: Redis evicts messages when memory is full; " in line
     assert f"redis-cli -h 127.0.0.1 -p {server.port} CONFIG SET maxmemory-policy noeviction" in line
 
 

@@ -227,7 +227,7 @@ async def test_only_the_reader_that_claimed_last_commits(timed: ManualTime, topi
     assert await commit(story, 3) == ["uid-0", "uid-1"]  # its session is over, but nobody has taken its place
     assert (await engine.claim(topic, "spark", "r2", 1_000)).granted
     await timed.advance(2_000)
-    with pytest.raises(ConsumerReplaced, match="has the reader 'r2' now, who has claimed it after 'r1'"):
+    with pytest.raises(ConsumerReplaced, match="is now read by 'r2', which claimed it after 'r1'"):
         await commit(story, 5)
     assert await position(story) == 3
     assert await commit(story, 4, "r2") == ["uid-2"]
@@ -241,7 +241,7 @@ async def test_a_commit_needs_a_claim(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe("spark", "cursor", consumers=())
     await publish(story, 2)
-    with pytest.raises(InvalidArgument, match="'r1' must claim it before a commit"):
+    with pytest.raises(InvalidArgument, match="'r1' must claim it before it commits"):
         await commit(story, 2)
 
 
@@ -279,11 +279,11 @@ async def test_nothing_of_it_can_be_leased(engine: Engine, topic: str) -> None:
         await engine.join(story.lease, "spark", "c")
     with pytest.raises(InvalidArgument, match=r"read by position .* use another subscription"):
         await engine.fetch(story.lease, "spark", [Room("c", 10)])
-    with pytest.raises(InvalidArgument, match="nothing to pause"):
+    with pytest.raises(InvalidArgument, match="no deliveries to pause"):
         await engine.pause_subscription(topic, "spark", True)
     await engine.pause_subscription(topic, "spark", False)
     settings = SubscriptionSettings("cursor", "at_most_once")
-    with pytest.raises(InvalidArgument, match="at most once"):
+    with pytest.raises(InvalidArgument, match="at_most_once does not apply"):
         await engine.create_subscription(topic, "other", settings)
 
 
@@ -547,12 +547,12 @@ async def test_a_claim_and_a_commit_are_for_the_topic_and_the_subscription_that_
     await engine.delete_subscription(topic, "spark")
     await story.subscribe("spark", "cursor", consumers=())
     await story.publish_many(5)
-    with pytest.raises(SubscriptionNotFound, match="another one of that name made since"):
+    with pytest.raises(SubscriptionNotFound, match="deleted and recreated"):
         await engine.claim(topic, "spark", "r1", HOUR_MS, **meant)
     assert await engine.store.command("HGET", story.sub("spark").sub, "reader") is None
     [second] = await engine.offsets(topic, "spark")
     assert (await engine.claim(topic, "spark", "r1", HOUR_MS)).granted
-    with pytest.raises(SubscriptionNotFound, match="another one of that name made since"):
+    with pytest.raises(SubscriptionNotFound, match="deleted and recreated"):
         await engine.commit(topic, "spark", "r1", 0, 3, sought=second.sought, **meant)
     with pytest.raises(TopicReplaced):
         await engine.claim(topic, "spark", "r1", HOUR_MS, incarnation=first.incarnation + 1)

@@ -152,7 +152,7 @@ def test_every_setting_is_a_flag_of_serve() -> None:
         ("max_frame", "1024", "131072"),
         ("payloads", "foo", "URL"),
         ("payloads", "redis://", "URL"),
-        ("payloads", "foo://bar", "nothing is known of foo://"),
+        ("payloads", "foo://bar", "foo:// is not supported"),
         ("payloads", "memory://bodies", "one process"),
     ],
 )

@@ -239,7 +239,7 @@ async def _check_topics(engine: "Engine") -> list[Finding]:
 
     scanned = await scan(engine.store)
     left = await check_leftovers(engine, scanned)
-    findings = [Finding("topics", not left, "; ".join(left) or "none is half-made", "see there")]
+    findings = [Finding("topics", not left, "; ".join(left) or "none is half-created", "see there")]
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for topic in progress.track(sorted(await engine.topics()), description="looking into topics"):

@@ -18,8 +18,8 @@ def checked(
     match answer[0]:
         case "FENCED" if lease is not None:
             raise Fenced(
-                f"{lease.worker} does not hold partition {lease.partition} of {topic!r} "
-                f"in epoch {lease.epoch} any more"
+                f"{lease.worker} no longer holds partition {lease.partition} of {topic!r} "
+                f"in epoch {lease.epoch}"
             )
         case "NO_TOPIC" if partition is None:
             raise TopicNotFound(f"no topic {topic!r}")
@@ -45,7 +45,7 @@ def by_position(topic: str, subscription: str) -> str:
     """Say why a subscription of mode cursor has no consumers."""
     return (
         f"subscription {subscription!r} of {topic!r} is read by position (mode cursor, as Spark does) and "
-        "delivers to nobody: use another subscription"
+        "has no consumers: use another subscription"
     )
 
 
@@ -57,14 +57,10 @@ def check_incarnation(topic: str, meant: int, there: int) -> None:
 
 def _replaced(topic: str) -> TopicReplaced:
     return TopicReplaced(
-        f"topic {topic!r} was deleted, and another one of that name made since: subscribe anew, and "
-        "publish by its number of partitions"
+        f"topic {topic!r} was deleted and recreated: subscribe again, and publish by its number of partitions"
     )
 
 
 def made_anew(topic: str, subscription: str) -> str:
     """Say why a subscription is not the one that was meant."""
-    return (
-        f"subscription {subscription!r} of {topic!r} was deleted, and another one of that name made since: "
-        "subscribe anew"
-    )
+    return f"subscription {subscription!r} of {topic!r} was deleted and recreated: subscribe again"

@@ -90,9 +90,9 @@ def check_abouts(flat: list[str]) -> None:
 def check_dues(flat: list[str], dues: Sequence[int]) -> None:
     """Raise for a batch that cannot be delayed: each message needs a time of its own."""
     if len(dues) * 3 != len(flat):
-        raise InvalidArgument(f"{len(dues)} times for {len(flat) // 3} messages: each has one")
+        raise InvalidArgument(f"{len(dues)} due times for {len(flat) // 3} messages: each needs one")
     if any(type(due_ms) is not int or not 0 <= due_ms <= MAX_TIME_MS for due_ms in dues):
-        raise InvalidArgument(f"a message is due at a time that is none: use ms from 0 to {MAX_TIME_MS}")
+        raise InvalidArgument(f"due_ms is out of range: use 0 to {MAX_TIME_MS}")
 
 
 def _check_sizes(keys: list[str], uids: list[str], abouts: list[str]) -> None:

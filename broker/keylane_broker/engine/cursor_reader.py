@@ -158,23 +158,23 @@ class CursorReaders(EngineBase):
         if answer[0] == "BUSY" and not answer[1]:
             raise InvalidArgument(
                 f"subscription {subscription!r} of {topic!r} has no reader: {reader!r} must claim it before "
-                "a commit"
+                "it commits"
             )
         if answer[0] == "BUSY":
             raise ConsumerReplaced(
-                f"subscription {subscription!r} of {topic!r} has the reader {answer[1]!r} now, who has "
-                f"claimed it after {reader!r}"
+                f"subscription {subscription!r} of {topic!r} is now read by {answer[1]!r}, which claimed it "
+                f"after {reader!r}"
             )
         if answer[0] == "SOUGHT":
             raise SubscriptionMoved(
                 f"subscription {subscription!r} of {topic!r} was moved by a seek to position {answer[1] + 1} "
-                f"of partition {partition}, or made anew, since it was read: ask for its offsets and read on "
-                "from there"
+                f"of partition {partition}, or recreated, since it was read: ask for its offsets and "
+                "continue from there"
             )
         if answer[0] == "LOST":
             raise MessagesLost(
-                f"the server has lost its newest writes: from entry {answer[1]} on the messages of partition "
-                f"{partition} of {topic!r} are others than those that were read before position {position}"
+                f"the server has lost its newest writes: from entry {answer[1]} on, the messages of "
+                f"partition {partition} of {topic!r} differ from those read before position {position}"
             )
         if answer[0] == "BEYOND":
             raise InvalidArgument(

@@ -57,7 +57,7 @@ class Reading(EngineBase):
         if not (type(start) is int and type(end) is int and 1 <= start <= end <= latest):
             raise InvalidArgument(
                 f"positions {start!r:.30} to {end!r:.30} of the {'journal' if journal else 'log'} of "
-                f"partition {partition} of {topic!r}: use whole numbers from 1 to {latest}, in this order"
+                f"partition {partition} of {topic!r}: use whole numbers from 1 to {latest}, the lower first"
             )
         stream, id_of = keys.journal if journal else keys.log, id_maker(ledgers or "0:1")
         lines = Lines([], ledgers, start)
@@ -104,7 +104,9 @@ class Reading(EngineBase):
             names = [body_name(uid, f"0 {about}") for uid, about in texts]
             return list(filter(None, names)), "log -" if cursor == "0" else f"later {cursor}"
         if kind != "log" or not _POSITION.fullmatch(place):
-            raise InvalidArgument(f"position {position[:60]!r}: use what the answer before has said")
+            raise InvalidArgument(
+                f"position {position[:60]!r}: use the one that the previous answer returned"
+            )
         after = place if place == "-" else f"({place}"
         page = ("XRANGE", keys.log, after, "+", "COUNT", str(MAX_BATCH))
         lines, lead = await self.store.read_all([page, ("HGET", keys.meta, "lead")])

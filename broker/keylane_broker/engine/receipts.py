@@ -125,5 +125,5 @@ def receipts_of(flat: list[str | int]) -> Receipts:
         )
     receipts = Receipts(flat)
     if receipts.messages > MAX_ENTRIES:
-        raise InvalidArgument(f"the receipts stand for over {MAX_ENTRIES} messages")
+        raise InvalidArgument(f"the receipts stand for more than {MAX_ENTRIES} messages")
     return receipts

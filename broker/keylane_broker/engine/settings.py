@@ -48,7 +48,7 @@ def check_subscription_settings(settings: SubscriptionSettings) -> None:
     if settings.delivery not in DELIVERIES:
         raise InvalidArgument(f"delivery {settings.delivery!r:.60}: use one of {', '.join(DELIVERIES)}")
     if (settings.mode, settings.delivery) == ("cursor", "at_most_once"):
-        raise InvalidArgument("mode cursor delivers nothing, also not at most once: leave that away")
+        raise InvalidArgument("mode cursor does not deliver, so at_most_once does not apply")
     check_int("lease_ms", settings.lease_ms, 1, MAX_MS)
     backoff = settings.backoff
     if backoff is not None and not (
@@ -58,8 +58,7 @@ def check_subscription_settings(settings: SubscriptionSettings) -> None:
         and 0 <= backoff.jitter <= 1
     ):
         raise InvalidArgument(
-            f"{backoff}: 0 <= initial <= maximum <= {MAX_MS // 1000}, factor >= 1 and 0 <= jitter <= 1 "
-            "are needed"
+            f"{backoff} needs 0 <= initial <= maximum <= {MAX_MS // 1000}, factor >= 1 and 0 <= jitter <= 1"
         )
 
 

@@ -99,7 +99,7 @@ class Subscriptions(EngineBase):
                     f"subscription {name!r} of {topic!r} has mode {mode}, not {settings.mode}"
                 )
             if not exist_ok:
-                raise SubscriptionExists(f"subscription {name!r} of {topic!r} exists already")
+                raise SubscriptionExists(f"subscription {name!r} of {topic!r} already exists")
             return
         await self._finish(topic, name)
 
@@ -164,8 +164,8 @@ class Subscriptions(EngineBase):
         for answer in answers:
             if answer[0] == "BY_POSITION":
                 raise InvalidArgument(
-                    f"subscription {name!r} of {topic!r} is read by position and delivers to nobody: "
-                    "there is nothing to pause; stop its reader instead"
+                    f"subscription {name!r} of {topic!r} is read by position and has no deliveries "
+                    "to pause; stop its reader instead"
                 )
             checked(answer, topic, name)
 
@@ -177,7 +177,7 @@ class Subscriptions(EngineBase):
         `position` is as in create_subscription; an entry number needs its partition.
         """
         if isinstance(position, int) and partition is None:
-            raise InvalidArgument("seek to an entry touches one partition: name it")
+            raise InvalidArgument("seeking to an entry needs a partition")
         check_name("topic", topic)
         kind, value = place_of(position)
         count = (await self.describe_topic(topic)).partitions
@@ -253,6 +253,6 @@ class Subscriptions(EngineBase):
         missing = [number for number, answer in enumerate(answers) if answer[0] == "NO_TOPIC"]
         if missing and (await self.describe_topic(topic)).incarnation == about.incarnation:
             raise TopicNotFound(
-                f"partition {missing[0]} of topic {topic!r} is not there, though the topic is: its keys were "
-                "lost or deleted by hand. Delete the topic and make it anew"
+                f"partition {missing[0]} of topic {topic!r} is missing: its keys were lost or deleted by "
+                "hand. Delete the topic and create it again"
             )

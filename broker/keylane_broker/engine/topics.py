@@ -42,7 +42,7 @@ class Topics(EngineBase):
                 continue
             there = state == "ready" or await self._make_topic(topic, made)
             if there and not registered and not exist_ok:
-                raise TopicExists(f"topic {topic!r} exists already")
+                raise TopicExists(f"topic {topic!r} already exists")
             if there or registered:  # else it was deleted while we finished what another had begun
                 return made
 
@@ -164,6 +164,6 @@ class Topics(EngineBase):
         [first] = await self.store.read_all([("HGET", partition_keys(topic, partition).meta, "first_epoch")])
         if first is None or ledger < int(first):
             raise InvalidArgument(
-                f"ledger {ledger} is not of partition {partition} of {topic!r}, but of a topic that had this "
-                "name before: its messages are gone"
+                f"ledger {ledger} is not of partition {partition} of {topic!r}, but of an earlier topic of "
+                "that name: its messages are gone"
             )

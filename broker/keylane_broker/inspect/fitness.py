@@ -16,26 +16,26 @@ PATIENCE = 5.0  # seconds; whoever starts a broker sits and waits
 
 # What an error says, and what to do about it; the first that fits counts.
 ADVICE = (
-    ("AUTH <password> called without any password", "it wants no password: leave it out of the URL"),
+    ("AUTH <password> called without any password", "it needs no password: remove it from the URL"),
     (
         "refuses the credentials",
-        "put those that it accepts into the URL, redis://user:password@host:port/0",
+        "put the right ones into the URL, redis://user:password@host:port/0",
     ),
-    ("DB index is out of range", "name a database that it has, such as redis://host:port/0"),
+    ("DB index is out of range", "choose a database that it has, such as redis://host:port/0"),
     ("loading the dataset", "start again when it has loaded its data"),
     ("Cluster mode is not enabled", "it is a single server: use redis://host:port/0"),
-    ("'SENTINEL'", "it is no Sentinel: use redis://host:port/0"),
+    ("'SENTINEL'", "it is not a Sentinel: use redis://host:port/0"),
     (
         "No master found",
         "check the name behind the slash, redis+sentinel://host:port/master, and start Sentinel",
     ),
-    ("is not Redis", "name the port of a Redis or Valkey with --redis"),
+    ("is not Redis", "give the address of a Redis or Valkey with --redis"),
     ("Timeout", "does a Redis listen there, with TLS for rediss:// and without it for redis://?"),
     ("closed by server", "does a Redis listen there, with TLS for rediss:// and without it for redis://?"),
     ("Name or service not known", "check the host in --redis"),
     ("nodename nor servname", "check the host in --redis"),
 )
-OTHERWISE = "start it, or name another with --redis"
+OTHERWISE = "start it, or choose another with --redis"
 
 
 class Finding(NamedTuple):
@@ -115,9 +115,8 @@ def _kind(name: str, facts: dict[str, str], clustered: bool) -> Finding:
     elif mode == "cluster" and not clustered:
         wrong, advice = "is a node of a cluster", f"use redis+cluster://{name}"
     elif facts.get("role") == "slave":
-        wrong = (
-            f"is a replica of {facts.get('master_host')}:{facts.get('master_port')}, which takes no writes"
-        )
+        master = f"{facts.get('master_host')}:{facts.get('master_port')}"
+        wrong = f"is a replica of {master}, which does not accept writes"
         advice = "name the master, or let Sentinel find it with redis+sentinel://"
     return Finding("redis", "unfit", f"{name} {wrong}", advice) if wrong else Finding("redis", "fit", product)
 
@@ -130,9 +129,9 @@ def _eviction(name: str, facts: dict[str, str], *, configurable: bool) -> Findin
     advice = f"so that no message vanishes: {_mended(name, 'maxmemory-policy noeviction', configurable)}"
     if facts.get("maxmemory", "0") == "0":
         return Finding(
-            "eviction", "risky", f"{detail}: Redis throws messages away as soon as it has a maxmemory", advice
+            "eviction", "risky", f"{detail}: Redis will evict messages once it has a maxmemory", advice
         )
-    return Finding("eviction", "unfit", f"{detail}: Redis throws messages away when memory is full", advice)
+    return Finding("eviction", "unfit", f"{detail}: Redis evicts messages when memory is full", advice)
 
 
 def _persistence(name: str, facts: dict[str, str], appendfsync: str | None) -> Finding:
@@ -143,7 +142,7 @@ def _persistence(name: str, facts: dict[str, str], appendfsync: str | None) -> F
         )
     if appendfsync is None:
         unknown = "appendonly yes, appendfsync not known, since this Redis does not allow CONFIG"
-        return Finding("persistence", "fit", unknown, "see that it is everysec or always")
+        return Finding("persistence", "fit", unknown, "make sure that it is everysec or always")
     detail = f"appendonly yes, appendfsync {appendfsync}"
     if appendfsync == "no":
         lost = "a power cut loses what the system has not written by itself, half a minute of it or more"

@@ -80,13 +80,13 @@ async def check_leftovers(engine: Engine, scanned: Scanned) -> list[str]:
         there = await engine.store.read_all([("EXISTS", key) for key in keys])
         return [
             *(
-                f"topic {name} is half-made, in state {state}: `keylane topic create {name}` or "
+                f"topic {name} is half-created, in state {state}: `keylane topic create {name}` or "
                 f"`keylane topic delete {name}` finishes it"
                 for name, state in states.items()
                 if state in ("creating", "deleting")
             ),
             *(
-                f"topic {name} is ready and not listed: delete it and make it anew"
+                f"topic {name} is ready and not listed: delete it and create it again"
                 for name, state in states.items()
                 if state == "ready" and name not in listed
             ),
@@ -115,7 +115,7 @@ async def _lasting(look: Callable[[], Awaitable[list[str]]]) -> list[str]:
 async def _half_made(engine: Engine, topic: str) -> list[str]:
     """Return subscriptions whose creation or deletion is not finished."""
     return [
-        f"subscription {name} (number {record.incarnation}) is half-made, in state {record.state}: "
+        f"subscription {name} (number {record.incarnation}) is half-created, in state {record.state}: "
         f"`keylane subscription describe {topic} {name}` finishes it"
         for name, record in (await read_records(engine.store, topic)).items()
         if record.state != "ready"
@@ -152,7 +152,7 @@ def _record_problems(
     if partition.meta.get("incarnation") != str(incarnation):
         yield (
             f"is of number {partition.meta.get('incarnation')}, and the topic is {incarnation}: what is in "
-            "it belongs to one that was deleted; delete the topic and make it anew"
+            "it belongs to one that was deleted; delete the topic and create it again"
         )
     here = {found.name: found.settings.get("incarnation") for found in partition.subscriptions}
     for name, record in records.items():
@@ -160,10 +160,10 @@ def _record_problems(
         if record.state == "ready" and number != str(record.incarnation):
             yield (
                 f"subscription {name} is {f'of number {number}' if number else 'not'} here, and its record "
-                f"says {record.incarnation}: make it, or subscribe to it, and that is mended"
+                f"says {record.incarnation}: create it, or subscribe to it, to repair that"
             )
     for name in here:
-        yield f"subscription {name} has no record, and is owed messages for ever: make it, and delete it"
+        yield f"subscription {name} has no record, and is owed messages forever: create it, and delete it"
 
 
 def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
@@ -188,7 +188,7 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
     swept = partition.meta.get("sweep") == partition.meta.get("swept")
     if partition.meta["retain"] != "1" and swept:
         for entry in sorted(set(partition.log) - owed):
-            yield f"entry {entry} is in the log and nobody owes it"
+            yield f"entry {entry} is in the log and owed to nobody"
 
 
 def _lease_problems(partition: PartitionSnapshot) -> Iterator[str]:

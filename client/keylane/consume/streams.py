@@ -270,9 +270,7 @@ class Links:
             return
         self._incarnation = self._incarnation or self._map.incarnation
         if self._map.known and self._map.incarnation != self._incarnation:
-            self.end(
-                TopicReplaced(f"topic {self.topic!r} was deleted, and another one of that name made since")
-            )
+            self.end(TopicReplaced(f"topic {self.topic!r} was deleted and recreated"))
             return
         if not self._to_serve:
             chosen = self._request.partitions
