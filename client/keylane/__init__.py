@@ -9,6 +9,7 @@ async with AsyncClient("keylane://localhost") as client:
 from keylane.async_client import AsyncClient
 from keylane.consume.consumer import Consumer
 from keylane.consume.message import Batch, Message
+from keylane.consume.sync_message import SyncMessage
 from keylane.errors import (
     BacklogFull,
     BrokerError,
@@ -44,7 +45,6 @@ from keylane.payloads import PayloadStore
 from keylane.produce.columns import Columns, Tally
 from keylane.sync.client import Client
 from keylane.sync.consumer import SyncConsumer
-from keylane.sync.message import SyncMessage
 from keylane.types import (
     Backoff,
     Claim,

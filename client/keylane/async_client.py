@@ -24,7 +24,7 @@ from keylane.connect.seeds import server_or_default, token_or_default
 from keylane.consume.consumer import Consumer
 from keylane.consume.handlers import Handler
 from keylane.consume.message import Message
-from keylane.consume.options import Options
+from keylane.consume.options import ConsumerOptions
 from keylane.errors import InvalidArgument, TopicNotFound, answers
 from keylane.payloads import PayloadStore
 from keylane.payloads.bodies import Bodies
@@ -220,7 +220,7 @@ class AsyncClient(Administration, Reading):
         ...         async with message:
         ...             print(await message.data())
         """
-        options = Options(
+        options = ConsumerOptions(
             mode,
             start,
             name,

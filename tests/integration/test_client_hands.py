@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from keylane import AsyncClient, Client, Message, OutgoingMessage
-from keylane.sync.message import SyncMessage
+from keylane.consume.sync_message import SyncMessage
 from keylane.types import Mode
 from tests.support.running import RunningBroker
 

@@ -16,6 +16,8 @@ import pytest
 
 from keylane import AsyncClient, Message, OutgoingMessage
 from keylane.consume.consumer import Consumer
+from keylane.consume.message import spans_of
+from keylane.consume.receipts import ACK
 from keylane.types import Mode
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
@@ -101,7 +103,8 @@ class Story:
                     if self.dice.random() < 0.5:
                         await message.ack()
                     else:
-                        assert await message._block.consumer.ack([message]) == ["settled"]
+                        spans = spans_of([message], message._origin)
+                        assert await message._origin.settler.many(ACK, spans) == ["settled"]
                     return True
 
     async def _leaves_the_block(self, message: Message, place: tuple[int, int]) -> bool:

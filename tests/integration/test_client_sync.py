@@ -469,7 +469,7 @@ def test_who_is_interrupted_while_a_message_is_handed_over_goes_on_with_what_the
 ) -> None:
     client.publish_many(topic, [OutgoingMessage(b"1"), OutgoingMessage(b"2")])
     with client.subscribe(topic, "s") as consumer:
-        held = consumer._consumer.held
+        held = consumer._consumer.leases
         as_it_is = held.hand
 
         def interrupted(block: Block, index: int) -> bool:

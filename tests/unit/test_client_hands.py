@@ -402,7 +402,7 @@ async def test_what_is_in_hands_has_its_time_before_anybody_sees_that_it_is(
                 super().__setitem__(index, at)
 
         block.taken = Watched()
-        assert consumer.held.hand(block, 0)
+        assert consumer.leases.hand(block, 0)
         assert seen == [BUFFERED]
 
 
@@ -415,7 +415,7 @@ async def test_leases_are_extended_though_of_one_nobody_knows_when_it_was_taken(
         block = lost._block
         block.states[0] = HANDED
         block.deadline = block.soonest = block.deadline - 2400  # due
-        consumer.keeper.wake_at(block.soonest)
+        consumer.extender.wake_at(block.soonest)
         request = await worker.expect(wire.Extend)
         assert request.body == ["", 1, 2, 2]
         request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 3_600_000))
@@ -442,7 +442,7 @@ async def test_what_comes_and_what_is_acked_costs_nothing_for_what_else_is_held(
         for entry in range(1, 2_000):  # more lanes than are remembered without a need
             worker.link.data([(entry, f"k{entry}")], token=entry)
         messages = await take(consumer, 1_999)
-        held = consumer.held
+        held = consumer.leases
         held.blocks = watched = _Watched(held.blocks)
         for message in messages[:1_500]:
             acking = asyncio.ensure_future(message.ack())

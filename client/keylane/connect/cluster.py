@@ -235,7 +235,7 @@ class Cluster(Events):
             if known.watchers and home.current is not None and known.topic not in home.current.maps:
                 known.renew()
 
-    def doomed(self, connection: Connection, topic: str, names: list[str], sequence: int) -> None:
+    def delete_bodies(self, connection: Connection, topic: str, names: list[str], sequence: int) -> None:
         """A worker wants bodies to be deleted, and to hear when they are."""
         self._bodies.delete(topic, names, lambda: connection.answer(sequence))
 

@@ -57,7 +57,7 @@ class Events:
 
     store = ""  # the payload store that it can delete from: "advertised" or its "own"
 
-    def doomed(self, connection: "Connection", topic: str, names: list[str], sequence: int) -> None:
+    def delete_bodies(self, connection: "Connection", topic: str, names: list[str], sequence: int) -> None:
         """A worker wants bodies to be deleted, and to hear when they are."""
 
     def moved(self, topic: str) -> None:
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
             return
         elif frame.type == Type.DELETE_BODIES:
             topic = wire.properties_of(frame, wire.DeleteBodies).topic
-            self._events.doomed(self, topic, wire.unpack(frame.body, list[str]), frame.sequence)
+            self._events.delete_bodies(self, topic, wire.unpack(frame.body, list[str]), frame.sequence)
             return
         elif frame.sequence:
             self._answered(frame)

@@ -3,15 +3,11 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from keylane import wire
 from keylane.errors import ProtocolError
 from keylane.wire.about import body_names, body_size
 from keylane.wire.ledgers import id_maker
-
-if TYPE_CHECKING:
-    from keylane.consume.consumer import Consumer
 
 # What became of a message of a block: handed is what the application has in its hands.
 BUFFERED, HANDED, SETTLING, SETTLED, STALE = range(5)
@@ -25,7 +21,6 @@ class Block:
     __slots__ = (
         "abouts",
         "bodies",
-        "consumer",
         "deadline",
         "deadlines",
         "doubtful",
@@ -50,12 +45,11 @@ class Block:
         "unheard",
     )
 
-    def __init__(self, consumer: "Consumer", frame: wire.Frame, data: wire.Data, now: float) -> None:
+    def __init__(self, frame: wire.Frame, data: wire.Data, now: float) -> None:
         ranges: list[int]
         self.texts: list[str]  # key, uid, about, …
         self.retries: dict[int, int]
         ranges, self.texts, retries, lanes = wire.unpack(frame.body, _BODY)
-        self.consumer = consumer
         self.partition = data.partition
         self.token = data.token
         self.ledgers = data.ledgers
@@ -133,3 +127,6 @@ class Block:
             return alone
         at = bisect_right(self.handed, index, key=lambda item: item[0])
         return self.handed[at - 1][1] if at else float("-inf")
+
+
+Span = tuple[Block, int, int]  # messages that lie together: block, first index, index behind the last

@@ -3,9 +3,8 @@
 from collections import deque
 from time import monotonic
 
-from keylane.consume.block import BUFFERED, HANDED, Block
-from keylane.consume.leases import Held, Part
-from keylane.consume.message import Message
+from keylane.consume.block import BUFFERED, HANDED, Block, Span
+from keylane.consume.message import Message, Origin
 
 _HANDED = bytes((HANDED,))
 
@@ -13,8 +12,9 @@ _HANDED = bytes((HANDED,))
 class Buffer:
     """Blocks in the order they came; messages whose lease has ended meanwhile are dropped."""
 
-    def __init__(self, held: Held, period: float) -> None:
-        self._held = held
+    def __init__(self, origin: Origin, period: float) -> None:
+        self._origin = origin
+        self._leases = origin.leases
         self._period = period  # seconds: how exactly to know when messages were handed out
         self._blocks: deque[Block] = deque()
         self._aside: deque[Block] | None = None  # while nothing is to be handed out
@@ -38,7 +38,7 @@ class Buffer:
             self._blocks, self._aside = self._aside, None
 
     def pop(self) -> Message | None:
-        """The next message."""
+        """Take the next message."""
         while self._blocks:
             block, index = self._blocks[0], self._at
             self._step(block, index + 1)
@@ -47,12 +47,12 @@ class Buffer:
                 self._note(block, index, now)
                 block.states[index] = HANDED
                 self._make_room(block, 1)
-                return Message(block, index)
+                return Message(block, index, self._origin)
         return None
 
-    def take(self, limit: int, *, handed: bool = True) -> list[Part]:
+    def take(self, limit: int, *, handed: bool = True) -> list[Span]:
         """The next messages, at most so many; what is not handed to the application may still go back."""
-        parts: list[Part] = []
+        spans: list[Span] = []
         now = monotonic()
         while self._blocks and limit > 0:
             block, start = self._blocks[0], self._at
@@ -68,12 +68,12 @@ class Buffer:
                 block.states[start:stop] = _HANDED * (stop - start)
             self._make_room(block, stop - start)
             self._step(block, stop)
-            if parts and parts[-1][0] is block and parts[-1][2] == start:
-                parts[-1] = (block, parts[-1][1], stop)
+            if spans and spans[-1][0] is block and spans[-1][2] == start:
+                spans[-1] = (block, spans[-1][1], stop)
             else:
-                parts.append((block, start, stop))
+                spans.append((block, start, stop))
             limit -= stop - start
-        return parts
+        return spans
 
     def _step(self, block: Block, to: int) -> None:
         if to >= len(block):
@@ -82,17 +82,17 @@ class Buffer:
         self._at = to
 
     def _alive(self, block: Block, index: int, now: float) -> bool:
-        if now < self._held.deadline(block, index):
+        if now < self._leases.deadline(block, index):
             return True
-        self._held.lapse(block, index)
+        self._leases.lapse(block, index)
         return False
 
     def _note(self, block: Block, index: int, now: float) -> None:
-        self._held.active = now
+        self._leases.active = now
         if now - block.noted > self._period:
             block.noted = now
             block.handed.append((index, now))
 
     def _make_room(self, block: Block, count: int) -> None:
         if block.gone is not None:  # settled before it came: there will be no ACK to make room
-            self._held.credit(block.partition, count)
+            self._leases.credit(block.partition, count)

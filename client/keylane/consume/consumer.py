@@ -5,23 +5,25 @@ import logging
 from collections.abc import Collection, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
 from keylane import wire
 from keylane.connect.cluster import Cluster
-from keylane.consume.block import BUFFERED, HANDED, Block
+from keylane.consume.block import BUFFERED, HANDED, Block, Span
 from keylane.consume.buffer import Buffer
 from keylane.consume.downloads import Downloads
 from keylane.consume.handlers import Handlers
-from keylane.consume.lease_extender import Keeper
-from keylane.consume.leases import Held, Part
-from keylane.consume.message import Batch, Message
-from keylane.consume.options import PATIENCE, Options, fresh_name
-from keylane.consume.receipts import ACK, GIVE_BACK, NACK, Terms
-from keylane.consume.settler import Settler, extend_terms, nack_terms
-from keylane.consume.streams import Links
+from keylane.consume.lease_extender import LeaseExtender
+from keylane.consume.leases import Leases
+from keylane.consume.message import Batch, Message, Origin, spans_of
+from keylane.consume.options import PATIENCE, ConsumerOptions, unique_name
+from keylane.consume.receipts import ACK, GIVE_BACK, NACK, SettleKind, extend_kind, nack_kind
+from keylane.consume.reopening import Reopening
+from keylane.consume.settler import Settler
+from keylane.consume.streams import Streams
 from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument
 from keylane.payloads.bodies import Bodies
 from keylane.tasks import finished
@@ -49,21 +51,19 @@ class Consumer:
         self,
         cluster: Cluster,
         bodies: Bodies,
-        streams: Iterator[int],
+        stream_numbers: Iterator[int],
         topic: str,
         subscription: str,
-        options: Options,
+        options: ConsumerOptions,
     ) -> None:
         self.topic = topic
         self.subscription = subscription
-        self.name = options.name or fresh_name()
-        self._cluster = cluster
-        self._bodies = bodies
+        self.name = options.name or unique_name()
         request = options.request(topic, subscription, self.name)
         patience = options.patience()
-        self.links = Links(
+        self._streams = Streams(
             cluster,
-            streams,
+            stream_numbers,
             request,
             self._opening,
             self._opened,
@@ -72,23 +72,29 @@ class Consumer:
             self._void,
             self._ended,
         )
-        self.held = Held(self.links.credit, self._lapsed)
-        self.settler = Settler(self, options.on_stale)
-        self.downloads = Downloads(topic, bodies)
-        self.keeper = Keeper(self, patience)
-        self._buffer = Buffer(self.held, (patience or PATIENCE) / 10)
-        self._handlers = Handlers(self, options.handler, options.concurrency) if options.handler else None
+        self.leases = Leases(self._streams.credit, self._lapsed)
+        self._reopening = Reopening(self.leases)
+        self.extender = LeaseExtender(self.leases, patience, self._extend, self.give_back)
+        self._settler = Settler(
+            self.leases,
+            self._streams,
+            on_extended=self.extender.wake_at,
+            on_stale=self._tell_stale,
+            delete_bodies=partial(bodies.delete_later, topic),
+        )
+        self._downloads = Downloads(topic, bodies)
+        self.origin = Origin(topic, lambda: cluster.drift, self.leases, self._settler, self._downloads)
+        self._buffer = Buffer(self.origin, (patience or PATIENCE) / 10)
+        self._handlers: Handlers | None = None
+        if options.handler is not None:
+            said = f"consumer {self.name} of {topic!r}"
+            self._handlers = Handlers(options.handler, options.concurrency, said, self._take_one, self.hand)
+        self._on_stale = options.on_stale
         self._permits = options.permits
-        self._at_most_once = False
         self._refused: dict[str, None] = {}  # messages that cannot be read, by id: each is told once
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def drift(self) -> float:
-        """Seconds that the cluster's clock is ahead of ours."""
-        return self._cluster.drift
 
     @property
     def closed(self) -> bool:
@@ -98,14 +104,14 @@ class Consumer:
     @property
     def mode(self) -> str:
         """The subscription's mode."""
-        return self.held.mode
+        return self.leases.mode
 
     # Opening and closing
 
     async def __aenter__(self) -> "Consumer":
         if self._closed:
             raise ConnectionClosed("the consumer was closed: make another")
-        await self.links.open()
+        await self._streams.open()
         if self._handlers is not None:
             self._handlers.start()
         return self
@@ -140,28 +146,28 @@ class Consumer:
 
     async def _close(self, patience: float) -> None:
         try:
-            if self._handlers is not None and self.links.opened_all:
+            if self._handlers is not None and self._streams.opened_all:
                 await self._handlers.close(patience)
-            self.keeper.close()
-            for last in (self.settler.finish, self.links.leave):
+            self.extender.close()
+            for last in (self._settler.finish, self._streams.leave):
                 with suppress(
                     TimeoutError
                 ):  # each has its own: what is not answered does not keep it from leaving
                     async with asyncio.timeout(_CLOSE):
                         await last()
         finally:
-            self.keeper.close()
-            self.held.clear()
-            await self.settler.close()
-            await self.downloads.close()
-            await self.links.close()
+            self.extender.close()
+            self.leases.clear()
+            await self._settler.close()
+            await self._downloads.close()
+            await self._streams.close()
 
     async def wait(self) -> None:
         """Wait until it is closed; raises what ended it, if anything did."""
-        while not self._closed and self.links.error is None:
+        while not self._closed and self._streams.error is None:
             await self._more()
-        if self.links.error is not None:
-            raise self.links.error.again()
+        if self._streams.error is not None:
+            raise self._streams.error.again()
 
     # Taking messages
 
@@ -217,8 +223,8 @@ class Consumer:
             if (waiting := len(self._buffer)) and end is None:
                 end = monotonic() + wait
             if end is not None and (waiting >= limit or monotonic() >= end):
-                if parts := self._buffer.take(limit, handed=handed):
-                    return Batch(parts)
+                if spans := self._buffer.take(limit, handed=handed):
+                    return Batch(spans, self.origin)
                 end = None
             try:
                 async with asyncio.timeout(None if end is None else end - monotonic()):
@@ -227,88 +233,97 @@ class Consumer:
                 pass
         raise StopAsyncIteration
 
+    async def _take_one(self) -> Message:
+        (message,) = await self.take(1, handed=False)
+        return message
+
     async def pull(self, limit: int, wait: float = 0.0, timeout: Seconds | None = None) -> Batch:  # noqa: ASYNC109
         """The same, to be handed to the application one by one: see hand. At the end ConnectionClosed."""
         return await self._within(timeout, self.take(limit, wait, handed=False))
 
     async def hand(self, message: Message) -> bool:
         """Put what was pulled into the application's hands, after a pause; False if it has gone back."""
-        while self.held.paused and not self._closed and self.links.error is None:
+        while self.leases.paused and not self._closed and self._streams.error is None:
             await self._news()
-        return self.held.hand(message._block, message._index)
+        return self.leases.hand(message._block, message._index)
 
     # Settling and flow
 
     async def ack(self, messages: Iterable[Message]) -> list[Outcome]:
         """Settle messages for good; "settled" or "stale" for each, in the order given."""
-        return await self.settler.many(ACK, messages)
+        return await self._settler.many(ACK, spans_of(messages, self.origin))
 
     async def nack(
         self, messages: Iterable[Message], delay: Seconds | None = None, *, until: datetime | None = None
     ) -> list[Outcome]:
         """Give messages back; "settled" or "stale" for each, in the order given."""
-        return await self.settler.many(nack_terms(delay, until), messages)
+        return await self._settler.many(nack_kind(delay, until), spans_of(messages, self.origin))
 
     async def extend(
         self, messages: Iterable[Message], seconds: Seconds | None = None, *, until: datetime | None = None
     ) -> list[Outcome]:
         """Move the ends of leases; "settled" or "stale" for each, in the order given."""
-        return await self.settler.many(extend_terms(seconds, until), messages)
+        return await self._settler.many(extend_kind(seconds, until), spans_of(messages, self.origin))
 
     async def pause(self) -> None:
         """Stop deliveries at once; what is not yet with the application goes back uncharged."""
-        self.held.paused = True
-        self.links.pause(True)
+        self.leases.paused = True
+        self._streams.pause(True)
         self._buffer.hold()  # at most once: it cannot go back, and waits for resume
         await self.give_back()
 
     async def resume(self) -> None:
         """Go on after a pause."""
-        self.held.paused = False
-        self.links.pause(False)
+        self.leases.paused = False
+        self._streams.pause(False)
         self._buffer.release()
         self._wake()
 
-    def give_back(self, parts: Iterable[Part] | None = None) -> asyncio.Future[None]:
+    def give_back(self, spans: Iterable[Span] | None = None) -> asyncio.Future[None]:
         """Of these messages, or of all, what is not yet with the application goes back uncharged."""
-        return self.settler.submit(GIVE_BACK, self.held.withdraw(parts))
+        return self._settler.submit(GIVE_BACK, self.leases.withdraw(spans))
+
+    def _extend(self, spans: list[Span]) -> asyncio.Future[None]:
+        """Extend leases by as much as they were at first."""
+        kind = SettleKind(int(wire.Type.EXTEND), max(1, round(self.leases.lease * 1000)))
+        return self._settler.submit(kind, spans)
 
     # What comes
 
     def _opening(self, partitions: Collection[int]) -> AbstractContextManager[None]:
-        return self.held.foreseeing(partitions)
+        return self._reopening.foreseeing(partitions)
 
     def _opened(self, partitions: Collection[int], reply: wire.SubscribeReply) -> None:
-        self._at_most_once = reply.delivery == "at_most_once"
-        self.held.mode = reply.mode
-        self.held.lease = reply.lease_ms / 1000
-        self.held.reopen(partitions, reply.held)
+        self.leases.mode = reply.mode
+        self.leases.lease = reply.lease_ms / 1000
+        self._reopening.reopen(partitions, reply.held)
 
     def _received(self, frame: Frame, data: wire.Data) -> None:
         if self._closed:
             return  # it goes back with the rest
-        block = Block(self, frame, data, monotonic())
+        block = Block(frame, data, monotonic())
         if not len(block):
             return  # all of what it held was settled while the worker looked
         if data.settled is None and data.held:
-            self.held.keep(block)
+            self._reopening.keep(block)
         elif data.settled is None:
-            self.held.add(block)
+            self.leases.add(block)
+            self._reopening.note(block)
         if block.faults:
             self._refuse(block)
-        if self.held.paused and data.settled is None:
+        if self.leases.paused and data.settled is None:
             self.give_back([(block, 0, len(block))])
         else:
             self._buffer.add(block)
-        self.keeper.wake_at(block.soonest)
+        self.extender.wake_at(block.soonest)
         self._wake()
 
     def _lost(self, frame: Frame, said: wire.Ended) -> None:
         """The worker says that leases are over."""
         if said.up_to:
-            self.held.void(said.partition, said.up_to)
+            self.leases.void(said.partition, said.up_to)
         elif frame.body:
-            self.held.lose(said.partition, wire.unpack(frame.body, list[int]))
+            self.leases.lose(said.partition, wire.unpack(frame.body, list[int]))
 
     def _refuse(self, block: Block) -> None:
         """Give back what cannot be read, charged, later each time; the application never has it."""
@@ -321,40 +336,43 @@ class Consumer:
                     del self._refused[next(iter(self._refused))]
                 _log.warning("message %s of %r cannot be read, so it is nacked: %s", id, self.topic, fault)
             if block.gone is not None:  # at most once: it is settled already
-                self.held.end(block, index)
-                self.held.credit(block.partition, 1)
+                self.leases.stale(block, index)
+                self.leases.credit(block.partition, 1)
                 continue
             delay_ms = _REFUSED_MS << min(block.retries.get(block.entries[index], 0), 8)
-            self.settler.submit(Terms(int(wire.Type.NACK), delay_ms), [(block, index, index + 1)])
+            self._settler.submit(SettleKind(int(wire.Type.NACK), delay_ms), [(block, index, index + 1)])
 
-    def _lapsed(self, parts: list[Part]) -> None:
+    def _lapsed(self, spans: list[Span]) -> None:
         """The deadline of a lane has passed: its first message is nacked, unless all goes back anyway."""
         if self._closed:
             return
-        self.give_back(parts)
-        if in_hands := [part for part in parts if part[0].states[part[1]] == HANDED]:
-            self.settler.submit(NACK, in_hands)
+        self.give_back(spans)
+        if in_hands := [span for span in spans if span[0].states[span[1]] == HANDED]:
+            self._settler.submit(NACK, in_hands)
 
     def _void(self, partitions: Collection[int]) -> None:
         """A worker has let go of the consumer."""
-        self.held.clear(partitions)
+        self.leases.clear(partitions)
         self._wake()
 
     def _ended(self, error: BrokerError) -> None:
-        self.held.clear()
+        self.leases.clear()
         self._wake()
 
-    def forget(self, names: list[str]) -> None:
-        """At most once: nobody needs these bodies any more."""
-        self._bodies.forget(self.topic, names)
+    def _tell_stale(self, block: Block, index: int) -> None:
+        if self._on_stale is not None:
+            try:
+                self._on_stale(Message(block, index, self.origin))
+            except Exception:
+                _log.exception("on_stale failed for message %s", block.id(index))
 
     # Waiting
 
     async def _more(self) -> None:
         """Wait until something has come or it has ended; raises what ended it."""
-        if self.links.error is not None:
-            raise self.links.error.again()
-        if not self.links.opened_all:
+        if self._streams.error is not None:
+            raise self._streams.error.again()
+        if not self._streams.opened_all:
             raise InvalidArgument(
                 "the consumer is not open: use it with `async with` (without await: `with`)"
             )

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from keylane.consume.block import HANDED, SETTLED, Block
-from keylane.consume.leases import Part
+from keylane.consume.block import HANDED, SETTLED, Block, Span
 from keylane.consume.receipts import bodies_in
 from keylane.errors import PayloadMissing
 from keylane.payloads.bodies import Bodies
@@ -32,11 +31,11 @@ class Downloads:
         found = await shared(fetch, "the consumer was closed while the body came")
         return self._checked(block, index, found.get(index))
 
-    async def all(self, parts: Sequence[Part]) -> list[bytes]:
+    async def all(self, spans: Sequence[Span]) -> list[bytes]:
         """The bodies of messages in their order."""
         wanted = [
             (block, index, name)
-            for block, start, stop in parts
+            for block, start, stop in spans
             for index in range(start, stop)
             if index not in block.bodies and (name := block.body_name(index))
         ]
@@ -48,7 +47,7 @@ class Downloads:
         fetched = {(block, index): body for (block, index, _), body in zip(wanted, found, strict=True)}
         return [
             fetched.get((block, index)) or block.bodies.get(index, b"")
-            for block, start, stop in parts
+            for block, start, stop in spans
             for index in range(start, stop)
         ]
 
@@ -72,7 +71,7 @@ class Downloads:
 
     def _read(self, block: Block, names: set[str]) -> None:
         """At most once: nobody acks, so what has been read is deleted if nobody else is owed it."""
-        self._bodies.forget(
+        self._bodies.delete_later(
             self._topic, [name for name in bodies_in(block, block.gone or []) if name in names]
         )
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -15,13 +15,10 @@ from keylane.bridge import Bridge
 from keylane.consume.block import BUFFERED
 from keylane.consume.message import Message
 from keylane.consume.receipts import ACK, NACK
+from keylane.consume.sync_message import SyncMessage
 from keylane.errors import BrokerError, InvalidArgument
-from keylane.sync.message import SyncMessage
 from keylane.tasks import Tasks
 from keylane.threads import in_threads
-
-if TYPE_CHECKING:
-    from keylane.consume.consumer import Consumer
 
 Handler = Callable[[Message], Awaitable[Any]] | Callable[[SyncMessage], Any]
 Lane = tuple[int, str]
@@ -39,12 +36,21 @@ class Handlers:
     run on the event loop, others each in a thread.
     """
 
-    def __init__(self, consumer: "Consumer", handler: Handler, concurrency: int) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        concurrency: int,
+        consumer: str,
+        take: Callable[[], Awaitable[Message]],
+        hand: Callable[[Message], Awaitable[bool]],
+    ) -> None:
         if not callable(handler):
             raise InvalidArgument(f"handler is {handler!r:.80}: use a function that takes a message")
         if type(concurrency) is not int or concurrency < 1:
             raise InvalidArgument(f"concurrency is {concurrency!r}: use a whole number from 1")
-        self._consumer = consumer
+        self._consumer = consumer  # what to call it
+        self._take = take  # the next message; StopAsyncIteration when the consumer is closed
+        self._hand = hand  # to the handler; False if the message has gone back
         self._handler: Callable[[Any], Any] = handler
         call = getattr(handler, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
@@ -96,8 +102,8 @@ class Handlers:
     async def _dispatch(self) -> None:
         try:
             while True:
-                (message,) = await self._consumer.pull(1)
-                lane = self._consumer.held.lane(message._block, message._index)
+                message = await self._take()
+                lane = message._origin.leases.lane(message._block, message._index)
                 waiting = self._lanes.get((message.partition, lane)) if lane else None
                 if waiting is not None:
                     while waiting and not _waits(waiting[-1]):  # it has gone back, and comes again
@@ -111,11 +117,11 @@ class Handlers:
                 task = asyncio.create_task(self._work(place, message))
                 self._running.add(task)
                 task.add_done_callback(self._ended)
+        except StopAsyncIteration:
+            return
         except BrokerError as error:
-            if self._consumer.closed:
-                return
             # Those who wait for it hear why.
-            _log.warning("consumer %s of %r has ended: %s", self._consumer.name, self._consumer.topic, error)
+            _log.warning("%s has ended: %s", self._consumer, error)
 
     async def _work(self, place: Lane, message: Message) -> None:
         """Run the handler for a message, then for those that have come into its lane meanwhile."""
@@ -136,10 +142,9 @@ class Handlers:
 
     async def _handle(self, message: Message) -> None:
         block, index = message._block, message._index
-        if not await self._consumer.hand(
-            message
-        ):  # it has gone back, perhaps with an earlier one of its lane
+        if not await self._hand(message):  # it has gone back, perhaps with an earlier one of its lane
             return
+        settle_later = message._origin.settler.settle_later
         try:
             _handling.set(asyncio.current_task())
             if self._is_async:
@@ -153,9 +158,9 @@ class Handlers:
             if not self._is_failure(error):
                 raise
             _log.exception("the handler failed for message %s of %r", message.id, message.topic)
-            self._consumer.settler.settle_later(block, index, NACK)
+            settle_later(block, index, NACK)
         else:
-            self._consumer.settler.settle_later(block, index, ACK)
+            settle_later(block, index, ACK)
 
     def _is_failure(self, error: BaseException) -> bool:
         """Whether it is about the message, and not about us or the whole program."""

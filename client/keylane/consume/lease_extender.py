@@ -1,28 +1,31 @@
 """Keeps leases: extends them while the application is at work, and lets go of those that have ended."""
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from keylane.consume.block import BUFFERED, HANDED, Block
-from keylane.consume.leases import Part
-from keylane.consume.receipts import Terms
-from keylane.wire import Type
-
-if TYPE_CHECKING:
-    from keylane.consume.consumer import Consumer
+from keylane.consume.block import BUFFERED, HANDED, Block, Span
+from keylane.consume.leases import Leases
 
 _SLACK = 0.05  # share of the lease: what is due so soon is extended along
 _EARLY = 0.1  # share of the lease that is left when what nobody takes goes back
 _RETRY = 0.1  # share of the lease to wait after an extension has failed
 
 
-class Keeper:
+class LeaseExtender:
     """The deadlines of one consumer; `patience` is how long an idle application keeps its leases."""
 
-    def __init__(self, consumer: "Consumer", patience: float) -> None:
-        self._consumer = consumer
+    def __init__(
+        self,
+        leases: Leases,
+        patience: float,
+        extend: Callable[[list[Span]], asyncio.Future[None]],
+        give_back: Callable[[list[Span]], object],
+    ) -> None:
+        self._leases = leases
         self._patience = patience
+        self._request = extend  # by a lease; the future is done when that is answered
+        self._give_back = give_back
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._extending = False
@@ -31,7 +34,7 @@ class Keeper:
 
     def wake_at(self, deadline: float) -> None:
         """A lease ends then: look at it in time."""
-        due = deadline - self._consumer.held.lease * (0.5 if self._patience else _EARLY)
+        due = deadline - self._leases.lease * (0.5 if self._patience else _EARLY)
         if deadline == float("inf") or (self._timer is not None and self._due <= due):
             return
         self._wake(due)
@@ -56,25 +59,25 @@ class Keeper:
         """End what has ended, extend what is due, give back what nobody takes; then wait for the next."""
         self._timer = None
         self._missed = self._extending
-        held, now = self._consumer.held, monotonic()
-        idle = held.active + self._patience <= now
+        leases, now = self._leases, monotonic()
+        idle = leases.active + self._patience <= now
         extends = not idle and not self._extending
-        horizon = now + held.lease * (0.5 + _SLACK) if extends else now
-        due: list[Part] = []
-        unwanted: list[Part] = []
+        horizon = now + leases.lease * (0.5 + _SLACK) if extends else now
+        due: list[Span] = []
+        unwanted: list[Span] = []
         lanes: set[tuple[int, str]] = set()
         following = float("inf")
-        for block, index in held.each():
-            deadline = held.deadline(block, index)
+        for block, index in leases.each():
+            deadline = leases.deadline(block, index)
             # Nobody has had it in hands: it goes back before the broker takes it back, and charges somebody.
-            end = deadline - held.lease * _EARLY if idle and block.states[index] == BUFFERED else deadline
+            end = deadline - leases.lease * _EARLY if idle and block.states[index] == BUFFERED else deadline
             if deadline <= now:
-                held.lapse(block, index)
+                leases.lapse(block, index)
             elif end > horizon:
                 # What could be extended is looked at half a lease before its end, the rest at the end.
-                following = min(following, end - held.lease / 2 if extends else end)
+                following = min(following, end - leases.lease / 2 if extends else end)
             else:
-                lane = held.lane(block, index)
+                lane = leases.lane(block, index)
                 if lane and (block.partition, lane) in lanes:
                     continue
                 lanes.add((block.partition, lane))
@@ -85,7 +88,7 @@ class Keeper:
                 else:
                     following = min(following, deadline)
         if unwanted:
-            self._consumer.give_back(unwanted)
+            self._give_back(unwanted)
         if due:
             self._extend(due)
         if following < float("inf"):
@@ -95,14 +98,13 @@ class Keeper:
         """Not what has been in the application's hands for longer than patience lasts."""
         return block.states[index] != HANDED or block.handed_at(index) + self._patience > now
 
-    def _extend(self, parts: list[Part]) -> None:
-        terms = Terms(int(Type.EXTEND), max(1, round(self._consumer.held.lease * 1000)))
+    def _extend(self, spans: list[Span]) -> None:
         self._extending = True
-        self._consumer.settler.submit(terms, parts).add_done_callback(self._extended)
+        self._request(spans).add_done_callback(self._extended)
 
     def _extended(self, answer: asyncio.Future[None]) -> None:
         self._extending = False
         if answer.cancelled() or answer.exception() is not None:
-            self._wake(monotonic() + self._consumer.held.lease * _RETRY)
+            self._wake(monotonic() + self._leases.lease * _RETRY)
         elif self._missed:
             self._wake(monotonic())

@@ -2,14 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import overload
+from typing import NamedTuple, overload
 
-from keylane.consume.block import Block
-from keylane.consume.receipts import ACK, GIVE_BACK, NACK, Terms
+from keylane.consume.block import Block, Span
+from keylane.consume.downloads import Downloads
+from keylane.consume.leases import Leases
+from keylane.consume.receipts import ACK, GIVE_BACK, NACK, SettleKind, extend_kind, nack_kind
+from keylane.consume.settler import Settler
+from keylane.errors import InvalidArgument
 from keylane.times import Seconds, moment
+
+
+class Origin(NamedTuple):
+    """What messages ask of the consumer that they were delivered to."""
+
+    topic: str
+    drift: Callable[[], float]  # seconds that the cluster's clock is ahead of ours
+    leases: Leases
+    settler: Settler
+    downloads: Downloads
 
 
 class Message:
@@ -21,11 +35,12 @@ class Message:
     A block that is cancelled, or left because the program ends, gives it back uncharged.
     """
 
-    __slots__ = ("_block", "_index")
+    __slots__ = ("_block", "_index", "_origin")
 
-    def __init__(self, block: Block, index: int) -> None:
+    def __init__(self, block: Block, index: int, origin: Origin) -> None:
         self._block = block
         self._index = index
+        self._origin = origin
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.topic!r}>"
@@ -41,7 +56,7 @@ class Message:
     @property
     def topic(self) -> str:
         """The topic it was published to."""
-        return self._block.consumer.topic
+        return self._origin.topic
 
     @property
     def partition(self) -> int:
@@ -91,7 +106,7 @@ class Message:
     @property
     def age(self) -> float:
         """Seconds since it was stored."""
-        now = time.time() + self._block.consumer.drift
+        now = time.time() + self._origin.drift()
         return max(0.0, now - self._block.about(self._index).published_ms / 1000)
 
     @property
@@ -107,29 +122,28 @@ class Message:
     @property
     def deadline(self) -> datetime:
         """When its lease ends, by the cluster's clock."""
-        consumer = self._block.consumer
-        left = consumer.held.deadline(self._block, self._index) - time.monotonic()
+        left = self._origin.leases.deadline(self._block, self._index) - time.monotonic()
         if left == float("inf"):  # at most once: settled already
             return datetime.max.replace(tzinfo=UTC)
-        return moment((time.time() + consumer.drift + left) * 1000)
+        return moment((time.time() + self._origin.drift() + left) * 1000)
 
     async def data(self) -> bytes:
         """Its body, downloaded if need be; PayloadMissing if it is gone."""
         block = self._block
         body = block.bodies.get(self._index)
-        return await block.consumer.downloads.one(block, self._index) if body is None else body
+        return await self._origin.downloads.one(block, self._index) if body is None else body
 
     async def ack(self) -> None:
         """Settle it for good; StaleReceipt if its lease has ended."""
-        await self._block.consumer.settler.ack_one(self._block, self._index)
+        await self._origin.settler.one(ACK, self._block, self._index)
 
     async def nack(self, delay: Seconds | None = None, *, until: datetime | None = None) -> None:
         """Give it back, to be delivered again: by default after the subscription's backoff."""
-        await self._block.consumer.settler.nack_one(self._block, self._index, delay, until)
+        await self._origin.settler.one(nack_kind(delay, until), self._block, self._index)
 
     async def extend(self, seconds: Seconds | None = None, *, until: datetime | None = None) -> None:
         """Move the end of its lease to so many seconds from now, or to a time."""
-        await self._block.consumer.settler.extend_one(self._block, self._index, seconds, until)
+        await self._origin.settler.one(extend_kind(seconds, until), self._block, self._index)
 
     async def __aenter__(self) -> "Message":
         return self
@@ -140,11 +154,11 @@ class Message:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._block.consumer.settler.settle_later(self._block, self._index, terms_after(kind)):
+        if self._origin.settler.settle_later(self._block, self._index, kind_after(kind)):
             await asyncio.sleep(0)  # much is to be sent: a loop that never waits must let that happen
 
 
-def terms_after(error: type[BaseException] | None) -> Terms:
+def kind_after(error: type[BaseException] | None) -> SettleKind:
     """How to settle a message after what was done with it; what is no Exception is not about the message."""
     if error is None:
         return ACK
@@ -154,19 +168,21 @@ def terms_after(error: type[BaseException] | None) -> Terms:
 class Batch(Sequence[Message]):
     """Messages that were taken together; `consumer.ack(batch)` settles them together."""
 
-    __slots__ = ("_size", "parts")
+    __slots__ = ("_origin", "_size", "spans")
 
-    def __init__(self, parts: list[tuple[Block, int, int]]) -> None:
-        self.parts = parts  # block, first index, index behind the last
-        self._size = sum(stop - start for _, start, stop in parts)
+    def __init__(self, spans: list[Span], origin: Origin) -> None:
+        self.spans = spans
+        self._origin = origin
+        self._size = sum(stop - start for _, start, stop in spans)
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[Message]:
-        for block, start, stop in self.parts:
+        origin = self._origin
+        for block, start, stop in self.spans:
             for index in range(start, stop):
-                yield Message(block, index)
+                yield Message(block, index, origin)
 
     @overload
     def __getitem__(self, at: int) -> Message: ...
@@ -177,9 +193,9 @@ class Batch(Sequence[Message]):
             return list(self)[at]
         if at < 0:
             at += self._size
-        for block, start, stop in self.parts:
+        for block, start, stop in self.spans:
             if 0 <= at < stop - start:
-                return Message(block, start + at)
+                return Message(block, start + at, self._origin)
             at -= stop - start
         raise IndexError("a batch has no message at that place")
 
@@ -188,4 +204,16 @@ class Batch(Sequence[Message]):
 
     async def data(self) -> list[bytes]:
         """All bodies, downloaded together; PayloadMissing if one is gone."""
-        return await self.parts[0][0].consumer.downloads.all(self.parts) if self.parts else []
+        return await self._origin.downloads.all(self.spans) if self.spans else []
+
+
+def spans_of(messages: Iterable[Message], origin: Origin) -> list[Span]:
+    """Return where messages are, in their order; InvalidArgument if one is another consumer's."""
+    if isinstance(messages, Batch) and messages._origin is origin:
+        return messages.spans
+    spans: list[Span] = []
+    for message in messages:
+        if message._origin is not origin:
+            raise InvalidArgument(f"message {message.id} was delivered to another consumer")
+        spans.append((message._block, message._index, message._index + 1))
+    return spans

@@ -17,7 +17,7 @@ MAX_PERMITS = 10_000
 PATIENCE = 3600.0  # seconds that an idle application keeps its leases
 
 
-class Options(NamedTuple):
+class ConsumerOptions(NamedTuple):
     """How to consume; see AsyncClient.subscribe."""
 
     mode: str | None
@@ -56,7 +56,7 @@ class Options(NamedTuple):
         return seconds("auto_extend", self.auto_extend)
 
 
-def fresh_name() -> str:
+def unique_name() -> str:
     """A name for a consumer that no other has."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:100] or "host"
     return f"{host}-{getpid()}-{secrets.token_hex(4)}"

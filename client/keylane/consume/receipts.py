@@ -1,98 +1,114 @@
 """From messages to receipts, and from the broker's answer back to messages."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from keylane import wire
-from keylane.consume.block import Block
-from keylane.consume.leases import Held, Part
-from keylane.errors import ProtocolError
+from keylane.consume.block import Block, Span
+from keylane.consume.lanes import Lanes
+from keylane.errors import InvalidArgument, ProtocolError
+from keylane.times import Seconds, instant_ms, milliseconds
 from keylane.wire import MAX_BATCH, Properties, Type
 
 _MAX_MESSAGES = 10_000  # that the receipts of one frame may stand for
 
 
-class Terms(NamedTuple):
-    """What is to be done with messages; those with equal terms go into the same frame."""
+class SettleKind(NamedTuple):
+    """How messages are settled; those of equal kind go into the same frame."""
 
-    kind: int
+    type: int  # of the frame
     delay_ms: int | None = None
     until_ms: int | None = None
     charged: bool = True
 
-    def properties(self, stream: int, partition: int, sheet: "Sheet") -> Properties:
+    def properties(self, stream: int, partition: int, batch: "ReceiptBatch") -> Properties:
         """The properties of the frame that says so."""
-        if self.kind == Type.ACK:
-            return wire.Ack(stream, partition, _names(sheet))
-        if self.kind == Type.NACK:
+        if self.type == Type.ACK:
+            return wire.Ack(stream, partition, _names(batch))
+        if self.type == Type.NACK:
             return wire.Nack(stream, partition, self.delay_ms, self.until_ms, self.charged)
         return wire.Extend(stream, partition, self.delay_ms, self.until_ms)
 
 
-ACK = Terms(int(Type.ACK))
-NACK = Terms(int(Type.NACK))
-GIVE_BACK = Terms(int(Type.NACK), charged=False)
+ACK = SettleKind(int(Type.ACK))
+NACK = SettleKind(int(Type.NACK))
+GIVE_BACK = SettleKind(int(Type.NACK), charged=False)
 
 
-class Sheet(NamedTuple):
+def nack_kind(delay: Seconds | None, until: datetime | None) -> SettleKind:
+    """Return the kind of a nack as the application asks for it."""
+    if delay is not None and until is not None:
+        raise InvalidArgument("nack takes delay or until, not both")
+    return SettleKind(int(Type.NACK), milliseconds("delay", delay), instant_ms("until", until))
+
+
+def extend_kind(seconds: Seconds | None, until: datetime | None) -> SettleKind:
+    """Return the kind of an extension as the application asks for it."""
+    if (seconds is None) == (until is None):
+        raise InvalidArgument("extend takes seconds or until")
+    return SettleKind(int(Type.EXTEND), milliseconds("seconds", seconds), instant_ms("until", until))
+
+
+class ReceiptBatch(NamedTuple):
     """The receipts of one frame: lane, token, first, last, …; the messages of each, and of all."""
 
     flat: list[str | int]
-    places: list[Part]
-    parts: list[Part]
+    places: list[Span]
+    spans: list[Span]
 
 
-def merge(parts: Sequence[Part]) -> list[Part]:
+def merge(spans: Sequence[Span]) -> list[Span]:
     """Parts in the order of their entries, neighbours joined."""
-    merged: list[Part] = []
-    for part in sorted(parts, key=_order) if len(parts) > 1 else parts:
-        if merged and merged[-1][0] is part[0] and merged[-1][2] == part[1]:
-            merged[-1] = (part[0], merged[-1][1], part[2])
+    merged: list[Span] = []
+    for span in sorted(spans, key=_order) if len(spans) > 1 else spans:
+        if merged and merged[-1][0] is span[0] and merged[-1][2] == span[1]:
+            merged[-1] = (span[0], merged[-1][1], span[2])
         else:
-            merged.append(part)
+            merged.append(span)
     return merged
 
 
-def _order(part: Part) -> tuple[int, int]:
-    return part[0].token, part[0].entries[part[1]]
+def _order(span: Span) -> tuple[int, int]:
+    return span[0].token, span[0].entries[span[1]]
 
 
-def sheets(held: Held, parts: Iterable[Part]) -> Iterator[Sheet]:
+def receipt_batches(lanes: Lanes, spans: Iterable[Span]) -> Iterator[ReceiptBatch]:
     """Receipts for messages of one partition, cut to what a frame may carry."""
-    sheet, messages = Sheet([], [], []), 0
-    for block, begin, end in parts:
+    batch, messages = ReceiptBatch([], [], []), 0
+    for block, begin, end in spans:
         entries, token = block.entries, block.token
-        for lane, start, stop in held.runs(block, begin, end):
-            if len(sheet.places) == MAX_BATCH or messages + stop - start > _MAX_MESSAGES:
+        for lane, start, stop in lanes.runs(block, begin, end):
+            if len(batch.places) == MAX_BATCH or messages + stop - start > _MAX_MESSAGES:
                 if begin < start:
-                    sheet.parts.append((block, begin, start))
+                    batch.spans.append((block, begin, start))
                     begin = start
-                yield sheet
-                sheet, messages = Sheet([], [], []), 0
-            sheet.flat.extend((lane, token, entries[start], entries[stop - 1]))
-            sheet.places.append((block, start, stop))
+                yield batch
+                batch, messages = ReceiptBatch([], [], []), 0
+            batch.flat.extend((lane, token, entries[start], entries[stop - 1]))
+            batch.places.append((block, start, stop))
             messages += stop - start
-        sheet.parts.append((block, begin, end))
-    if sheet.places:
-        yield sheet
+        batch.spans.append((block, begin, end))
+    if batch.places:
+        yield batch
 
 
-def stale_messages(sheet: Sheet, reply: wire.SettleReply) -> Iterator[tuple[Block, int]]:
+def stale_messages(batch: ReceiptBatch, reply: wire.SettleReply) -> Iterator[tuple[Block, int]]:
     """The messages that the broker calls stale."""
     for at in range(0, len(reply.stale), 3):
         place, first, last = reply.stale[at : at + 3]
-        if not 0 <= place < len(sheet.places):
-            raise ProtocolError(f"the worker calls receipt {place} of {len(sheet.places)} stale")
-        block, start, stop = sheet.places[place]
+        if not 0 <= place < len(batch.places):
+            raise ProtocolError(f"the worker calls receipt {place} of {len(batch.places)} stale")
+        block, start, stop = batch.places[place]
         for index in range(start, stop):
             if first <= block.entries[index] <= last:
                 yield block, index
 
 
-def _names(sheet: "Sheet") -> list[int | str]:
+def _names(batch: "ReceiptBatch") -> list[int | str]:
     """Entry and name of each body of the messages of a frame."""
     names: list[int | str] = []
-    for block, start, stop in sheet.parts:
+    for block, start, stop in batch.spans:
         if found := block.body_names():
             for entry, name in zip(block.entries[start:stop], found[start:stop], strict=True):
                 if name:

@@ -1,7 +1,7 @@
-"""All links of a consumer: which worker serves which of its partitions, and who does when that changes."""
+"""All streams of a consumer: which worker serves which of its partitions, and who does when that changes."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from time import monotonic
 
@@ -13,13 +13,13 @@ from keylane.connect.connection import Redirected
 from keylane.connect.partition_map import TopicMap
 from keylane.connect.pool import Peer
 from keylane.consume.permits import Permits
-from keylane.consume.worker_stream import Link, final
+from keylane.consume.worker_stream import WorkerStream, final
 from keylane.errors import BrokerError, ConnectionClosed, TopicReplaced, Unavailable
 from keylane.tasks import Tasks
 from keylane.wire import Frame
 
 
-class Links:
+class Streams:
     """The workers' side of a consumer.
 
     `on_opening` is entered while a worker is asked for partitions; `on_open` hears which are open, and what
@@ -30,7 +30,7 @@ class Links:
     def __init__(
         self,
         cluster: Cluster,
-        streams: Iterator[int],
+        numbers: Iterator[int],
         request: wire.Subscribe,
         on_opening: Callable[[Collection[int]], AbstractContextManager[None]],
         on_open: Callable[[Collection[int], wire.SubscribeReply], None],
@@ -41,12 +41,12 @@ class Links:
     ) -> None:
         self.topic = request.topic
         self.timeout = cluster.timeout
-        self.on_opening = on_opening
-        self.on_data = on_data
-        self.on_ended = on_ended
+        self.opening = on_opening
+        self.received = on_data
+        self.leases_ended = on_ended
         self.paused = False
         self._cluster = cluster
-        self._streams = streams
+        self._numbers = numbers
         self._request = request
         self._on_open = on_open
         self._on_void = on_void
@@ -56,22 +56,22 @@ class Links:
 
     def _begin(self) -> None:
         """Nothing was asked yet."""
-        self.stream = next(self._streams)  # another each time: what comes late for the last one is not for us
-        self._request = msgspec.structs.replace(self._request, stream=self.stream)
+        self.number = next(self._numbers)  # another each time: what comes late for the last one is not for us
+        self._request = msgspec.structs.replace(self._request, stream=self.number)
         self.opened_all = False
         self.error: BrokerError | None = None
         self._map: TopicMap | None = None
         self._incarnation = 0  # of the topic that was subscribed to: another one of its name ends all
         self._of_subscription = 0  # and that of the subscription, once a worker has said
-        self._links: dict[Peer, Link] = {}
-        self._to_serve: dict[int, Link | None] = {}  # partition -> who is to serve it
-        self._serving: dict[int, Link] = {}  # partition -> who does
+        self._streams: dict[Peer, WorkerStream] = {}
+        self._to_serve: dict[int, WorkerStream | None] = {}  # partition -> who is to serve it
+        self._serving: dict[int, WorkerStream] = {}  # partition -> who does
         self._epochs: dict[int, int] = {}  # partition -> that of the newest lease under which it was open
         self._exclusive = False
-        self._trouble: BrokerError | None = None  # what went wrong last
+        self._last_error: BrokerError | None = None  # what went wrong last
         self._news = asyncio.Event()  # something was opened, or all has ended
         self._asking: asyncio.Task[None] | None = None
-        self.permits = Permits[Link](self._request.permits, self._tasks)
+        self.permits = Permits[WorkerStream](self._request.permits, self._tasks)
 
     # What the consumer calls
 
@@ -112,28 +112,28 @@ class Links:
     async def leave(self) -> None:
         """Tell the workers that the consumer is closed: what it holds goes back."""
         self._forget_map()
-        await asyncio.gather(*(link.leave() for link in self._links.values()))
+        await asyncio.gather(*(stream.leave() for stream in self._streams.values()))
 
     async def close(self) -> None:
         """Do not subscribe again; what is still open is closed, and nobody waits for the answer."""
         self._forget_map()
         await self._tasks.cancel()
-        for link in self._links.values():
-            link.close()
+        for stream in self._streams.values():
+            stream.close()
 
     def _forget_map(self) -> None:
         if self._map is not None:
             self._map.watchers.pop(self._place, None)
             self._cluster.forget(self._map)
 
-    def serving(self, partition: int) -> Link | None:
+    def serving(self, partition: int) -> WorkerStream | None:
         """Who serves a partition."""
         return self._serving.get(partition)
 
-    async def reach(self, partition: int, within: float) -> Link:
+    async def reach(self, partition: int, within: float) -> WorkerStream:
         """The same, waiting for it if need be."""
         end = monotonic() + within
-        while (link := self.serving(partition)) is None:
+        while (stream := self.serving(partition)) is None:
             if self.error is not None:
                 raise self.error.again()
             self._news.clear()
@@ -142,7 +142,7 @@ class Links:
                     await self._news.wait()
             except TimeoutError:
                 raise self._late() from None
-        return link
+        return stream
 
     def doubt(self, partition: int, error: BrokerError) -> None:
         """A request about a partition was refused: perhaps another worker has it."""
@@ -154,18 +154,18 @@ class Links:
     def pause(self, paused: bool) -> None:
         """Have the workers stop or go on."""
         self.paused = paused
-        for link in self._links.values():
-            link.pause(paused)
+        for stream in self._streams.values():
+            stream.pause(paused)
 
     def credit(self, partition: int, count: int) -> None:
         """Messages ended without an ACK or NACK: there is room for others."""
-        link = self.serving(partition)
-        if count and link is not None:
-            link.credit(partition, count)
+        stream = self.serving(partition)
+        if count and stream is not None:
+            stream.credit(partition, count)
 
-    # What links call
+    # What streams call
 
-    def subscribe(self, partitions: Iterable[int], permits: int) -> wire.Subscribe:
+    def request(self, partitions: Collection[int], permits: int) -> wire.Subscribe:
         """What to ask of a worker."""
         return msgspec.structs.replace(
             self._request,
@@ -175,30 +175,30 @@ class Links:
             permits=permits,
         )
 
-    def may_open(self, link: Link) -> bool:
+    def may_open(self, stream: WorkerStream) -> bool:
         """The worker of the lowest partition says who is alone on an exclusive subscription: ask it first."""
         lowest = min(self._to_serve)
         first = self._exclusive or not self.opened_all
-        return not first or lowest in self._serving or lowest in link.wanted
+        return not first or lowest in self._serving or lowest in stream.wanted
 
-    def opened(self, link: Link, partitions: frozenset[int], reply: wire.SubscribeReply) -> None:
+    def opened(self, stream: WorkerStream, partitions: frozenset[int], reply: wire.SubscribeReply) -> None:
         """A worker serves partitions."""
         # What another worker has opened after it: the larger epoch is the newer.
         late = {at for at in partitions if reply.epochs.get(at, 0) < self._epochs.get(at, 0)}
         self._epochs.update({at: epoch for at, epoch in reply.epochs.items() if at not in late})
-        link.open -= late
+        stream.open -= late
         before = {at: self._serving[at] for at in partitions - late if at in self._serving}
-        for other in {other for other in before.values() if other is not link}:
+        for other in {other for other in before.values() if other is not stream}:
             # It has not said that it serves them no more, or cannot.
             self.permits.departed(other, [at for at in before if before[at] is other], reply.held or 0)
-        self._serving.update(dict.fromkeys(partitions - late, link))
+        self._serving.update(dict.fromkeys(partitions - late, stream))
         for partition, other in before.items():
-            if other is not link:
+            if other is not stream:
                 other.release(partition)
         self._exclusive = reply.mode == "exclusive"
         self._of_subscription = self._of_subscription or reply.subscription_incarnation
-        self._trouble = None
-        self.permits.opened(link, partitions - late, reply.held or 0)
+        self._last_error = None
+        self.permits.opened(stream, partitions - late, reply.held or 0)
         if late:
             reply = msgspec.structs.replace(reply, held=None)
         self._on_open(partitions - late, reply)
@@ -206,35 +206,35 @@ class Links:
             self.opened_all = True
         self._share()
         self._news.set()
-        for other in self._links.values():
+        for other in self._streams.values():
             other.wake()
 
-    def moved(self, link: Link, partition: int, address: str, permits: int) -> None:
+    def moved(self, stream: WorkerStream, partition: int, address: str, permits: int) -> None:
         """A worker serves a partition no more; what is held of it stays so, and takes permits along."""
-        if self._serving.get(partition) is not link:  # another has it already: only the permits are news
+        if self._serving.get(partition) is not stream:  # another has it already: only the permits are news
             if permits:
-                self.permits.repeat(link)
+                self.permits.repeat(stream)
             return
         del self._serving[partition]
-        self.permits.departed(link, [partition], permits)
+        self.permits.departed(stream, [partition], permits)
         self._share()
-        link.release(partition)
+        stream.release(partition)
         if self._map is not None:
             self._map.redirected(partition, address)
             self._map.renew()
 
-    def closed(self, link: Link, partitions: set[int], void: bool) -> None:
+    def closed(self, stream: WorkerStream, partitions: set[int], void: bool) -> None:
         """A worker has ended its part, or its connection has ended."""
         for partition in partitions:
-            if self._serving.get(partition) is link:
+            if self._serving.get(partition) is stream:
                 del self._serving[partition]
-        self.permits.lost(link, partitions)
+        self.permits.lost(stream, partitions)
         if void:
             self._on_void(partitions)
 
     async def look_again(self, error: BrokerError) -> None:
         """Something could not be opened: perhaps another worker has it."""
-        self._trouble = error
+        self._last_error = error
         assert self._map is not None
         try:
             if isinstance(error, Redirected) and error.address and self._map.owners:
@@ -243,14 +243,14 @@ class Links:
             else:
                 await self._map.refresh()
         except BrokerError as problem:
-            self._trouble = problem
+            self._last_error = problem
             if final(problem):
                 self.end(problem)
 
-    def drop(self, link: Link) -> None:
-        """A link has nothing to serve any more."""
-        if self._links.get(link.peer) is link:
-            del self._links[link.peer]
+    def drop(self, stream: WorkerStream) -> None:
+        """A stream has nothing to serve any more."""
+        if self._streams.get(stream.peer) is stream:
+            del self._streams[stream.peer]
             self._share()
 
     def end(self, error: BrokerError) -> None:
@@ -277,11 +277,11 @@ class Links:
             self._to_serve = dict.fromkeys(range(len(self._map.owners)) if chosen is None else sorted(chosen))
         for partition, before in self._to_serve.items():
             peer = self._map.owner(partition)
-            link = before if peer is None else self._link(peer)
-            if link is not before and link is not None:
-                self._to_serve[partition] = link
-                link.wanted.add(partition)
-                link.wake()
+            stream = before if peer is None else self._stream_to(peer)
+            if stream is not before and stream is not None:
+                self._to_serve[partition] = stream
+                stream.wanted.add(partition)
+                stream.wake()
                 if before is not None:
                     before.wanted.discard(partition)
                     before.wake()
@@ -289,23 +289,23 @@ class Links:
         if None in self._to_serve.values() and self._asking is None:
             self._asking = self._tasks.start(self._await_owners())
 
-    def _link(self, peer: Peer) -> Link:
-        link = self._links.get(peer)
-        if link is None:
-            link = self._links[peer] = Link(self, peer)
-            asyncio.get_running_loop().call_soon(self._start, link)
-        return link
+    def _stream_to(self, peer: Peer) -> WorkerStream:
+        stream = self._streams.get(peer)
+        if stream is None:
+            stream = self._streams[peer] = WorkerStream(self, peer, self.topic, self.number)
+            asyncio.get_running_loop().call_soon(self._start, stream)
+        return stream
 
-    def _start(self, link: Link) -> None:
+    def _start(self, stream: WorkerStream) -> None:
         if self.error is None:
-            self._tasks.start(link.run())
+            self._tasks.start(stream.run())
 
     def _share(self) -> None:
         """By what each serves, or is to: a partition that is about to move counts until it has moved."""
-        weights = dict.fromkeys(self._links.values(), 0)
+        weights = dict.fromkeys(self._streams.values(), 0)
         for partition, to_serve in self._to_serve.items():
-            if (link := self._serving.get(partition, to_serve)) in weights:
-                weights[link] += 1
+            if (stream := self._serving.get(partition, to_serve)) in weights:
+                weights[stream] += 1
         self.permits.share(weights)
 
     async def _await_owners(self) -> None:
@@ -318,6 +318,6 @@ class Links:
             self._asking = None
 
     def _late(self) -> BrokerError:
-        return (self._trouble and self._trouble.again()) or ConnectionClosed(
+        return (self._last_error and self._last_error.again()) or ConnectionClosed(
             f"no worker that serves {self.topic!r} has answered in {self.timeout:g} s"
         )

@@ -2,42 +2,86 @@
 
 import asyncio
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Collection
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from keylane import wire
 from keylane.connect.connection import Connection, Redirected, error_from
 from keylane.connect.pool import Peer
+from keylane.consume.permits import Permits
 from keylane.errors import BrokerError, ConnectionClosed, Fenced, SubscriptionBusy
 from keylane.retry import backoff
 from keylane.wire import Frame, Properties, Type
 
-if TYPE_CHECKING:
-    from keylane.consume.streams import Links
+
+class StreamOwner(Protocol):
+    """What the stream of one worker asks of, and tells, whoever has all streams of the consumer."""
+
+    paused: bool
+    permits: Permits["WorkerStream"]
+
+    def serving(self, partition: int) -> "WorkerStream | None":
+        """Return the stream that serves a partition."""
+
+    def may_open(self, stream: "WorkerStream") -> bool:
+        """Return whether it may subscribe now."""
+
+    def opening(self, partitions: Collection[int]) -> AbstractContextManager[None]:
+        """Be told while a worker is asked for partitions."""
+
+    def request(self, partitions: Collection[int], permits: int) -> wire.Subscribe:
+        """Return what to ask of a worker."""
+
+    def opened(self, stream: "WorkerStream", partitions: frozenset[int], reply: wire.SubscribeReply) -> None:
+        """A worker serves partitions."""
+
+    def received(self, frame: Frame, data: wire.Data) -> None:
+        """Messages have come."""
+
+    def leases_ended(self, frame: Frame, ended: wire.Ended) -> None:
+        """A worker says that leases are over."""
+
+    def moved(self, stream: "WorkerStream", partition: int, address: str, permits: int) -> None:
+        """A worker serves a partition no more."""
+
+    def closed(self, stream: "WorkerStream", partitions: set[int], void: bool) -> None:
+        """A worker has ended its stream, or its connection has ended."""
+
+    async def look_again(self, error: BrokerError) -> None:
+        """Something could not be opened: perhaps another worker has it."""
+
+    def drop(self, stream: "WorkerStream") -> None:
+        """It has nothing to serve any more."""
+
+    def end(self, error: BrokerError) -> None:
+        """The consumer has ended for good."""
 
 
-class Link:
+class WorkerStream:
     """Keeps the partitions it is to serve subscribed: on one connection to its worker, then on the next."""
 
-    def __init__(self, links: "Links", peer: Peer) -> None:
+    def __init__(self, owner: StreamOwner, peer: Peer, topic: str, number: int) -> None:
         self.peer = peer
+        self._topic = topic
+        self._number = number  # of the stream, on whichever connection
         self.wanted: set[int] = set()
         self.open: set[int] = set()
         self.current: Connection | None = None  # on which its stream is open
-        self._links = links
+        self._owner = owner
         self._limit = 0  # permits
         self._gone = 0  # permits that have gone with partitions from this stream
         self._opening: frozenset[int] = frozenset()
         self._early: list[Frame] = []  # what came before we knew that it is subscribed
         self._asked: dict[int, set[asyncio.Future[Frame]]] = {}  # by partition, not answered yet
-        self._trouble: BrokerError | None = None  # what ended its stream
+        self._last_error: BrokerError | None = None  # what ended its stream
         self._credit: Counter[int] = Counter()  # by partition
         self._woken = asyncio.Event()
         self._quiet = asyncio.Event()  # no SUBSCRIBE is under way
         self._quiet.set()
 
-    # What the other links' owner calls
+    # What its owner calls
 
     def wake(self) -> None:
         """What it is to serve has changed."""
@@ -60,13 +104,13 @@ class Link:
         self.open.discard(partition)
         for answer in self._asked.pop(partition, ()):
             if self.current is not None:
-                self.current.wait_while_heard(answer, Redirected(self._links.topic, partition, ""))
+                self.current.wait_while_heard(answer, Redirected(self._topic, partition, ""))
         self.wake()
 
     def pause(self, paused: bool) -> None:
         """Have the worker stop or go on."""
         if self.current is not None:
-            self.current.send(wire.Flow(self._links.stream, paused=paused))
+            self.current.send(wire.Flow(self._number, paused=paused))
 
     def credit(self, partition: int, count: int) -> None:
         """Messages ended without an ACK or NACK: there is room for others."""
@@ -76,8 +120,8 @@ class Link:
 
     def _give_credit(self) -> None:
         for partition, count in self._credit.items():
-            if self.current is not None and self._links.serving(partition) is self:
-                self.current.send(wire.Flow(self._links.stream, permits=count, partition=partition))
+            if self.current is not None and self._owner.serving(partition) is self:
+                self.current.send(wire.Flow(self._number, permits=count, partition=partition))
         self._credit.clear()
 
     def grant(self, limit: int) -> None:
@@ -87,7 +131,7 @@ class Link:
             self.current.request(self._flow(limit))
 
     def _flow(self, limit: int) -> wire.Flow:
-        return wire.Flow(self._links.stream, limit=limit, gone=self._gone)
+        return wire.Flow(self._number, limit=limit, gone=self._gone)
 
     async def lower(self, limit: int) -> None:
         """Let it have no more than so many out, and wait until that is so."""
@@ -101,17 +145,17 @@ class Link:
         """Tell the worker that the consumer is closed: what it holds goes back."""
         if (connection := self._let_go()) is not None:
             with suppress(BrokerError):  # then the worker has ended it, or will when the session does
-                await connection.request(wire.Unsubscribe(self._links.stream, sorted(self.open)))
+                await connection.request(wire.Unsubscribe(self._number, sorted(self.open)))
 
     def close(self) -> None:
         """Hear nothing more; a worker that it has not left lets go of the consumer."""
         if (connection := self._let_go()) is not None:
-            connection.request(wire.Unsubscribe(self._links.stream))
+            connection.request(wire.Unsubscribe(self._number))
 
     def _let_go(self) -> Connection | None:
         connection, self.current = self.current, None
         if connection is not None:
-            connection.streams.pop(self._links.stream, None)
+            connection.streams.pop(self._number, None)
             connection.closed.remove_done_callback(self._lost)
         return connection
 
@@ -122,11 +166,11 @@ class Link:
         attempt = 0
         while self.wanted or self.open:
             self._woken.clear()
-            error, self._trouble = self._trouble, None
+            error, self._last_error = self._last_error, None
             missing = frozenset(self.wanted - self.open)
-            if error is None and missing and self._links.may_open(self):
+            if error is None and missing and self._owner.may_open(self):
                 try:
-                    with self._links.on_opening(missing):
+                    with self._owner.opening(missing):
                         await self._subscribe(missing)
                     attempt = 0
                 except BrokerError as problem:
@@ -135,38 +179,37 @@ class Link:
                 await self._woken.wait()
             if error is not None:
                 if final(error):
-                    self._links.end(error)
+                    self._owner.end(error)
                     return
                 if attempt or not isinstance(error, ConnectionClosed):
                     await asyncio.sleep(backoff(attempt))
-                    await self._links.look_again(error)
+                    await self._owner.look_again(error)
                 attempt += 1
-        self._links.drop(self)
+        self._owner.drop(self)
         if (connection := self._let_go()) is not None:
             # The worker may have partitions again that are open elsewhere: nothing of them goes back.
-            connection.request(wire.Unsubscribe(self._links.stream, []))
+            connection.request(wire.Unsubscribe(self._number, []))
 
     async def _subscribe(self, partitions: frozenset[int]) -> None:
         """Open partitions: with a new stream, or added to the one that is open."""
         connection = await self.peer.connect()
-        stream = self._links.stream
         fresh = connection is not self.current
         if fresh:
             self._early.clear()
             self._gone = 0
-            connection.streams[stream] = partial(self._pushed, connection)
-            self._links.permits.take_along(self, partitions)
+            connection.streams[self._number] = partial(self._pushed, connection)
+            self._owner.permits.take_along(self, partitions)
         self._opening, limit = partitions, self._limit
         self._quiet.clear()
-        asked = connection.request(self._links.subscribe(partitions, limit))
+        asked = connection.request(self._owner.request(partitions, limit))
         try:
             reply = wire.properties_of(await asyncio.shield(asked), wire.SubscribeReply)
         except BaseException as error:
             if fresh:
-                connection.streams.pop(stream, None)
-                self._links.permits.lost(self, partitions)
+                connection.streams.pop(self._number, None)
+                self._owner.permits.lost(self, partitions)
                 if isinstance(error, asyncio.CancelledError):  # the worker lets it in all the same
-                    asked.add_done_callback(lambda _: connection.request(wire.Unsubscribe(stream)))
+                    asked.add_done_callback(lambda _: connection.request(wire.Unsubscribe(self._number)))
             raise
         finally:
             self._opening = frozenset()
@@ -174,16 +217,16 @@ class Link:
         if fresh:
             self.current = connection
             connection.closed.add_done_callback(self._lost)
-            if self._links.paused:
-                connection.send(wire.Flow(stream, paused=True))
+            if self._owner.paused:
+                connection.send(wire.Flow(self._number, paused=True))
             if self._limit != limit:
                 connection.request(self._flow(self._limit))
         elif self.current is not connection:
             return  # it has ended meanwhile
         self.open |= partitions
-        self._links.opened(self, partitions, reply)
+        self._owner.opened(self, partitions, reply)
         if (partitions - self.open) & self.wanted:
-            self._trouble = Fenced(f"the worker at {self.peer.address} has an old lease")
+            self._last_error = Fenced(f"the worker at {self.peer.address} has an old lease")
         early, self._early = self._early, []
         for frame in early:
             self._pushed(connection, frame)
@@ -197,8 +240,8 @@ class Link:
             data = wire.properties_of(frame, wire.Data)
             if data.partition in self._opening:
                 self._early.append(frame)
-            elif self._links.serving(data.partition) is self:
-                self._links.on_data(frame, data)
+            elif self._owner.serving(data.partition) is self:
+                self._owner.received(frame, data)
             # Else another worker has the partition: it lists what we hold.
         elif frame.type == Type.REDIRECT:
             to = wire.properties_of(frame, wire.Redirect)
@@ -206,16 +249,16 @@ class Link:
                 self._early.append(frame)
             else:
                 self._gone += to.permits
-                self._links.moved(self, to.partition, to.address, to.permits)
+                self._owner.moved(self, to.partition, to.address, to.permits)
         elif frame.type == Type.ENDED:
             ended = wire.properties_of(frame, wire.Ended)
             if ended.partition in self._opening:
                 self._early.append(frame)
-            elif self._links.serving(ended.partition) is self:
-                self._links.on_ended(frame, ended)
+            elif self._owner.serving(ended.partition) is self:
+                self._owner.leases_ended(frame, ended)
         elif frame.type == Type.FLOW:
             if wire.properties_of(frame, wire.Flow).wanted:
-                self._links.permits.wanted(self)
+                self._owner.permits.wanted(self)
         else:  # the worker has let go of the consumer, and so of all the leases that it had there
             self._break(error_from(wire.properties_of(frame, wire.Error)), void=True)
 
@@ -225,8 +268,8 @@ class Link:
     def _break(self, error: BrokerError, *, void: bool) -> None:
         self._let_go()
         lost, self.open = self.open, set()
-        self._trouble = error
-        self._links.closed(self, lost, void)
+        self._last_error = error
+        self._owner.closed(self, lost, void)
         self.wake()
 
 

@@ -18,7 +18,7 @@ _AT_ONCE = 1_000  # names in one call of the store
 _TEND = 3_600.0  # seconds between two looks at a topic's bodies,
 _TEND_FULL = 10.0  # and while the store has no room
 _DOUBT = 1.0  # seconds in which a store that answers has carried out what it was sent before
-_DOOMED = 100_000  # bodies that wait to be deleted while the store is away
+_MAX_PENDING = 100_000  # bodies that wait to be deleted while the store is away
 _LIFETIME = 7 * 24 * 3600.0  # seconds, where the cluster does not say
 _log = logging.getLogger("keylane.client")
 
@@ -46,7 +46,7 @@ class Bodies:
         self._tended: dict[str, float] = {}  # topic -> when, by the monotonic clock
         self._period = _TEND
         self._greetings = 0  # how often a worker has said where the store is
-        self._doomed: dict[str, list[str]] = {}
+        self._pending: dict[str, list[str]] = {}
         self._deleting: asyncio.Task[None] | None = None
         self._tasks = Tasks()
 
@@ -144,24 +144,24 @@ class Bodies:
         except Exception as error:  # a store of the user's own may raise anything
             _log.warning("old bodies of topic %s stay for now: %s", topic, error)
 
-    def forget(self, topic: str, names: Sequence[str], *, doubtful: bool = False) -> None:
+    def delete_later(self, topic: str, names: Sequence[str], *, doubtful: bool = False) -> None:
         """Delete bodies in the background; a lifetime takes what that misses.
 
         It is `doubtful` when the store may have yet to carry out what stores them.
         """
         if names:
-            self._doomed.setdefault(topic, []).extend(names)
+            self._pending.setdefault(topic, []).extend(names)
             if doubtful:
-                self._tasks.start(self._forget_again(topic, names))
+                self._tasks.start(self._delete_again(topic, names))
             if self._deleting is None:
                 self._deleting = self._tasks.start(self._delete())
 
-    async def _forget_again(self, topic: str, names: Sequence[str]) -> None:
+    async def _delete_again(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies once more, some time after the store has answered."""
         if self._deleting is not None:
             await asyncio.wait({self._deleting})
         await asyncio.sleep(_DOUBT)
-        self.forget(topic, names)
+        self.delete_later(topic, names)
 
     def delete(self, topic: str, names: Sequence[str], done: Callable[[], None]) -> None:
         """Delete bodies because a worker says so, who is told; else it asks another client."""
@@ -175,9 +175,9 @@ class Bodies:
             _log.warning("%d bodies of %r are left for others to delete: %s", len(names), topic, error)
 
     @property
-    def doomed(self) -> int:
+    def pending_deletes(self) -> int:
         """How many bodies wait to be deleted."""
-        return sum(map(len, self._doomed.values()))
+        return sum(map(len, self._pending.values()))
 
     async def finish(self) -> None:
         """Wait until what is to be deleted is."""
@@ -186,7 +186,7 @@ class Bodies:
     async def close(self) -> None:
         """Stop deleting, and close the store if it is ours."""
         await self._tasks.cancel()
-        for topic, names in self._doomed.items():
+        for topic, names in self._pending.items():
             _warn(topic, names, "the client was closed")
         if self._own and self._store is not None:
             await self._store.close()
@@ -209,18 +209,22 @@ class Bodies:
     async def _delete(self) -> None:
         attempt = 0
         try:
-            while self._doomed:
-                topic, names = self._doomed.popitem()
+            while self._pending:
+                topic, names = self._pending.popitem()
                 some = names[:_AT_ONCE]
                 if len(names) > _AT_ONCE:
-                    self._doomed[topic] = names[_AT_ONCE:]
+                    self._pending[topic] = names[_AT_ONCE:]
                 try:
                     store = self._store or await self._open()
                     await store.delete(topic, some)
                     attempt = 0
                 except Exception as error:
-                    if isinstance(error, BrokerError) and error.retriable and self.doomed < _DOOMED:
-                        self._doomed.setdefault(topic, []).extend(some)
+                    if (
+                        isinstance(error, BrokerError)
+                        and error.retriable
+                        and self.pending_deletes < _MAX_PENDING
+                    ):
+                        self._pending.setdefault(topic, []).extend(some)
                         await asyncio.sleep(backoff(attempt))
                         attempt += 1
                     else:

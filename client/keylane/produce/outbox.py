@@ -264,7 +264,7 @@ class Outbox:
         parcel.gone.update(places)
         names = [parcel.bodies.pop(place)[0] for place in places if place in parcel.bodies]
         if parcel.state is not _State.FILLING:
-            self._bodies.forget(self.topic, names, doubtful=parcel.state is _State.UPLOADING)
+            self._bodies.delete_later(self.topic, names, doubtful=parcel.state is _State.UPLOADING)
         texts = slice(ticket.start * 3, (ticket.start + ticket.count) * 3)
         parcel.text -= sum(map(len, parcel.flat[texts]))
         parcel.flat[texts] = [""] * (3 * ticket.count)
@@ -420,7 +420,7 @@ class Outbox:
 
     def _refuse(self, parcel: Parcel, refused: dict[int, Exception]) -> None:
         """Go on without some messages, of which those who wait are told."""
-        self._bodies.forget(self.topic, [parcel.bodies.pop(place)[0] for place in refused])
+        self._bodies.delete_later(self.topic, [parcel.bodies.pop(place)[0] for place in refused])
         self._let_leave(parcel)
         parcel.gone.update(refused)
         for ticket in list(parcel.tickets):
@@ -468,7 +468,7 @@ class Outbox:
             else:
                 self._attempt, self._error = 0, None
                 parcel.succeed(reply)
-                self._bodies.forget(self.topic, parcel.unused(reply))
+                self._bodies.delete_later(self.topic, parcel.unused(reply))
                 self._end(parcel, forget=False)
                 self._schedule()
                 return
@@ -533,7 +533,7 @@ class Outbox:
     def _clear(self, parcel: Parcel, *, forget: bool, doubtful: bool = False) -> None:
         if forget:
             names = [name for name, _ in parcel.bodies.values()]
-            self._bodies.forget(self.topic, names, doubtful=doubtful)
+            self._bodies.delete_later(self.topic, names, doubtful=doubtful)
         self._release(parcel, parcel.queued, parcel.length)
 
     def _recover_when_quiet(self) -> None:

@@ -24,11 +24,11 @@ from typing import Any, TypeVar
 from keylane.async_client import AsyncClient
 from keylane.bridge import Bridge, LoopThread
 from keylane.consume.message import Message
+from keylane.consume.sync_message import SyncMessage
 from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument, answers
 from keylane.payloads import PayloadStore
 from keylane.produce.columns import Columns, Tally
 from keylane.sync.consumer import SyncConsumer
-from keylane.sync.message import SyncMessage
 from keylane.times import Position, Seconds, seconds
 from keylane.types import (
     Backoff,

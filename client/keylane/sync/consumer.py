@@ -12,8 +12,8 @@ from keylane.bridge import Bridge
 from keylane.consume.block import BUFFERED, Block
 from keylane.consume.consumer import Consumer
 from keylane.consume.message import Batch, Message
+from keylane.consume.sync_message import SyncMessage
 from keylane.errors import ConnectionClosed
-from keylane.sync.message import SyncMessage
 from keylane.times import Seconds, seconds
 from keylane.types import Outcome
 
@@ -138,7 +138,7 @@ class SyncConsumer:
     async def _fill(self, pull: Callable[..., Awaitable[Batch]], *args: Any) -> int:
         """On the loop: what is taken there is at hand even if a signal has ended the call that asked."""
         batch = await pull(*args)
-        for block, start, stop in batch.parts:
+        for block, start, stop in batch.spans:
             self._pulled.extend([(block, index) for index in range(start, stop)])
         return len(batch)
 
@@ -158,15 +158,15 @@ class SyncConsumer:
                 place = block, index = self._pulled[0]
             except IndexError:
                 return None
-            handed = consumer.held.hand(block, index)
+            handed = consumer.leases.hand(block, index)
             if not handed and block.gone is not None and block.states[index] == BUFFERED:
                 # At most once it cannot go back: in a pause it waits.
-                handed = bool(self._unless_closed(consumer.hand, Message(block, index)))
+                handed = bool(self._unless_closed(consumer.hand, Message(block, index, consumer.origin)))
             # Removed last: who is interrupted has lost nothing. Others may have come first.
             with suppress(ValueError):
                 self._pulled.remove(place)
             if handed:
-                return SyncMessage(Message(block, index), self._bridge)
+                return SyncMessage(Message(block, index, consumer.origin), self._bridge)
 
 
 def _inner(messages: Iterable[SyncMessage]) -> list[Message]:

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from keylane.bridge import Bridge
-from keylane.consume.message import Message, terms_after
+from keylane.consume.message import Message, kind_after
 from keylane.times import Seconds
 
 
@@ -126,8 +126,9 @@ class SyncMessage:
     ) -> None:
         if kind is not None and self._bridge.forked:
             return  # a child on its way out: the message is its parent's
-        block, index = self._message._block, self._message._index
-        self._bridge.post(block.consumer.settler.settle_later, block, index, terms_after(kind))
+        message = self._message
+        settle_later = message._origin.settler.settle_later
+        self._bridge.post(settle_later, message._block, message._index, kind_after(kind))
 
     def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         return self._bridge.call(work)
