@@ -25,9 +25,10 @@ from keylane.consume.consumer import Consumer
 from keylane.consume.handlers import Handler
 from keylane.consume.message import Message
 from keylane.consume.options import ConsumerOptions
-from keylane.errors import InvalidArgument, TopicNotFound, answers
+from keylane.errors import InvalidArgument, TopicNotFound
 from keylane.payloads import PayloadStore
 from keylane.payloads.bodies import Bodies
+from keylane.produce.answers import all_published
 from keylane.produce.columns import Columns, Tally
 from keylane.produce.producer import Producer
 from keylane.reading import Reading
@@ -147,7 +148,7 @@ class AsyncClient(Administration, Reading):
 
         >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
         """
-        return answers(await self._producer.publish(topic, messages))
+        return all_published(await self._producer.publish(topic, messages))
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, a few thousand at a time; await the task for what became of them.

@@ -35,7 +35,7 @@ import copy
 import difflib
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 from keylane.types import Published
 
@@ -195,26 +195,9 @@ class PublishFailed(BrokerError):
     def __init__(self, text: str, published: Sequence[Published | Exception] = ()) -> None:
         super().__init__(text)
         self.published = published
-        self.exceptions = _distinct(published)  # each error once
+        errors = {id(answer): answer for answer in published if isinstance(answer, Exception)}
+        self.exceptions = tuple(errors.values())  # each error once
         self.retriable = all(getattr(error, "retriable", False) for error in self.exceptions)
-
-
-def _distinct(published: Sequence[Published | Exception]) -> tuple[Exception, ...]:
-    return tuple({id(answer): answer for answer in published if isinstance(answer, Exception)}.values())
-
-
-def answers(published: Sequence[Published | Exception]) -> list[Published]:
-    """What was published; PublishFailed unless all was, or what went wrong where that is the same for all."""
-    kinds = set(map(type, published))
-    if not any(issubclass(kind, Exception) for kind in kinds):
-        return cast("list[Published]", published)
-    errors = _distinct(published)
-    failed = sum(isinstance(answer, Exception) for answer in published)
-    if failed == len(published) and len(kinds) == 1:
-        raise errors[0]
-    raise PublishFailed(
-        f"{failed} of {len(published)} messages were not published: {errors[0]}", published
-    ) from errors[0]
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:

@@ -24,7 +24,8 @@ from keylane import (
     ksuid,
 )
 from keylane.connect.connection import Connection
-from keylane.produce.outbox import Outbox, Parcel
+from keylane.produce.outbox import Outbox
+from keylane.produce.publish_frame import PublishFrame
 from keylane.wire import Data, Frame
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
@@ -395,10 +396,10 @@ async def test_the_record_finds_a_client_that_gives_a_message_a_new_uid_when_it_
 ) -> None:
     send = Outbox._send
 
-    def send_renamed(outbox: Outbox, parcel: Parcel, connection: Connection) -> None:
-        if parcel.resent:
-            parcel.flat[1::3] = ksuid.take(parcel.size)
-        send(outbox, parcel, connection)
+    def send_renamed(outbox: Outbox, frame: PublishFrame, connection: Connection) -> None:
+        if frame.resent:
+            frame.flat[1::3] = ksuid.take(frame.size)
+        send(outbox, frame, connection)
 
     monkeypatch.setattr(Outbox, "_send", send_renamed)
     problems = await run(broker, topic, 10_000, 1, Cuts(monkeypatch, 1, 0.05))

@@ -82,7 +82,7 @@ async def bodies_are_those_of_messages(redis: Any, topic: str) -> list[tuple[str
 
 
 async def room_is_whole(client: AsyncClient) -> None:
-    room = client._producer._room
+    room = client._producer._limit
     async with asyncio.timeout(DEADLINE):
         while (room._messages, room._length) != (100_000, 64 * MEGABYTE):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.02)

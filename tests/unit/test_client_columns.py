@@ -193,7 +193,7 @@ async def hold_frames(worker: ScriptedWorker, client: AsyncClient) -> tuple[asyn
 
 
 def all_room(client: AsyncClient) -> bool:
-    return client._producer._room._messages == 100_000
+    return client._producer._limit._messages == 100_000
 
 
 async def test_columns_whose_time_is_up_end_once_and_what_is_behind_them_goes_out(

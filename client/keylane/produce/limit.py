@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 
-class Room:
+class QueueLimit:
     """A limit to the messages and bytes that are queued.
 
     Room is taken by what is queued, and given back when that ends, whatever became of those who wait for it.

@@ -13,10 +13,11 @@ from keylane.connect.cluster import Cluster
 from keylane.connect.partition_map import TopicMap
 from keylane.errors import BrokerError, ConnectionClosed, TopicNotFound, TopicReplaced
 from keylane.payloads.bodies import Bodies
+from keylane.produce.answers import count_answers, read_answers
+from keylane.produce.call_queue import CallQueue, PublishCall, Sort, TopicReplacement
 from keylane.produce.columns import Columns, Tally, sort_columns
-from keylane.produce.entrance import Entrance, Entry, Move, Sort
-from keylane.produce.limit import Room
-from keylane.produce.outbox import Added, Outbox, Ticket
+from keylane.produce.limit import QueueLimit
+from keylane.produce.outbox import Added, Outbox
 from keylane.produce.outgoing import Slice, check_texts, sort, sort_one
 from keylane.tasks import Tasks
 from keylane.types import OutgoingMessage, Published
@@ -39,11 +40,11 @@ class Producer:
         self._maps: dict[str, tuple[TopicMap, Callable[[], None]]] = {}  # and what hears of their changes
         self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._retired: list[Outbox] = []  # of topics that were replaced, with answers to come
-        self._under_way: dict[str, dict[Entry, None]] = {}  # by topic, in the order in which they went in
-        self._moves: dict[str, Move] = {}  # by topic
+        self._under_way: dict[str, dict[PublishCall, None]] = {}  # by topic, in order
+        self._replacements: dict[str, TopicReplacement] = {}  # by topic
         self._broken: dict[str, TopicReplaced] = {}  # topics to which nothing strict goes any more
-        self._room = Room(_QUEUED_MESSAGES, _QUEUED_BYTES)
-        self._entrance = Entrance(self._room, self._partitions.get, self._look_up)
+        self._limit = QueueLimit(_QUEUED_MESSAGES, _QUEUED_BYTES)
+        self._calls = CallQueue(self._limit, self._partitions.get, self._look_up)
         self._tasks = Tasks()
         self._collecting = Tasks()
         self._closed: ConnectionClosed | None = None
@@ -58,14 +59,14 @@ class Producer:
         answers: list[Published | Exception] = []
         failed: list[Exception] = []
         rest = iter(messages)
-        under_way: deque[tuple[Entry, int]] = deque()
+        under_way: deque[tuple[PublishCall, int]] = deque()
         # Of a list all is published before what comes after it; whether an iterable ends nobody knows.
         long = object() if isinstance(messages, Sequence) and len(messages) > _SLICE else None
         try:
             while some := list(islice(rest, _SLICE)):
                 try:
-                    entry = await self._enter(topic, partial(self._sort, topic, some), some, long)
-                    under_way.append((entry, len(some)))
+                    call = await self._enter(topic, partial(self._sort, topic, some), some, long)
+                    under_way.append((call, len(some)))
                 except BrokerError as error:
                     if not (under_way or answers):
                         raise
@@ -74,7 +75,7 @@ class Producer:
                     break
                 if len(under_way) > _QUEUED_MESSAGES // _SLICE:
                     answers += await self._collect(topic, *under_way.popleft())
-            self._entrance.through(topic, long)
+            self._calls.through(topic, long)
             while under_way:
                 answers += await self._collect(topic, *under_way.popleft())
         except Exception:  # of an iterable
@@ -82,38 +83,38 @@ class Producer:
                 await self._collect(topic, *under_way.popleft())
             raise
         finally:
-            self._entrance.through(topic, long)
-            for entry, _ in under_way:
-                _withdraw(entry)
-                self._end(topic, entry)
+            self._calls.through(topic, long)
+            for call, _ in under_way:
+                _withdraw(call)
+                self._end(topic, call)
         return answers + failed
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
-        entry = await self._enter(topic, partial(self._sort_columns, topic, columns), strict=True)
-        counting = self._collecting.start(self._count(topic, entry))
+        call = await self._enter(topic, partial(self._sort_columns, topic, columns), strict=True)
+        counting = self._collecting.start(self._count(topic, call))
         # Not by itself: cancelled before its first step it would never get there.
-        counting.add_done_callback(lambda _: self._end(topic, entry))
+        counting.add_done_callback(lambda _: self._end(topic, call))
         return counting
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
-        entry = await self._enter(topic, partial(self._sort_one, topic, message), [message])
-        (item,) = entry.added
-        (ticket,) = item.tickets
+        call = await self._enter(topic, partial(self._sort_one, topic, message), [message])
+        (item,) = call.added
+        (waiter,) = item.waiters
         try:
-            reply = await ticket.answer
+            reply = await waiter.answer
         except Exception:
             reply = None
         except BaseException:
-            _withdraw(entry)
-            self._end(topic, entry)
+            _withdraw(call)
+            self._end(topic, call)
             raise
         if reply is not None and not (reply.duplicates or reply.unowed or reply.delayed):  # as mostly
-            self._end(topic, entry)
-            uid, number = ticket.parcel.flat[ticket.start * 3 + 1], reply.first + ticket.start
+            self._end(topic, call)
+            uid, number = waiter.frame.flat[waiter.start * 3 + 1], reply.first + waiter.start
             return Published(item.outbox.partition, uid, reply.ledger, number, item.durability)
-        (answer,) = await self._collect(topic, entry, 1)
+        (answer,) = await self._collect(topic, call, 1)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -121,7 +122,7 @@ class Producer:
     async def close(self) -> None:
         """Give up what is not answered."""
         self._closed = ConnectionClosed("the client was closed")
-        await self._entrance.close(self._closed)
+        await self._calls.close(self._closed)
         error = ConnectionClosed("the client was closed before the broker answered")
         for outbox in (*self._outboxes.values(), *self._retired):
             outbox.close(error)
@@ -178,24 +179,24 @@ class Producer:
         long: object = None,
         *,
         strict: bool = False,
-    ) -> Entry:
+    ) -> PublishCall:
         """Queue messages behind those of the calls before."""
         if self._closed is not None:
             raise self._closed.again()
-        entry = Entry(sort, partial(self._add, topic, strict=strict), messages)
+        call = PublishCall(sort, partial(self._add, topic, strict=strict), messages)
         count = self._partitions.get(topic)
-        if count and long is None and self._entrance.clear(topic):  # as for most
-            entry.sort(count)
-            entry.add()
-            return entry
+        if count and long is None and self._calls.clear(topic):  # as for most
+            call.sort(count)
+            call.add()
+            return call
         try:
-            await self._entrance.enter(topic, entry, long)
+            await self._calls.enter(topic, call, long)
         except BaseException:
             if not strict:  # which leaves no gaps
-                _withdraw(entry)
-            self._end(topic, entry)
+                _withdraw(call)
+            self._end(topic, call)
             raise
-        return entry
+        return call
 
     async def _look_up(self, topic: str) -> int:
         known = await self._cluster.map(topic)
@@ -235,27 +236,31 @@ class Producer:
             self._retired.append(outbox)
             if outbox.strict:
                 self._broken[topic] = error
-        if topic not in self._moves:
-            self._moves[topic] = move = Move(self._under_way.get(topic, ()), error)
-            self._tasks.start(self._move(topic, move))
+        if topic not in self._replacements:
+            self._replacements[topic] = replacement = TopicReplacement(self._under_way.get(topic, ()), error)
+            self._tasks.start(self._place_all_anew(topic, replacement))
 
-    async def _move(self, topic: str, move: Move) -> None:
+    async def _place_all_anew(self, topic: str, replacement: TopicReplacement) -> None:
         """When all is answered that was sent to the topic before: place anew what was refused."""
         try:
-            for entry in move.entries:  # some join meanwhile
-                if waiting := [ticket.answer for item in entry.added for ticket in item.tickets]:
+            for call in replacement.calls:  # some join meanwhile
+                if waiting := [waiter.answer for item in call.added for waiter in item.waiters]:
                     await asyncio.wait(waiting)
-            del self._moves[topic]
-            move.again = {entry: self._place_anew(topic, entry) for entry in move.entries if entry.messages}
+            del self._replacements[topic]
+            replacement.again = {
+                call: self._place_anew(topic, call) for call in replacement.calls if call.messages
+            }
         finally:
-            self._moves.pop(topic, None)
+            self._replacements.pop(topic, None)
             self._retired = [outbox for outbox in self._retired if not outbox.idle]
-            move.done.set_result(None)
+            replacement.done.set_result(None)
 
-    def _place_anew(self, topic: str, entry: Entry) -> Entry | Exception:
-        places = sorted(place for item in entry.added for place in _replaced(item))
-        messages = [entry.messages[place] for place in places]
-        again = Entry(partial(self._sort, topic, messages), partial(self._add, topic, strict=False), messages)
+    def _place_anew(self, topic: str, call: PublishCall) -> PublishCall | Exception:
+        places = sorted(place for item in call.added for place in _replaced(item))
+        messages = [call.messages[place] for place in places]
+        again = PublishCall(
+            partial(self._sort, topic, messages), partial(self._add, topic, strict=False), messages
+        )
         try:
             if messages:
                 again.sort(self._count_of(topic))
@@ -280,115 +285,117 @@ class Producer:
             known.watchers.pop(recount, None)
             self._cluster.forget(known)
 
-    def _add(self, topic: str, entry: Entry, slices: Sequence[Slice], *, strict: bool) -> list[Added]:
+    def _add(self, topic: str, call: PublishCall, slices: Sequence[Slice], *, strict: bool) -> list[Added]:
         if self._closed is not None:
             raise self._closed.again()
         if topic not in self._maps:
             raise TopicNotFound(f"no topic {topic!r}: it was deleted")
         if strict and topic in self._broken:
             raise self._broken[topic].again()
-        move = self._moves.get(topic)
-        if move is not None:
-            move.add(entry)
+        replacement = self._replacements.get(topic)
+        if replacement is not None:
+            replacement.add(call)
         elif slices and slices[0].incarnation != self._incarnation(topic):  # it has waited for room meanwhile
-            slices = entry.sort(self._count_of(topic))
-        self._under_way.setdefault(topic, {})[entry] = None
+            slices = call.sort(self._count_of(topic))
+        self._under_way.setdefault(topic, {})[call] = None
         added = []
         for item in slices:
-            outbox = self._outbox(topic, item.partition, move)
+            outbox = self._outbox(topic, item.partition, replacement)
             added.append(Added(outbox, item.durability, item.places, outbox.add(item, strict=strict)))
-        if len(entry.messages) > 1:
-            tickets = [ticket for item in added for ticket in item.tickets]
-            entry.left = len(tickets)
-            for ticket in tickets:
-                ticket.answer.add_done_callback(partial(_answered, entry))
+        if len(call.messages) > 1:
+            waiters = [waiter for item in added for waiter in item.waiters]
+            call.left = len(waiters)
+            for waiter in waiters:
+                waiter.answer.add_done_callback(partial(_answered, call))
         return added
 
-    def _outbox(self, topic: str, partition: int, move: Move | None) -> Outbox:
-        """Where messages wait; during a move one that refuses them, so that they go along."""
-        outbox = self._outboxes.get((topic, partition)) if move is None else None
+    def _outbox(self, topic: str, partition: int, replacement: TopicReplacement | None) -> Outbox:
+        """Return the outbox of a partition; while the topic is replaced, one that refuses everything."""
+        outbox = self._outboxes.get((topic, partition)) if replacement is None else None
         if outbox is None:
             where, limit = self._maps[topic][0], self._cluster.timeout
-            outbox = Outbox(where, partition, limit, self._bodies, self._room, self._tasks)
-            if move is None:
+            outbox = Outbox(where, partition, limit, self._bodies, self._limit, self._tasks)
+            if replacement is None:
                 self._outboxes[topic, partition] = outbox
             else:
-                outbox.retire(move.error)
+                outbox.retire(replacement.error)
         return outbox
 
-    async def _collect(self, topic: str, entry: Entry, size: int) -> list[Published | Exception]:
+    async def _collect(self, topic: str, call: PublishCall, size: int) -> list[Published | Exception]:
         """Wait for the answers and put them into the order of the call; who goes takes along what it can."""
         try:
-            answers, failed = await self._answers(topic, entry, size)
+            answers, failed = await self._answers(topic, call, size)
             if failed and (replaced := [at for at in range(size) if isinstance(answers[at], TopicReplaced)]):
-                found = await self._again(topic, entry, len(replaced))
+                found = await self._again(topic, call, len(replaced))
                 for place, answer in zip(replaced, found, strict=True):
                     answers[place] = answer
         except BaseException:
-            _withdraw(entry)
+            _withdraw(call)
             raise
         finally:
-            self._end(topic, entry)
+            self._end(topic, call)
         return answers
 
-    async def _again(self, topic: str, entry: Entry, size: int) -> Sequence[Published | Exception]:
+    async def _again(self, topic: str, call: PublishCall, size: int) -> Sequence[Published | Exception]:
         """The answers to the messages of a call that were refused since the topic is another one."""
-        if entry.move is None and topic in self._maps:  # the map is still that of the topic before
+        if call.replacement is None and topic in self._maps:  # the map is still that of the topic before
             try:
                 await self._cluster.learn(self._maps[topic][0])
             except BrokerError as error:
                 return [error] * size
-        again: Entry | Exception | None = None
-        if entry.move is not None:
-            await asyncio.shield(entry.move.done)
-            again = entry.move.again.get(entry)
-        if isinstance(again, Entry):
+        again: PublishCall | Exception | None = None
+        if call.replacement is not None:
+            await asyncio.shield(call.replacement.done)
+            again = call.replacement.again.get(call)
+        if isinstance(again, PublishCall):
             return await self._collect(topic, again, size)
         return [again or self._closed or TopicReplaced(f"topic {topic!r} was deleted")] * size
 
-    def _end(self, topic: str, entry: Entry) -> None:
+    def _end(self, topic: str, call: PublishCall) -> None:
         """All that there is to know of a call is known."""
-        entry.messages = ()
+        call.messages = ()
         if under_way := self._under_way.get(topic):
-            under_way.pop(entry, None)
+            under_way.pop(call, None)
             if not under_way:
                 del self._under_way[topic]
 
-    async def _answers(self, topic: str, entry: Entry, size: int) -> tuple[list[Published | Exception], bool]:
+    async def _answers(
+        self, topic: str, call: PublishCall, size: int
+    ) -> tuple[list[Published | Exception], bool]:
         """The same, and whether any is an error, without a second attempt."""
         answers: list[Any] = [None] * size
-        for place, refusal in entry.refused.items():
+        for place, refusal in call.refused.items():
             answers[place] = refusal
         failed = False
-        for outbox, durability, places, tickets in entry.added:
+        for outbox, durability, places, waiters in call.added:
             at = 0
-            for ticket in tickets:
+            for waiter in waiters:
                 try:
-                    reply = await ticket.answer
+                    reply = await waiter.answer
                 except Exception as error:
                     failed = True
                     self._doubt(topic, error)
-                    found: list[Published | Exception] = [error] * ticket.count
+                    found: list[Published | Exception] = [error] * waiter.count
                 else:
-                    found = _read(outbox.partition, durability, ticket, reply)
-                for offset, refusal in ticket.refused.items():  # in their order
+                    found = read_answers(outbox.partition, durability, waiter, reply)
+                for offset, refusal in waiter.refused.items():  # in their order
                     found.insert(offset, refusal)
-                some = places if len(tickets) == 1 else places[at : at + len(found)]
+                some = places if len(waiters) == 1 else places[at : at + len(found)]
                 for place, answer in zip(some, found, strict=True):
                     answers[place] = answer
                 at += len(found)
         return answers, failed
 
-    async def _count(self, topic: str, entry: Entry) -> Tally:
+    async def _count(self, topic: str, call: PublishCall) -> Tally:
         """Wait for the answers and count them."""
         tally = Tally()
         failure: Exception | None = None
-        for item in entry.added:
-            for ticket in item.tickets:
+        for item in call.added:
+            for waiter in item.waiters:
                 try:
-                    reply = await ticket.answer
+                    reply = await waiter.answer
                     assert reply is not None, "bodies that are refused fail all"
-                    tally += _sum_up(ticket, reply)
+                    tally += count_answers(waiter, reply)
                 except Exception as error:
                     self._doubt(topic, error)
                     failure = failure or error
@@ -402,69 +409,28 @@ class Producer:
             self._forget(topic)
 
 
-def _withdraw(entry: Entry) -> None:
+def _withdraw(call: PublishCall) -> None:
     """Nobody waits any more: what was never sent is not going to be."""
-    for item in entry.added:
+    for item in call.added:
         item.withdraw()
-    if entry.move is not None and isinstance(again := entry.move.again.get(entry), Entry):
+    if call.replacement is not None and isinstance(again := call.replacement.again.get(call), PublishCall):
         _withdraw(again)
 
 
-def _answered(entry: Entry, answer: "asyncio.Future[wire.PublishReply | None]") -> None:
+def _answered(call: PublishCall, answer: "asyncio.Future[wire.PublishReply | None]") -> None:
     """Let go of messages that will not have to be placed anew."""
     if answer.cancelled() or not isinstance(answer.exception(), TopicReplaced):
-        entry.left -= 1
-        if not entry.left:
-            entry.messages = ()
+        call.left -= 1
+        if not call.left:
+            call.messages = ()
 
 
 def _replaced(item: Added) -> Iterator[int]:
     """The places in the call of messages that were refused since their topic is another one."""
     at = 0
-    for ticket in item.tickets:
-        size = ticket.count + len(ticket.refused)
-        if not ticket.answer.cancelled() and isinstance(ticket.answer.exception(), TopicReplaced):
+    for waiter in item.waiters:
+        size = waiter.count + len(waiter.refused)
+        if not waiter.answer.cancelled() and isinstance(waiter.answer.exception(), TopicReplaced):
             places = item.places[at : at + size]
-            yield from (place for offset, place in enumerate(places) if offset not in ticket.refused)
+            yield from (place for offset, place in enumerate(places) if offset not in waiter.refused)
         at += size
-
-
-def _sum_up(ticket: Ticket, reply: wire.PublishReply) -> Tally:
-    """Count the answers for the messages of one call in one frame."""
-    start, count = ticket.start, ticket.count
-    repeated = [
-        ticket.parcel.flat[place * 3 + 1] for place in reply.duplicates if start <= place < start + count
-    ]
-    rest = count - len(repeated)
-    stored, unowed = (0, rest) if reply.unowed else (rest, 0)
-    return Tally(stored, len(repeated), unowed, tuple(repeated))
-
-
-def _read(
-    partition: int, durability: str, ticket: Ticket, reply: wire.PublishReply | None
-) -> list[Published | Exception]:
-    """The answers for the messages of one call in one frame; of none if they were refused."""
-    if reply is None:
-        return []
-    start, count = ticket.start, ticket.count
-    uids = ticket.parcel.flat[start * 3 + 1 : (start + count) * 3 : 3]
-    if not reply.duplicates and not reply.unowed and not reply.delayed:
-        first = reply.first + start
-        return [
-            Published(partition, uid, reply.ledger, entry, durability)
-            for entry, uid in enumerate(uids, first)
-        ]
-    entry = reply.first + start - sum(place < start for place in reply.duplicates)
-    found: list[Published | Exception] = []
-    for place, uid in enumerate(uids, start):
-        if (first_id := reply.duplicates.get(place)) is not None:
-            ledger, _, number = first_id.partition("-")
-            found.append(Published(partition, uid, int(ledger), int(number), durability, duplicate=True))
-        elif reply.unowed:
-            found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
-        elif reply.delayed:
-            found.append(Published(partition, uid, 0, 0, durability, delayed=True))
-        else:
-            found.append(Published(partition, uid, reply.ledger, entry, durability))
-            entry += 1
-    return found

@@ -25,29 +25,19 @@ from keylane.async_client import AsyncClient
 from keylane.bridge import Bridge, LoopThread
 from keylane.consume.message import Message
 from keylane.consume.sync_message import SyncMessage
-from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument, answers
+from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument
 from keylane.payloads import PayloadStore
+from keylane.produce.answers import all_published
 from keylane.produce.columns import Columns, Tally
+from keylane.sync.administration import SyncAdministration
 from keylane.sync.consumer import SyncConsumer
+from keylane.sync.reading import SyncReading
 from keylane.times import Position, Seconds, seconds
 from keylane.types import (
-    Backoff,
     Body,
-    Claim,
-    ClusterInfo,
-    ClusterReport,
-    Delivery,
     Mode,
     OutgoingMessage,
-    Page,
-    PartitionInfo,
-    PartitionMove,
-    PartitionOffsets,
-    PeekedMessage,
     Published,
-    RawPage,
-    SubscriptionInfo,
-    TopicInfo,
 )
 
 _SLICE = 10_000  # messages of publish_many that go to the event loop at once
@@ -58,7 +48,7 @@ _log = logging.getLogger("keylane.client")
 _open: "set[Client]" = set()
 
 
-class Client:
+class Client(SyncAdministration, SyncReading):
     """A client of a Keylane cluster; use it as a context manager. For everything else see AsyncClient.
 
     Callbacks (`on_time_drift`, `on_stale`) run on the event loop's thread: they must not wait.
@@ -132,225 +122,6 @@ class Client:
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
         return self._bridge.call(work, *args, **options)
 
-    # Topics and subscriptions
-
-    def info(self) -> ClusterInfo:
-        """What there is to know of the cluster."""
-        return self._call(self._client.info)
-
-    def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        dedupe_window: Seconds | None = None,
-        exist_ok: bool = False,
-        journal: bool | int = False,
-    ) -> TopicInfo:
-        """Make a topic; TopicExists if there is one, unless that is all right."""
-        return self._call(
-            self._client.create_topic,
-            name,
-            partitions=partitions,
-            dedupe_window=dedupe_window,
-            exist_ok=exist_ok,
-            journal=journal,
-        )
-
-    def change_topic(self, name: str, *, journal: bool | int) -> TopicInfo:
-        """Switch the journal of a topic on, which begins it anew, or off, which leaves what is there."""
-        return self._call(self._client.change_topic, name, journal=journal)
-
-    def topics(self) -> list[str]:
-        """The names of all topics."""
-        return self._call(self._client.topics)
-
-    def describe_topic(self, name: str) -> TopicInfo:
-        """What there is to know of a topic."""
-        return self._call(self._client.describe_topic, name)
-
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its messages and subscriptions."""
-        self._call(self._client.delete_topic, name)
-
-    def create_subscription(
-        self,
-        topic: str,
-        name: str,
-        *,
-        mode: Mode = "shared",
-        start: Position = "latest",
-        lease: Seconds = 30.0,
-        backoff: Seconds | Backoff | None = None,
-        delivery: Delivery = "at_least_once",
-        exist_ok: bool = False,
-    ) -> None:
-        """Make a subscription; SubscriptionExists if there is one, unless that is all right."""
-        self._call(
-            self._client.create_subscription,
-            topic,
-            name,
-            mode=mode,
-            start=start,
-            lease=lease,
-            backoff=backoff,
-            delivery=delivery,
-            exist_ok=exist_ok,
-        )
-
-    def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        """What there is to know of a subscription."""
-        return self._call(self._client.describe_subscription, topic, name)
-
-    def pause_subscription(self, topic: str, name: str) -> None:
-        """Stop deliveries to all consumers; what is leased stays leased."""
-        self._call(self._client.pause_subscription, topic, name)
-
-    def resume_subscription(self, topic: str, name: str) -> None:
-        """Go on with deliveries."""
-        self._call(self._client.resume_subscription, topic, name)
-
-    def delete_subscription(self, topic: str, name: str) -> None:
-        """Delete a subscription; what only it was owed goes with it."""
-        self._call(self._client.delete_subscription, topic, name)
-
-    def seek(self, topic: str, subscription: str, position: Position) -> None:
-        """Go on from "earliest", "latest", a message's id (in its partition only) or a time."""
-        self._call(self._client.seek, topic, subscription, position)
-
-    def peek(
-        self, topic: str, subscription: str, *, partition: int | None = None, limit: int = 10
-    ) -> list[PeekedMessage]:
-        """Look at unsettled messages without leasing them."""
-        return self._call(self._client.peek, topic, subscription, partition=partition, limit=limit)
-
-    # The cluster
-
-    def cluster(self) -> ClusterReport:
-        """The workers, what they do, and who places the partitions."""
-        return self._call(self._client.cluster)
-
-    def partitions(self, topic: str) -> list[PartitionInfo]:
-        """Who serves the partitions of a topic, and what they hold."""
-        return self._call(self._client.partitions, topic)
-
-    def rebalance(self, *, dry_run: bool = False) -> list[PartitionMove]:
-        """Place partitions by counts and load now; what moves, or would."""
-        return self._call(self._client.rebalance, dry_run=dry_run)
-
-    def move_partition(
-        self, topic: str, partition: int, worker: str, *, keep: Iterable[tuple[str, int]] = ()
-    ) -> None:
-        """Give a partition to a worker; it moves as soon as the one that has it has let go."""
-        self._call(self._client.move_partition, topic, partition, worker, keep=keep)
-
-    def drain_worker(self, worker: str) -> None:
-        """Have a worker give all its partitions to others, and get none until it is started again."""
-        self._call(self._client.drain_worker, worker)
-
-    def undrain_worker(self, worker: str) -> None:
-        """Let a worker that is drained have partitions again."""
-        self._call(self._client.undrain_worker, worker)
-
-    # Reading by position
-
-    def offsets(
-        self, topic: str, subscription: str | None = None, *, ledgers: Mapping[int, int] | None = None
-    ) -> list[PartitionOffsets]:
-        """Where the log of each partition begins and ends, and how far a subscription is."""
-        return self._call(self._client.offsets, topic, subscription, ledgers=ledgers)
-
-    def read(
-        self,
-        topic: str,
-        partition: int,
-        start: int,
-        end: int,
-        *,
-        limit: int = 5_000,
-        journal: bool = False,
-        incarnation: int = 0,
-    ) -> Page:
-        """The messages from position `start` up to, not including, `end`, as many as one answer takes."""
-        return self._call(
-            self._client.read,
-            topic,
-            partition,
-            start,
-            end,
-            limit=limit,
-            journal=journal,
-            incarnation=incarnation,
-        )
-
-    def read_raw(
-        self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, incarnation: int = 0
-    ) -> RawPage:
-        """The same, unread, of which the worker has hardly any work."""
-        return self._call(
-            self._client.read_raw, topic, partition, start, end, limit=limit, incarnation=incarnation
-        )
-
-    def claim(
-        self,
-        topic: str,
-        subscription: str,
-        reader: str,
-        *,
-        session: Seconds = 10.0,
-        incarnation: int = 0,
-        subscription_incarnation: int = 0,
-    ) -> Claim:
-        """Open or renew the session of the one reader of a subscription of mode cursor."""
-        return self._call(
-            self._client.claim,
-            topic,
-            subscription,
-            reader,
-            session=session,
-            incarnation=incarnation,
-            subscription_incarnation=subscription_incarnation,
-        )
-
-    def release(self, topic: str, subscription: str, reader: str) -> None:
-        """End the session of a reader, if it is still its own."""
-        self._call(self._client.release, topic, subscription, reader)
-
-    def commit(
-        self,
-        topic: str,
-        subscription: str,
-        reader: str,
-        positions: Mapping[int, int],
-        *,
-        sought: Mapping[int, int] | None = None,
-        ledgers: Mapping[int, int] | None = None,
-        incarnation: int = 0,
-        subscription_incarnation: int = 0,
-    ) -> None:
-        """All before these positions, by partition, is done with: what nobody else is owed is deleted."""
-        self._call(
-            self._client.commit,
-            topic,
-            subscription,
-            reader,
-            positions,
-            sought=sought,
-            ledgers=ledgers,
-            incarnation=incarnation,
-            subscription_incarnation=subscription_incarnation,
-        )
-
-    def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
-        """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""
-        return self._call(self._client.bodies, topic, names)
-
-    def has_bodies(self, topic: str, names: Sequence[str]) -> list[bool]:
-        """Whether the payload store has bodies, by their names; none of them is read."""
-        return self._call(self._client.has_bodies, topic, names)
-
-    # Publishing and consuming
-
     def publish(
         self,
         topic: str,
@@ -400,7 +171,7 @@ class Client:
                 some += rest if isinstance(messages, Sequence) else ()
                 published += [error] * len(some)
                 break
-        return answers(published)
+        return all_published(published)
 
     def publish_columns(self, topic: str, columns: Columns) -> Future[Tally]:
         """Queue messages given by columns, a few thousand at a time; the future tells what became of them.

@@ -21,7 +21,7 @@ from keylane import (
     Unavailable,
     wire,
 )
-from keylane.produce.limit import Room
+from keylane.produce.limit import QueueLimit
 from tests.support.scripted_worker import PATIENCE, Request, ScriptedWorker
 from tests.support.waiting import until
 
@@ -98,7 +98,7 @@ def uids(request: Request) -> list[str]:
 
 def room(client: AsyncClient) -> tuple[int, int]:
     """Messages and bytes that may be queued."""
-    found: Room = client._producer._room
+    found: QueueLimit = client._producer._limit
     return found._messages, found._length
 
 
@@ -171,7 +171,7 @@ async def test_columns_whose_task_is_cancelled_keep_room_until_they_are_answered
 
 
 async def test_room_is_given_in_turn_and_nobody_comes_in_between() -> None:
-    room = Room(1, 100)
+    room = QueueLimit(1, 100)
     order: list[int] = []
 
     def enter(number: int) -> Callable[[], None]:

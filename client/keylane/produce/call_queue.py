@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from keylane.errors import BrokerError, ConnectionClosed, TopicReplaced
-from keylane.produce.limit import Room
+from keylane.produce.limit import QueueLimit
 from keylane.produce.outbox import Added
 from keylane.produce.outgoing import Slice
 from keylane.tasks import Tasks, shared
@@ -18,7 +18,7 @@ _ENDED = "the client was closed"
 Sort = Callable[[int, dict[int, Exception]], list[Slice]]
 
 
-class Entry:
+class PublishCall:
     """Messages of a call on their way into the outboxes; `added` says where they are once they are in."""
 
     __slots__ = (
@@ -30,22 +30,22 @@ class Entry:
         "inside",
         "left",
         "messages",
-        "move",
         "refused",
+        "replacement",
     )
 
     def __init__(
         self,
         sort: Sort,
-        add: Callable[["Entry", list[Slice]], list[Added]],
+        add: Callable[["PublishCall", list[Slice]], list[Added]],
         messages: Sequence[OutgoingMessage] = (),
     ) -> None:
         self.inside = False
         self.added: list[Added] = []
         self.refused: dict[int, Exception] = {}  # those that cannot be sent, by their places in the call
         self.messages = messages  # kept for as long as they may have to be placed anew
-        self.left = 0  # tickets without an answer, or with one that says so
-        self.move: Move | None = None  # that does so
+        self.left = 0  # waiters without an answer, or with one that says so
+        self.replacement: TopicReplacement | None = None  # that does so
         self._sort: Sort | None = sort
         self._add = add
         self._slices: list[Slice] = []
@@ -89,23 +89,23 @@ class Entry:
             self._sort, self._slices = None, []  # who has gone keeps no bodies in a line
 
 
-class Move:
+class TopicReplacement:
     """What is under way to a topic that was replaced, in its order; to be placed anew once it is answered."""
 
-    __slots__ = ("again", "done", "entries", "error")
+    __slots__ = ("again", "calls", "done", "error")
 
-    def __init__(self, entries: Iterable[Entry], error: TopicReplaced) -> None:
-        self.entries: list[Entry] = []
+    def __init__(self, calls: Iterable[PublishCall], error: TopicReplaced) -> None:
+        self.calls: list[PublishCall] = []
         self.error = error
-        self.again: dict[Entry, Entry | Exception] = {}  # of each what was refused, placed anew
+        self.again: dict[PublishCall, PublishCall | Exception] = {}  # of each what was refused, placed anew
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        for entry in entries:
-            self.add(entry)
+        for call in calls:
+            self.add(call)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, call: PublishCall) -> None:
         """Take one more along."""
-        self.entries.append(entry)
-        entry.move = self
+        self.calls.append(call)
+        call.replacement = self
 
 
 class _Line:
@@ -115,50 +115,49 @@ class _Line:
 
     def __init__(self) -> None:
         self.holder: object = None  # the long call
-        self.waiting: OrderedDict[Entry, object] = (
-            OrderedDict()
-        )  # and the long call that each is the first of
+        # Those who wait, and the long call that each is the first of.
+        self.waiting: OrderedDict[PublishCall, object] = OrderedDict()
 
 
-class Entrance:
+class CallQueue:
     """Lets the calls to each topic in in their order: none overtakes one that waits for something."""
 
     def __init__(
-        self, room: Room, count: Callable[[str], int | None], look_up: Callable[[str], Awaitable[int]]
+        self, limit: QueueLimit, count: Callable[[str], int | None], look_up: Callable[[str], Awaitable[int]]
     ) -> None:
-        self._room = room
+        self._limit = limit
         self._count = count  # of a topic's partitions, as far as is known
         self._look_up = look_up
         self._lookups: dict[str, asyncio.Task[int]] = {}
         self._lines: dict[str, _Line] = {}
-        self._entries: set[Entry] = set()  # that wait
+        self._waiting: set[PublishCall] = set()  # that wait
         self._tasks = Tasks()
 
     def clear(self, topic: str) -> bool:
         """Whether who comes now need not wait in any line."""
-        return topic not in self._lines and self._room.free
+        return topic not in self._lines and self._limit.free
 
-    async def enter(self, topic: str, entry: Entry, long: object = None) -> None:
+    async def enter(self, topic: str, call: PublishCall, long: object = None) -> None:
         """Go in behind those who came before; all parts of a `long` call before those who come after it.
 
         Who says that a call is long says when it is through.
         """
         line = self._lines.get(topic)
         if line is not None and (long is None or line.holder is not long):
-            line.waiting[entry] = long
+            line.waiting[call] = long
         elif count := self._count(topic):
             if long is not None and line is None:
                 self._lines[topic] = line = _Line()
                 line.holder = long
-            self._sort(entry, count)
+            self._sort(call, count)
         elif line is not None:
-            self._sort(entry, await self.ask(topic))
+            self._sort(call, await self.ask(topic))
         else:
             self._lines[topic] = line = _Line()
-            line.waiting[entry] = long
+            line.waiting[call] = long
             self._ask(topic)
-        if not entry.inside:
-            await self._wait(topic, entry)
+        if not call.inside:
+            await self._wait(topic, call)
 
     def through(self, topic: str, long: object) -> None:
         """All of a long call is in, or given up."""
@@ -172,26 +171,26 @@ class Entrance:
 
     async def close(self, error: BrokerError) -> None:
         """Let nobody in any more."""
-        for entry in self._entries:
-            entry.fail(error.again())
+        for call in self._waiting:
+            call.fail(error.again())
         await self._tasks.cancel()
 
-    async def _wait(self, topic: str, entry: Entry) -> None:
-        self._entries.add(entry)
+    async def _wait(self, topic: str, call: PublishCall) -> None:
+        self._waiting.add(call)
         try:
-            await entry.wait()
+            await call.wait()
         finally:
-            self._entries.discard(entry)
-            self._room.leave(entry.enter)
+            self._waiting.discard(call)
+            self._limit.leave(call.enter)
             if (line := self._lines.get(topic)) is not None:
-                line.waiting.pop(entry, None)
+                line.waiting.pop(call, None)
 
-    def _sort(self, entry: Entry, count: int) -> None:
-        entry.sort(count)
-        if self._room.free:
-            entry.add()
+    def _sort(self, call: PublishCall, count: int) -> None:
+        call.sort(count)
+        if self._limit.free:
+            call.add()
         else:
-            self._room.wait(entry.enter)
+            self._limit.wait(call.enter)
 
     def _move_on(self, topic: str, line: _Line) -> None:
         """Let those in who wait for a topic, up to one who comes in several parts."""
@@ -200,18 +199,18 @@ class Entrance:
             if not (count := self._count(topic)):
                 self._ask(topic)
                 return
-            entry, line.holder = line.waiting.popitem(last=False)
+            call, line.holder = line.waiting.popitem(last=False)
             try:
-                entry.sort(count)
+                call.sort(count)
             except Exception as error:
-                entry.fail(error)
+                call.fail(error)
             else:
-                self._room.wait(entry.enter)
+                self._limit.wait(call.enter)
             if line.holder is not None:
                 break
         else:
             del self._lines[topic]
-        self._room.open()
+        self._limit.open()
 
     def _ask(self, topic: str) -> asyncio.Task[int]:
         lookup = self._lookups.get(topic)
@@ -233,5 +232,5 @@ class Entrance:
             self._move_on(topic, line)
             return
         del self._lines[topic]
-        for entry in line.waiting:
-            entry.fail(error.again() if isinstance(error, BrokerError) else error)
+        for call in line.waiting:
+            call.fail(error.again() if isinstance(error, BrokerError) else error)

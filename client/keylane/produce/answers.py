@@ -1,0 +1,67 @@
+"""From what the worker answers to a frame to the answer for each message."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from keylane import wire
+from keylane.errors import PublishFailed
+from keylane.produce.columns import Tally
+from keylane.produce.publish_frame import Waiter
+from keylane.types import Published
+
+
+def all_published(answers: Sequence[Published | Exception]) -> list[Published]:
+    """Return the answers if all messages were published, else raise PublishFailed.
+
+    If all have failed in the same way it raises just that.
+    """
+    kinds = set(map(type, answers))
+    if not any(issubclass(kind, Exception) for kind in kinds):
+        return cast("list[Published]", answers)
+    errors = [answer for answer in answers if isinstance(answer, Exception)]
+    if len(errors) == len(answers) and len(kinds) == 1:
+        raise errors[0]
+    raise PublishFailed(
+        f"{len(errors)} of {len(answers)} messages were not published: {errors[0]}", answers
+    ) from errors[0]
+
+
+def count_answers(waiter: Waiter, reply: wire.PublishReply) -> Tally:
+    """Count the answers for the messages of one call in one frame."""
+    start, count = waiter.start, waiter.count
+    repeated = [
+        waiter.frame.flat[place * 3 + 1] for place in reply.duplicates if start <= place < start + count
+    ]
+    rest = count - len(repeated)
+    stored, unowed = (0, rest) if reply.unowed else (rest, 0)
+    return Tally(stored, len(repeated), unowed, tuple(repeated))
+
+
+def read_answers(
+    partition: int, durability: str, waiter: Waiter, reply: wire.PublishReply | None
+) -> list[Published | Exception]:
+    """Return the answers for the messages of one call in one frame; none if they were all refused."""
+    if reply is None:
+        return []
+    start, count = waiter.start, waiter.count
+    uids = waiter.frame.flat[start * 3 + 1 : (start + count) * 3 : 3]
+    if not reply.duplicates and not reply.unowed and not reply.delayed:
+        first = reply.first + start
+        return [
+            Published(partition, uid, reply.ledger, entry, durability)
+            for entry, uid in enumerate(uids, first)
+        ]
+    entry = reply.first + start - sum(place < start for place in reply.duplicates)
+    found: list[Published | Exception] = []
+    for place, uid in enumerate(uids, start):
+        if (first_id := reply.duplicates.get(place)) is not None:
+            ledger, _, number = first_id.partition("-")
+            found.append(Published(partition, uid, int(ledger), int(number), durability, duplicate=True))
+        elif reply.unowed:
+            found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
+        elif reply.delayed:
+            found.append(Published(partition, uid, 0, 0, durability, delayed=True))
+        else:
+            found.append(Published(partition, uid, reply.ledger, entry, durability))
+            entry += 1
+    return found
