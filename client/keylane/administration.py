@@ -1,4 +1,4 @@
-"""What a client does with topics, subscriptions and the cluster besides publishing and consuming."""
+"""Topics, subscriptions and the cluster: create, describe, change, delete."""
 
 from collections.abc import Iterable
 
@@ -28,12 +28,12 @@ JOURNAL = 100_000
 
 
 class Administration:
-    """Topics and subscriptions: make, look at, change, delete; who serves what, and how to change that."""
+    """Administers topics and subscriptions, and says which worker serves what."""
 
     _cluster: Cluster
 
     async def info(self) -> ClusterInfo:
-        """What there is to know of the cluster."""
+        """Describe the cluster."""
         said = await self._cluster.info()
         return ClusterInfo(
             version=said.release,
@@ -53,9 +53,9 @@ class Administration:
         exist_ok: bool = False,
         journal: bool | int = False,
     ) -> TopicInfo:
-        """Make a topic; TopicExists if there is one, unless that is all right.
+        """Create a topic. Raises TopicExists unless `exist_ok`.
 
-        With `journal` each partition keeps records of what happens to its messages: so many, or True.
+        With `journal`, each partition records what happens to its messages: the last so many, or True.
         """
         question = wire.CreateTopic(
             name,
@@ -68,17 +68,17 @@ class Administration:
         return _topic_info(name, properties_of(answer, wire.TopicReply))
 
     async def change_topic(self, name: str, *, journal: bool | int) -> TopicInfo:
-        """Switch the journal of a topic on, which begins it anew, or off, which leaves what is there."""
+        """Switch the journal of a topic on, which starts a new one, or off, which keeps its records."""
         answer = await self._cluster.request(wire.ChangeTopic(name, _records(journal)))
         return _topic_info(name, properties_of(answer, wire.TopicReply))
 
     async def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         answer = await self._cluster.request(wire.Topics())
         return sorted(unpack(answer.body, list[str]))
 
     async def describe_topic(self, name: str) -> TopicInfo:
-        """What there is to know of a topic."""
+        """Describe a topic."""
         answer = await self._cluster.request(wire.DescribeTopic(name, counts=True))
         return _topic_info(name, properties_of(answer, wire.TopicReply))
 
@@ -98,9 +98,9 @@ class Administration:
         delivery: Delivery = "at_least_once",
         exist_ok: bool = False,
     ) -> None:
-        """Make a subscription; SubscriptionExists if there is one, unless that is all right.
+        """Create a subscription. Raises SubscriptionExists unless `exist_ok`.
 
-        From `start="latest"` it gets everything that is published after this has returned.
+        With `start="latest"` it gets everything published after this call has returned.
         """
         question = wire.CreateSubscription(
             topic,
@@ -115,7 +115,7 @@ class Administration:
         await self._cluster.request(question, repeatable=exist_ok)
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        """What there is to know of a subscription."""
+        """Describe a subscription."""
         answer = await self._cluster.request(wire.DescribeSubscription(topic, name))
         said = properties_of(answer, wire.SubscriptionReply)
         return SubscriptionInfo(
@@ -134,41 +134,41 @@ class Administration:
         )
 
     async def pause_subscription(self, topic: str, name: str) -> None:
-        """Stop deliveries to all consumers; what is leased stays leased."""
+        """Stop deliveries to all consumers; leased messages stay leased."""
         await self._cluster.request(wire.ChangeSubscription(topic, name, paused=True))
 
     async def resume_subscription(self, topic: str, name: str) -> None:
-        """Go on with deliveries."""
+        """Resume deliveries after pause_subscription."""
         await self._cluster.request(wire.ChangeSubscription(topic, name, paused=False))
 
     async def delete_subscription(self, topic: str, name: str) -> None:
-        """Delete a subscription; what only it was owed goes with it."""
+        """Delete a subscription, and the messages that only it was owed."""
         await self._cluster.request(wire.DeleteSubscription(topic, name), repeatable=False)
 
     async def seek(self, topic: str, subscription: str, position: Position) -> None:
-        """Go on from "earliest", "latest", a message's id (in its partition only) or a time."""
+        """Move a subscription to "earliest", "latest", a message id (in its partition only) or a time."""
         await self._cluster.request(wire.Seek(topic, subscription, position_text("position", position)))
 
     async def peek(
         self, topic: str, subscription: str, *, partition: int | None = None, limit: int = 10
     ) -> list[PeekedMessage]:
-        """Look at unsettled messages without leasing them."""
+        """Return unsettled messages without leasing them."""
         answer = await self._cluster.request(wire.Peek(topic, subscription, partition, limit))
         return [_peeked(message) for message in unpack(answer.body, list[wire.PeekedMessage])]
 
     async def cluster(self) -> ClusterReport:
-        """The workers, what they do, and who places the partitions."""
+        """Describe the workers, their load, and which of them is the controller."""
         answer = await self._cluster.request(wire.Cluster())
         said = properties_of(answer, wire.ClusterReply)
         return ClusterReport(said.controller, said.version, [_worker_info(worker) for worker in said.workers])
 
     async def partitions(self, topic: str) -> list[PartitionInfo]:
-        """Who serves the partitions of a topic, and what they hold."""
+        """Return which worker serves each partition of a topic, and its ledgers."""
         answer = await self._cluster.request(wire.Cluster(topic))
         return [_partition_info(report) for report in unpack(answer.body, list[wire.PartitionReport])]
 
     async def rebalance(self, *, dry_run: bool = False) -> list[PartitionMove]:
-        """Place partitions by counts and load now; what moves, or would."""
+        """Rebalance partitions by count and load now. Returns the moves; with `dry_run`, none is made."""
         answer = await self._cluster.request(wire.Rebalance(dry_run), repeatable=dry_run)
         return [
             PartitionMove(move.topic, move.partition, move.source, move.target, move.reason)
@@ -178,18 +178,18 @@ class Administration:
     async def move_partition(
         self, topic: str, partition: int, worker: str, *, keep: Iterable[tuple[str, int]] = ()
     ) -> None:
-        """Give a partition to a worker; it moves as soon as the one that has it has let go.
+        """Move a partition to a worker, as soon as the one that has it lets go.
 
-        If another must come back so that counts stay even, none of `keep` (topic, partition) does.
+        If another partition must move back to keep counts even, it is none of `keep` (topic, partition).
         """
         await self._cluster.request(wire.MovePartition(topic, partition, worker, list(keep)))
 
     async def drain_worker(self, worker: str) -> None:
-        """Have a worker give all its partitions to others, and get none until it is started again."""
+        """Move all partitions off a worker, which gets none until it is restarted or undrained."""
         await self._cluster.request(wire.Drain(worker))
 
     async def undrain_worker(self, worker: str) -> None:
-        """Let a worker that is drained have partitions again."""
+        """Let a drained worker have partitions again."""
         await self._cluster.request(wire.Drain(worker, draining=False))
 
 
@@ -234,11 +234,11 @@ def _topic_info(name: str, said: wire.TopicReply) -> TopicInfo:
 
 
 def _records(journal: bool | int) -> int:
-    """How many records a journal is to keep."""
+    """Return how many records a journal is to keep."""
     if type(journal) is bool:
         return JOURNAL if journal else 0
     if type(journal) is not int or journal < 0:
-        raise InvalidArgument(f"journal is {journal!r:.60}: use True, False or how many records to keep")
+        raise InvalidArgument(f"journal is {journal!r:.60}: use True, False or the number of records to keep")
     return journal
 
 

@@ -40,13 +40,13 @@ _CLOSE = 5.0  # seconds to delete the bodies that nobody needs any more
 
 
 class AsyncClient(Administration, Reading):
-    """A client of a Keylane cluster; use it as an async context manager.
+    """A client of a Keylane cluster, to be used as an async context manager.
 
-    `seeds` is a URL, a list, or "keylane://a:9999,b:9999"; keylanes:// is TLS. Without it KEYLANE_SERVER
-    counts, without that keylane://127.0.0.1:9999; without `token`, KEYLANE_TOKEN. `payloads` is where bodies
-    are stored, by default where the cluster says. `on_time_drift` is called with the seconds that the
-    cluster's clock is ahead of this machine's, if that is more than one. `timeout` is for how many seconds
-    an operation tries again while the broker cannot be reached.
+    `seeds` is a URL, a list of URLs, or "keylane://a:9999,b:9999" (keylanes:// for TLS); it defaults to
+    KEYLANE_SERVER, then keylane://127.0.0.1:9999. `token` defaults to KEYLANE_TOKEN. `payloads` is where
+    bodies are stored, by default in the store that the cluster advertises. `on_time_drift` is called with the
+    seconds by which the cluster's clock is ahead of this machine's, if more than one. `timeout` is how many
+    seconds an operation is retried while the broker cannot be reached.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class AsyncClient(Administration, Reading):
         await self.close()
 
     async def close(self, timeout: Seconds = 30.0) -> None:  # noqa: ASYNC109
-        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed.
+        """Close all consumers and connections; unanswered publishes raise ConnectionClosed.
 
-        Handlers that run have up to `timeout` to end.
+        Running handlers have up to `timeout` to finish.
         """
         patience = seconds("timeout", timeout)
         for consumer in list(self._consumers):
@@ -128,11 +128,11 @@ class AsyncClient(Administration, Reading):
         delay: Seconds | None = None,
         deliver_at: datetime | None = None,
     ) -> Published:
-        """Publish a message; answers when it is stored as durably as asked for.
+        """Publish a message; returns once it is stored as durably as asked for.
 
-        With `delay`, or `deliver_at`, it is kept apart until then; it takes its place in the order, and its
-        id, when it is due. A `uid` of your own names the message, with its key: the same published again
-        within the topic's dedupe window is answered with the first one's id, and `duplicate`.
+        With `delay` or `deliver_at` it is held back until then; it gets its place in the order, and its id,
+        when it is due. A `uid` of your own identifies the message together with its key: published again
+        within the topic's dedupe window, it is not stored and returns the first one's id, and `duplicate`.
 
         >>> published = await client.publish("orders", b"42", key="customer-7")
         """
@@ -140,22 +140,22 @@ class AsyncClient(Administration, Reading):
         return await self._producer.publish_one(topic, message)
 
     async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
-        """Publish messages, those of a partition in the order given; answers when all are stored.
+        """Publish messages, those of a partition in the order given; returns once all are stored.
 
-        If some are and others are not it raises PublishFailed, whose `published` has what became of each: one
-        that cannot be published keeps none of the others back. If all have failed alike it raises just that:
-        TopicNotFound, say.
+        A message that cannot be published does not hold back the others: raises PublishFailed, whose
+        `published` has the result of each. If all fail in the same way, raises that error, such as
+        TopicNotFound.
 
         >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
         """
         return all_published(await self._producer.publish(topic, messages))
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
-        """Queue messages given by columns, a few thousand at a time; await the task for what became of them.
+        """Queue messages given as columns, a few thousand at a time; await the task for the result.
 
-        It returns when they are queued, behind those of the call before, so that several calls are under way.
-        Once a part could not be published, nothing behind it in its partition is, by this client: publish all
-        of it again, with the same uids, by another one. If the topic was replaced that holds for all of it.
+        It returns once they are queued behind those of the call before: several calls can be in flight.
+        After a failure this client publishes nothing more behind it in that partition: publish everything
+        again, with the same uids, with another client. If the topic was replaced, that holds for all of it.
 
         >>> under_way = await client.publish_columns("orders", Columns(keys=["a", "b"], bodies=[b"1", b"2"]))
         >>> (await under_way).stored
@@ -172,7 +172,7 @@ class AsyncClient(Administration, Reading):
         attributes: Mapping[str, str] | None = None,
         durability: str | None = None,
     ) -> dict[str, Published]:
-        """Publish the same message to several topics; raises the first error when all have ended."""
+        """Publish the same message to several topics; raises the first error once all have finished."""
         if isinstance(topics, str):
             raise InvalidArgument(f"topics is {topics!r}: use a list of names, or publish")
         names = list(dict.fromkeys(topics))
@@ -206,15 +206,15 @@ class AsyncClient(Administration, Reading):
         handler: Handler | None = None,
         concurrency: int = 16,
     ) -> Consumer:
-        """A consumer of a subscription, to be entered with `async with`; the subscription is made if need be.
+        """Return a consumer, to be entered with `async with`; creates the subscription if there is none.
 
-        `mode` has to be the subscription's, None takes any; `start` is "earliest", "latest", an id or a time,
-        and counts only if the subscription is made. `permits` is how many messages it may hold. `lease`
-        overrides the subscription's for what this consumer gets. Leases are extended while messages wait
-        here, and for up to an hour, or as long as `auto_extend` says, while one is in the application's
-        hands; if it takes none for that long, what waits goes back uncharged. `on_stale` is called with each
-        message that was settled in the background, and too late. With `handler` it runs that for each
-        message, up to `concurrency` at a time; messages of a lane one after the other.
+        `mode` must be the subscription's; None accepts any. `start` is "earliest", "latest", an id or a time,
+        and applies only if the subscription is created. `permits` is how many messages the consumer may hold.
+        `lease` overrides the subscription's for this consumer. Leases are extended while messages wait to be
+        taken, and for up to an hour, or as long as `auto_extend` says, while the application has them; if it
+        takes none for that long, waiting messages go back uncharged. `on_stale` is called with each message
+        that was settled in the background, but too late. `handler` is run for each message, up to
+        `concurrency` at a time; messages of a lane one after the other.
 
         >>> async with client.subscribe("orders", "billing") as consumer:
         ...     async for message in consumer:

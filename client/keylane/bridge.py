@@ -116,10 +116,10 @@ class Bridge:
     def _post(self, function: Callable[..., Any], *args: Any) -> None:
         if self.forked:
             raise ConnectionClosed(
-                f"the client was opened by process {self._process}, of which this one is a fork: make another"
+                f"the client was opened by process {self._process}, of which this is a fork: create another"
             )
         if asyncio._get_running_loop() is self._loop:
-            raise InvalidArgument("this is the event loop's thread, of callbacks: they must not wait")
+            raise InvalidArgument("callbacks run on the event loop's thread and must not block")
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:

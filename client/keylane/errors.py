@@ -1,4 +1,4 @@
-"""What can go wrong, by name; the same codes in Python, the protocol, REST and `--json`.
+"""All errors by name; their codes are the same in Python, the protocol, REST and `--json`.
 
 BrokerError
 ├── ConnectionFailed         retriable
@@ -9,13 +9,13 @@ BrokerError
 ├── Unauthorized
 ├── Forbidden
 ├── TopicNotFound
-│   └── TopicReplaced                    it was deleted, and another one of its name made since
+│   └── TopicReplaced                    deleted, and another of the same name created since
 ├── TopicExists
 ├── SubscriptionNotFound
 ├── SubscriptionExists
 ├── SubscriptionBusy         retriable
-├── SubscriptionMoved                    a seek has moved it since it was read
-├── MessagesLost                         the server has lost what was read, and given its places to others
+├── SubscriptionMoved                    a seek moved it since it was read
+├── MessagesLost                         the server lost what was read and reused its entries
 ├── ConsumerReplaced                     a newer connection has the consumer's name
 ├── InvalidName
 ├── InvalidArgument
@@ -26,7 +26,7 @@ BrokerError
 ├── StaleReceipt
 ├── PayloadMissing
 ├── DurabilityNotReached     retriable
-├── PublishFailed                        of some messages of a call; retriable where all its errors are
+├── PublishFailed                        some messages of a call failed; retriable if all its errors are
 ├── IncompatibleVersion
 └── ProtocolError
 """
@@ -43,7 +43,7 @@ _COMPARED = 100  # names, some 30 us each
 
 
 class BrokerError(Exception):
-    """The broker said no; `code` says why and `retriable` whether trying again can help."""
+    """The base of all errors; `code` says what went wrong, `retriable` whether a retry can help."""
 
     code: ClassVar[str] = "broker_error"
     retriable: bool = False
@@ -80,13 +80,13 @@ class ConnectionClosed(BrokerError):
 
 
 class Unavailable(BrokerError):
-    """The broker cannot reach Redis, or is stopping; what was asked may have been done."""
+    """The broker cannot reach Redis, or is stopping; the request may have been carried out."""
 
     retriable = True
 
 
 class Overloaded(BrokerError):
-    """The broker or its Redis has no room for more right now."""
+    """The broker or its Redis cannot take more right now."""
 
     retriable = True
 
@@ -110,11 +110,11 @@ class TopicNotFound(BrokerError):
 
 
 class TopicReplaced(TopicNotFound):
-    """The topic was deleted, and another one of the same name made since; nothing was changed."""
+    """The topic was deleted and another of the same name created since; nothing was changed."""
 
 
 class TopicExists(BrokerError):
-    """There is a topic of that name already."""
+    """A topic of that name already exists."""
 
 
 class SubscriptionNotFound(BrokerError):
@@ -122,25 +122,25 @@ class SubscriptionNotFound(BrokerError):
 
 
 class SubscriptionExists(BrokerError):
-    """There is a subscription of that name already, or one with another mode."""
+    """A subscription of that name already exists, or has another mode."""
 
 
 class SubscriptionBusy(BrokerError):
-    """An exclusive subscription has a consumer already."""
+    """An exclusive subscription already has a consumer."""
 
     retriable = True
 
 
 class SubscriptionMoved(BrokerError):
-    """A seek has moved the subscription since its reader asked where it is, and wins."""
+    """A seek has moved the subscription since its reader asked for its position, and takes precedence."""
 
 
 class MessagesLost(BrokerError):
-    """The server has lost its newest writes, and given the places of what was read to other messages."""
+    """The server lost its newest writes, and reused the entries of what was read for other messages."""
 
 
 class ConsumerReplaced(BrokerError):
-    """Another one has taken its place: a newer connection of its name, or a reader that has claimed since."""
+    """Another consumer of the same name has connected, or another reader has claimed the subscription."""
 
 
 class InvalidName(BrokerError):
@@ -148,21 +148,21 @@ class InvalidName(BrokerError):
 
 
 class InvalidArgument(BrokerError):
-    """An argument cannot be right; nothing was changed."""
+    """An argument is not valid; nothing was changed."""
 
 
 class MessageTooLarge(BrokerError):
-    """A message or a part of it is over a limit."""
+    """A message, or part of it, exceeds a limit."""
 
 
 class MessageLeased(BrokerError):
-    """Somebody holds the message."""
+    """A consumer has the message."""
 
     retriable = True
 
 
 class MessageNotFound(BrokerError):
-    """The message is not there (any more)."""
+    """There is no such message, or no longer."""
 
 
 class BacklogFull(BrokerError):
@@ -190,7 +190,7 @@ class DurabilityNotReached(BrokerError):
 
 
 class PublishFailed(BrokerError):
-    """Some messages of a call failed; `published` has, in order, what became of each that was taken."""
+    """Some messages of a call failed; `published` has the result of each, in order."""
 
     def __init__(self, text: str, published: Sequence[Published | Exception] = ()) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Reading partitions by position: logs and journals as they are, and how far a subscription's reader is.
+"""Reading partitions by position: logs and journals as stored, and how far a subscription's reader is.
 
 claim = await client.claim("orders", "spark", "query-1")
 page = await client.read("orders", 3, start=1, end=5_001)
@@ -20,7 +20,7 @@ _LINES = tuple[list[int], list[str]]
 
 
 class Reading:
-    """For those who read by position, which is the next entry to read; ranges end before their end."""
+    """Reads by position. A position is the next entry to read; ranges exclude their end."""
 
     _cluster: Cluster
     _bodies: Bodies
@@ -28,9 +28,9 @@ class Reading:
     async def offsets(
         self, topic: str, subscription: str | None = None, *, ledgers: Mapping[int, int] | None = None
     ) -> list[PartitionOffsets]:
-        """Where the log of each partition begins and ends, and how far a subscription is.
+        """Return where the log of each partition begins and ends, and where a subscription is.
 
-        `anew` says which entries were given since the `ledgers`, by partition, that an earlier answer had.
+        Given the `ledgers` of an earlier answer, by partition, `anew` is the first entry written since.
         """
         answer = await self._cluster.request(wire.Offsets(topic, subscription or "", dict(ledgers or {})))
         found: list[wire.PartitionOffsets] = unpack(answer.body, list[wire.PartitionOffsets])
@@ -50,9 +50,9 @@ class Reading:
         journal: bool = False,
         incarnation: int = 0,
     ) -> Page:
-        """The messages from position `start` up to, not including, `end`, as many as one answer takes.
+        """Read messages from position `start` up to, but not including, `end`: as many as fit one answer.
 
-        With the `incarnation` that offsets() has said: TopicReplaced if the topic is another one by now.
+        With the `incarnation` from offsets(), raises TopicReplaced if the topic was replaced since.
 
         >>> page = await client.read("orders", 0, 1, 5_001)      # go on from page.next
         """
@@ -65,7 +65,7 @@ class Reading:
     async def read_raw(
         self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, incarnation: int = 0
     ) -> RawPage:
-        """The same, unread, of which the worker has hardly any work."""
+        """Read messages as Redis returns them, unparsed, which costs the worker next to nothing."""
         question = wire.Read(topic, partition, start, end, limit, incarnation=incarnation, raw=True)
         answer = await self._cluster.request_near(topic, partition, question)
         said = properties_of(answer, wire.ReadReply)
@@ -81,10 +81,10 @@ class Reading:
         incarnation: int = 0,
         subscription_incarnation: int = 0,
     ) -> Claim:
-        """Open or renew the session of the one reader of a subscription of mode cursor.
+        """Open or renew the session of the only reader of a subscription of mode "cursor".
 
-        With the incarnations that offsets() has said: TopicReplaced or SubscriptionNotFound for others of
-        their names, and nothing is claimed.
+        With the incarnations from offsets(), raises TopicReplaced or SubscriptionNotFound if the topic or the
+        subscription was replaced since, and claims nothing.
         """
         session_ms = milliseconds("session", session) or 0
         question = wire.Claim(
@@ -99,7 +99,7 @@ class Reading:
         return Claim(said.granted, said.holder, said.remaining_ms / 1000)
 
     async def release(self, topic: str, subscription: str, reader: str) -> None:
-        """End the session of a reader, if it is still its own."""
+        """End the session of a reader, unless another reader has claimed the subscription."""
         await self._cluster.request(wire.Claim(topic, subscription, reader, release=True))
 
     async def commit(
@@ -114,12 +114,12 @@ class Reading:
         incarnation: int = 0,
         subscription_incarnation: int = 0,
     ) -> None:
-        """All before these positions, by partition, is done with: what nobody else is owed is deleted.
+        """Settle everything before these positions, by partition; messages owed to nobody else are deleted.
 
-        Positions only ever go forward. ConsumerReplaced if another reader has claimed the subscription since,
-        SubscriptionMoved if a seek has moved it: `sought` is what offsets() said when reading began. So are
-        the incarnations, as in claim(), and `ledgers`, by partition: MessagesLost if the server has lost what
-        was read, and given its places to other messages.
+        Positions only move forward. Raises ConsumerReplaced if another reader has claimed the subscription
+        since, and SubscriptionMoved if a seek has moved it. `sought`, `ledgers` and the incarnations are what
+        offsets() returned when reading began: with `ledgers`, by partition, raises MessagesLost if the server
+        has lost what was read and reused its entries for other messages.
         """
         left, moves, read_in = dict(positions), dict(sought or {}), dict(ledgers or {})
         meant = (incarnation, subscription_incarnation)
@@ -130,9 +130,9 @@ class Reading:
                 left.pop(partition, None)
 
     async def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
-        """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""
+        """Return bodies by name (in `about`, else the uid); None for each that is missing."""
         return await self._bodies.get(topic, names)
 
     async def has_bodies(self, topic: str, names: Sequence[str]) -> list[bool]:
-        """Whether the payload store has bodies, by their names; none of them is read."""
+        """Return whether the payload store has bodies, by name, without reading them."""
         return await self._bodies.has(topic, names)

@@ -10,7 +10,7 @@ Position = str | datetime
 
 
 def seconds(what: str, value: Seconds) -> float:
-    """A duration in seconds; InvalidArgument if it cannot be one."""
+    """Return a duration in seconds. Raises InvalidArgument if it is not one."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 10**9:
@@ -46,7 +46,7 @@ def moment(ms: float) -> datetime:
 
 
 def typed(text: str) -> datetime:
-    """What somebody wrote as a time, in UTC unless it says another zone; ValueError if it is none.
+    """Parse a time as people write it, in UTC unless it names another zone. Raises ValueError if it is none.
 
     >>> typed("2026-11-16T13:00")
     datetime.datetime(2026, 11, 16, 13, 0, tzinfo=datetime.timezone.utc)

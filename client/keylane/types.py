@@ -13,7 +13,7 @@ Outcome = Literal["settled", "stale"]
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """The wait before redelivery n: initial * factor^(n-1) up to maximum, less a share of jitter; seconds."""
+    """Seconds before redelivery n: initial * factor^(n-1) up to maximum, less a random share up to jitter."""
 
     initial: float = 1.0
     factor: float = 2.0
@@ -28,9 +28,8 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
     key: str | None = None
     attributes: Mapping[str, str] | None = None
     partition: int | None = None
-    uid: str | None = (
-        None  # names this message, with its key: published again within the window it is a duplicate
-    )
+    # Identifies the message together with its key: published again within the window it is a duplicate.
+    uid: str | None = None
     durability: str | None = None
     delay: float | timedelta | None = None  # seconds until it is published
     deliver_at: datetime | None = None  # or when
@@ -55,7 +54,7 @@ class Published(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
-    """What there is to know of a topic."""
+    """A topic, as describe_topic returns it."""
 
     name: str
     partitions: int
@@ -68,7 +67,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):
-    """What there is to know of a subscription, all partitions together."""
+    """A subscription over all its partitions, as describe_subscription returns it."""
 
     topic: str
     name: str
@@ -102,7 +101,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What was read of a partition, flat, as it came: nothing is made of each message.
+    """What was read from a partition, flat: no object is made per message.
 
     `ranges` are first, last, … of the entries that are there; `flat` has key, uid, about of each of them (of
     the journal: at, what, sub, by, entries); `ledgers` is "<ledger>:<first entry> …"; go on from `next`.
@@ -115,7 +114,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class RawPage(msgspec.Struct, frozen=True):
-    """The same as Redis has answered it, for client.lines or whoever reads it faster."""
+    """A page as Redis returned it, for keylane.wire.lines or a faster parser."""
 
     answers: list[bytes]
     ledgers: str
@@ -123,7 +122,7 @@ class RawPage(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Whether a subscription is the reader's; else whose, and for how many seconds at least."""
+    """Whether the reader has the subscription; if not, who has it, and for at least how many seconds."""
 
     granted: bool
     holder: str
@@ -138,7 +137,7 @@ class WorkerAddress(msgspec.Struct, frozen=True):
 
 
 class ClusterInfo(msgspec.Struct, frozen=True):
-    """What there is to know of the cluster; `worker` is the one that answered."""
+    """The cluster; `worker` is the one that answered."""
 
     version: str
     protocol: int
@@ -183,7 +182,7 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     worker: str  # "" for nobody
     holder: str  # "" while nobody has the lease
     epoch: int
-    lease: float  # seconds until it ends, unless it is renewed
+    lease: float  # seconds until it ends, unless renewed
     ledgers: list[LedgerInfo]
     messages_per_second: float
     script_time: float

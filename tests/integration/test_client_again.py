@@ -39,7 +39,7 @@ async def test_a_consumer_that_was_refused_can_be_entered_again(client: AsyncCli
     async with second:
         message = await second.receive(PATIENCE)
         await message.ack()
-    with pytest.raises(ConnectionClosed, match="make another"):
+    with pytest.raises(ConnectionClosed, match="subscribe again"):
         await second.__aenter__()
 
 

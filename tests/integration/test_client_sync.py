@@ -426,7 +426,7 @@ def test_a_callback_that_waits_for_the_client_is_told_not_to(broker: RunningBrok
 
     with Client(broker.url) as opened:
         opened._call(_run_it, ask)
-    assert "must not wait" in str(said[0])
+    assert "must not block" in str(said[0])
 
 
 async def _run_it(ask: object) -> None:

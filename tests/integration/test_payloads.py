@@ -444,6 +444,6 @@ async def test_a_full_disk_is_overloaded(topic: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("os.replace", full)
     store = open_store(f"file://{tmp_path}", lifetime=LIFETIME)
-    with pytest.raises(Overloaded, match="has no room"):
+    with pytest.raises(Overloaded, match="is full"):
         await store.put(topic, bodies_of(b"1"))
     await store.close()

@@ -87,10 +87,10 @@ def test_columns_say_the_same_as_messages(messages: list[OutgoingMessage], count
     ("columns", "complaint"),
     [
         (Columns(keys=["a", "b"], bodies=[b"1"]), "of one length"),
-        (Columns(keys=["a"], partitions=[9]), "partition 9: the topic has 0 to 3"),
+        (Columns(keys=["a"], partitions=[9]), "partition 9 is out of range: the topic has 0 to 3"),
         (Columns(keys=["\ud800"]), "not Unicode"),
         (Columns(keys=[7]), "wrong type"),  # type: ignore[list-item]
-        (Columns(attributes=[{"a": 1}]), "names and values are text"),  # type: ignore[dict-item]
+        (Columns(attributes=[{"a": 1}]), "names and values must be str"),  # type: ignore[dict-item]
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(columns: Columns, complaint: str) -> None:
@@ -163,7 +163,7 @@ def test_delays_count_from_now_on_and_times_are_as_they_are() -> None:
     [item] = sort_columns(Columns(delays=[5.0, None], dues=[None, 7_000]), 1, "", drift=60.0)
     assert item.dues[1] == 7_000
     assert 64_000 < item.dues[0] - time.time() * 1000 < 66_000
-    with pytest.raises(InvalidArgument, match="use one of them"):
+    with pytest.raises(InvalidArgument, match="both a due time and a delay"):
         sort_columns(Columns(delays=[5.0], dues=[7_000]), 1, "")
     with pytest.raises(InvalidArgument, match="a delay of nan s"):
         sort_columns(Columns(delays=[float("nan")]), 1, "")

@@ -41,7 +41,7 @@ def test_a_seed_that_cannot_be_one_is_named(seed: str) -> None:
 @pytest.mark.parametrize(
     ("seed", "complaint"),
     [
-        ("keylane://host:9999/orders", "'/orders' means nothing here; use host and port only"),
+        ("keylane://host:9999/orders", "'/orders' is not allowed here; use host and port only"),
         ("keylane://a:1,b:2/orders", "'/orders' means nothing here"),
         ("keylane://host?tls=yes", "'\\?tls=yes' means nothing here"),
         ("keylane://user:secret@host:9999", "give a token, with token=… or KEYLANE_TOKEN"),
@@ -311,7 +311,7 @@ async def test_a_client_that_was_closed_is_not_opened_again() -> None:
     async with ScriptedWorker() as worker:
         client = AsyncClient(worker.url)
         async with client:
-            with pytest.raises(InvalidArgument, match="make another"):
+            with pytest.raises(InvalidArgument, match="create another"):
                 await client.__aenter__()
-        with pytest.raises(InvalidArgument, match="make another"):
+        with pytest.raises(InvalidArgument, match="create another"):
             await client.__aenter__()

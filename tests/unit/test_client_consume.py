@@ -208,7 +208,7 @@ async def test_ack_waits_for_the_answer_and_says_when_it_came_too_late(
         settled, stale = await acking
         assert settled is None
         assert isinstance(stale, StaleReceipt)
-        with pytest.raises(StaleReceipt, match="settled already"):
+        with pytest.raises(StaleReceipt, match="already settled"):
             await first.ack()
         assert await consumer.ack([first, second]) == ["stale", "stale"]
 
@@ -358,7 +358,7 @@ async def test_a_settle_is_sent_again_after_the_connection_was_lost(
         request = await worker.expect(wire.Ack)
         assert request.body == ["", 1, 1, 1]
         request.ok(wire.SettleReply(stale=[0, 1, 1]))
-        with pytest.raises(StaleReceipt, match="or this was done before, and the answer was lost"):
+        with pytest.raises(StaleReceipt, match="or it was settled before and the answer was lost"):
             await acking
         acking = asyncio.ensure_future(second.ack())
         (await worker.expect(wire.Ack)).error("unavailable")

@@ -277,7 +277,7 @@ async def test_an_ack_that_was_answered_when_nobody_waited_tells_who_tries_again
         await messages[0].ack()
         assert await consumer.ack(messages[1:]) == ["settled", "settled", "stale"]
         assert await consumer.ack(messages[1:]) == ["stale"] * 3, "this was told by now"
-        with pytest.raises(StaleReceipt, match="settled already"):
+        with pytest.raises(StaleReceipt, match="already settled"):
             await messages[0].ack()
 
 
@@ -289,14 +289,14 @@ async def test_who_wants_another_thing_than_what_is_under_way_is_told(
         (message,) = await take(consumer, 1)
         await _cancelled(message.ack())
         request = await worker.expect(wire.Ack)
-        with pytest.raises(StaleReceipt, match="being acked already"):
+        with pytest.raises(StaleReceipt, match="already being acked"):
             await message.nack()
         assert await consumer.nack([message]) == ["stale"]
-        with pytest.raises(StaleReceipt, match="being acked already"):
+        with pytest.raises(StaleReceipt, match="already being acked"):
             await message.extend(5)
         request.ok()
         await client_is_quiet(worker)
-        with pytest.raises(StaleReceipt, match="settled already"):
+        with pytest.raises(StaleReceipt, match="already settled"):
             await message.nack()
 
 
@@ -341,7 +341,7 @@ async def test_an_ack_whose_first_attempt_was_perhaps_done_is_not_confirmed(
         acking_one = asyncio.ensure_future(third.ack())
         (await worker.expect(wire.Ack)).error("unavailable", "Redis is away")
         (await worker.expect(wire.Ack)).ok(wire.SettleReply(stale=[0, 3, 3]))
-        with pytest.raises(StaleReceipt, match="or this was done before"):
+        with pytest.raises(StaleReceipt, match="or it was settled before"):
             await acking_one
 
 
@@ -380,7 +380,7 @@ async def test_an_ack_that_gave_up_and_is_tried_again_may_have_been_done(
         assert isinstance(acking.exception(), Unavailable)
         acking = asyncio.ensure_future(message.ack())
         (await worker.expect(wire.Ack)).ok(wire.SettleReply(stale=[0, 1, 1]))
-        with pytest.raises(StaleReceipt, match="or this was done before"):
+        with pytest.raises(StaleReceipt, match="or it was settled before"):
             await acking
 
 

@@ -50,7 +50,7 @@ def test_a_missing_package_is_an_invalid_argument_that_says_what_to_install() ->
 
 
 def test_a_text_that_is_no_url_is_an_invalid_argument() -> None:
-    with pytest.raises(InvalidArgument, match="is no URL of a payload store"):
+    with pytest.raises(InvalidArgument, match="is not the URL of a payload store"):
         open_store("/var/bodies", lifetime=LIFETIME)
 
 

@@ -62,7 +62,7 @@ class Cluster(Events):
     async def open(self) -> None:
         """Connect; ConnectionFailed if no seed answers."""
         if self._closed or self.current is not None:
-            raise InvalidArgument("this client was opened before: make another")
+            raise InvalidArgument("this client was opened before: create another")
         await self._pool.open()
         self._opened = True
 
@@ -147,7 +147,7 @@ class Cluster(Events):
             except TimeoutError:
                 raise ConnectionFailed(
                     f"the worker at {connection.address} did not answer within {self.timeout:g} s; "
-                    "whether it has done what was asked is not known"
+                    "it is unknown whether the request was carried out"
                 ) from None
             except SubscriptionBusy:
                 raise  # the one who has it may well keep it: the application decides

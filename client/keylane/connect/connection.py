@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
         interval = self.info.heartbeat_ms / 1000
         silent = self._loop.time() - self._heard
         if silent > interval * _LOST_AFTER:
-            self._end(ConnectionClosed(f"nothing came from the worker at {self.address} for {silent:.1f} s"))
+            self._end(ConnectionClosed(f"no data from the worker at {self.address} for {silent:.1f} s"))
             return
         if self._reason is None:
             self._beat()
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
         self._out.clear()
 
     def _break_off(self, error: ProtocolError) -> None:
-        self._end(ConnectionClosed(f"what came from {self.address} breaks the protocol: {error}"))
+        self._end(ConnectionClosed(f"the worker at {self.address} broke the protocol: {error}"))
 
     def _end(self, reason: BrokerError) -> None:
         if self._reason is None:
@@ -395,7 +395,7 @@ async def connect(
         connection._end(ConnectionClosed("the worker did not greet"))
         if isinstance(error, ConnectionClosed) and not tls:
             raise ConnectionClosed(
-                f"{error} before anybody greeted; a port for TLS takes keylanes://"
+                f"{error} before the worker greeted; for a TLS port use keylanes://"
             ) from error
         raise
     connection.begin_heartbeats()

@@ -291,7 +291,7 @@ class Pool:
         if isinstance(error, ConnectionFailed):
             why = _why(error.__cause__ or error)
             error = ConnectionFailed(f"no broker at {self.where} ({why}); start one with `keylane serve`")
-        raise error or ConnectionFailed(f"nobody else answers at {self.where}")
+        raise error or ConnectionFailed(f"no other worker answers at {self.where}")
 
     async def _follow(self, address: str) -> None:
         """Connect to a seed. Who answers may well be known by another address: that is its name then."""

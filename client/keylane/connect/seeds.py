@@ -53,7 +53,7 @@ def parse_seeds(seeds: str | Iterable[str]) -> list[Seed]:
         for place in rest.rstrip("/").split(","):
             if place != (plain := re.split("[/?#]", place)[0]):
                 raise InvalidArgument(
-                    f"seed {url!r}: {place.removeprefix(plain)!r} means nothing here; use host and port only"
+                    f"seed {url!r}: {place.removeprefix(plain)!r} is not allowed here; use host and port only"
                 )
             seed = parse_address(place, scheme == "keylanes")
             if seed is None:

@@ -1,4 +1,4 @@
-"""A consumer: takes what the worker pushes, hands it out, and comes back after a lost connection."""
+"""A consumer: takes what workers push, hands it to the application, and reconnects."""
 
 import asyncio
 import logging
@@ -98,7 +98,7 @@ class Consumer:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or is about to be."""
+        """Whether it is closed or closing."""
         return self._closed
 
     @property
@@ -110,7 +110,7 @@ class Consumer:
 
     async def __aenter__(self) -> "Consumer":
         if self._closed:
-            raise ConnectionClosed("the consumer was closed: make another")
+            raise ConnectionClosed("the consumer was closed: subscribe again")
         await self._streams.open()
         if self._handlers is not None:
             self._handlers.start()
@@ -125,7 +125,7 @@ class Consumer:
         await self.close()
 
     async def close(self, timeout: Seconds = 30.0) -> None:  # noqa: ASYNC109
-        """Wait for running handlers, settle what is queued, and give back the rest at once and uncharged."""
+        """Wait for running handlers, send queued acks, and give the rest back at once and uncharged."""
         patience = seconds("timeout", timeout)
         self.excuse()
         if self._closing is None:
@@ -163,7 +163,7 @@ class Consumer:
             await self._streams.close()
 
     async def wait(self) -> None:
-        """Wait until it is closed; raises what ended it, if anything did."""
+        """Wait until the consumer is closed; raises the error that ended it, if any."""
         while not self._closed and self._streams.error is None:
             await self._more()
         if self._streams.error is not None:
@@ -191,7 +191,7 @@ class Consumer:
         raise StopAsyncIteration
 
     async def receive(self, timeout: Seconds | None = None) -> Message:  # noqa: ASYNC109
-        """The next message; TimeoutError if none comes in time."""
+        """Return the next message. Raises TimeoutError if none arrives in time."""
         self.check_by_hand()
         return await self._within(timeout, self.__anext__())
 
@@ -208,10 +208,10 @@ class Consumer:
             raise ConnectionClosed("the consumer is closed") from None
 
     def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> "Batches":
-        """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
+        """Iterate over batches of what has arrived, waiting up to `max_wait` after the first for more."""
         self.check_by_hand()
         if type(max_messages) is not int or max_messages < 1:
-            raise InvalidArgument(f"max_messages is {max_messages!r}: use a whole number from 1")
+            raise InvalidArgument(f"max_messages is {max_messages!r}: use an integer of at least 1")
         # More than the permits never come together.
         return Batches(self, min(max_messages, self._permits), seconds("max_wait", max_wait))
 
@@ -250,30 +250,30 @@ class Consumer:
     # Settling and flow
 
     async def ack(self, messages: Iterable[Message]) -> list[Outcome]:
-        """Settle messages for good; "settled" or "stale" for each, in the order given."""
+        """Ack messages. Returns "settled" or "stale" for each, in the order given."""
         return await self._settler.many(ACK, spans_of(messages, self.origin))
 
     async def nack(
         self, messages: Iterable[Message], delay: Seconds | None = None, *, until: datetime | None = None
     ) -> list[Outcome]:
-        """Give messages back; "settled" or "stale" for each, in the order given."""
+        """Nack messages. Returns "settled" or "stale" for each, in the order given."""
         return await self._settler.many(nack_kind(delay, until), spans_of(messages, self.origin))
 
     async def extend(
         self, messages: Iterable[Message], seconds: Seconds | None = None, *, until: datetime | None = None
     ) -> list[Outcome]:
-        """Move the ends of leases; "settled" or "stale" for each, in the order given."""
+        """Extend leases from now. Returns "settled" or "stale" for each, in the order given."""
         return await self._settler.many(extend_kind(seconds, until), spans_of(messages, self.origin))
 
     async def pause(self) -> None:
-        """Stop deliveries at once; what is not yet with the application goes back uncharged."""
+        """Stop deliveries at once; messages that the application does not have go back uncharged."""
         self.leases.paused = True
         self._streams.pause(True)
         self._buffer.hold()  # at most once: it cannot go back, and waits for resume
         await self.give_back()
 
     async def resume(self) -> None:
-        """Go on after a pause."""
+        """Resume deliveries after a pause."""
         self.leases.paused = False
         self._streams.pause(False)
         self._buffer.release()

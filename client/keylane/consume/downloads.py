@@ -28,7 +28,7 @@ class Downloads:
         if fetch is None:
             fetch = self._tasks.start(self._fetch(block, wanted := _ahead(block, index)))
             block.fetches.update(dict.fromkeys(wanted, fetch))
-        found = await shared(fetch, "the consumer was closed while the body came")
+        found = await shared(fetch, "the consumer was closed during the download")
         return self._checked(block, index, found.get(index))
 
     async def all(self, spans: Sequence[Span]) -> list[bytes]:
@@ -79,7 +79,7 @@ class Downloads:
         if body is None:
             raise PayloadMissing(
                 f"the body of message {block.id(index)} of {self._topic!r} is not in {self._bodies.where}; "
-                "ack the message to be rid of it, or nack it to try again later"
+                "ack the message to drop it, or nack it to retry later"
             )
         return body
 

@@ -47,7 +47,7 @@ class Handlers:
         if not callable(handler):
             raise InvalidArgument(f"handler is {handler!r:.80}: use a function that takes a message")
         if type(concurrency) is not int or concurrency < 1:
-            raise InvalidArgument(f"concurrency is {concurrency!r}: use a whole number from 1")
+            raise InvalidArgument(f"concurrency is {concurrency!r}: use an integer of at least 1")
         self._consumer = consumer  # what to call it
         self._take = take  # the next message; StopAsyncIteration when the consumer is closed
         self._hand = hand  # to the handler; False if the message has gone back
@@ -138,7 +138,7 @@ class Handlers:
         self._running.discard(task)
         self._changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a handler has ended the program", exc_info=error)
+            _log.error("a handler asked the program to exit", exc_info=error)
 
     async def _handle(self, message: Message) -> None:
         block, index = message._block, message._index
@@ -153,7 +153,7 @@ class Handlers:
                 result = await in_threads(self._threads, self._handler, SyncMessage(message, self._bridge))
                 if inspect.iscoroutine(result):
                     result.close()
-                    raise InvalidArgument("the handler returns a coroutine: make it an `async def` function")
+                    raise InvalidArgument("the handler returns a coroutine: define it with `async def`")
         except BaseException as error:
             if not self._is_failure(error):
                 raise

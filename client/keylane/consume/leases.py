@@ -32,7 +32,7 @@ class Leases(Lanes):
 
     def perhaps(self, block: Block, index: int) -> str:
         """What else may be true of a lease that has ended."""
-        return "; or this was done before, and the answer was lost" if index in block.doubtful else ""
+        return "; or it was settled before and the answer was lost" if index in block.doubtful else ""
 
     def check(self, block: Block, index: int, under_way: int | None = None) -> None:
         """Raise StaleReceipt unless the application has the message and its lease goes on."""
@@ -43,13 +43,13 @@ class Leases(Lanes):
                 return
             late = now - self.deadline(block, index)
             self.lapse(block, index)
-            why = f"its lease ended {late:.1f} s ago, and it will be delivered again"
+            why = f"its lease ended {late:.1f} s ago and it will be redelivered"
             why += self.perhaps(block, index)
         elif state == SETTLING:
             how = "acked" if under_way == Type.ACK else "nacked" if under_way == Type.NACK else "settled"
-            why = f"it is being {how} already"
+            why = f"it is already being {how}"
         elif state == SETTLED:
-            why = "it has been settled already"
+            why = "it is already settled"
         else:
             why = "its lease has ended, an earlier message of its lane was nacked, or its consumer was closed"
         raise StaleReceipt(f"message {block.id(index)}: {why}")

@@ -27,12 +27,12 @@ class Origin(NamedTuple):
 
 
 class Message:
-    """A delivered message; ack or nack it before its lease ends.
+    """A delivered message, to be acked or nacked before its lease ends.
 
     async with message:                 # ack on exit, nack when the block raises
         await charge(await message.data())
 
-    A block that is cancelled, or left because the program ends, gives it back uncharged.
+    If the block is cancelled, or left because the program ends, the message goes back uncharged.
     """
 
     __slots__ = ("_block", "_index", "_origin")
@@ -80,7 +80,7 @@ class Message:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What the producer attached."""
+        """The attributes it was published with."""
         return self._block.about(self._index).attributes
 
     @property
@@ -90,12 +90,12 @@ class Message:
 
     @property
     def size(self) -> int:
-        """The bytes of its body."""
+        """The size of its body in bytes."""
         return self._block.body_size(self._index)
 
     @property
     def produced_at(self) -> datetime:
-        """When the producer made it, by the producer's clock."""
+        """When it was produced, by the producer's clock."""
         return moment(self._block.about(self._index).produced_ms)
 
     @property
@@ -111,12 +111,12 @@ class Message:
 
     @property
     def retry_count(self) -> int:
-        """How often it was delivered in vain before; 0 at the first delivery."""
+        """How many earlier deliveries failed; 0 at the first delivery."""
         return self._block.retries.get(self._block.entries[self._index], 0)
 
     @property
     def token(self) -> int:
-        """Grows with every delivery in a partition and subscription: a fence for side effects."""
+        """A number that grows with every delivery in the partition and subscription, to fence side effects."""
         return self._block.token
 
     @property
@@ -128,21 +128,21 @@ class Message:
         return moment((time.time() + self._origin.drift() + left) * 1000)
 
     async def data(self) -> bytes:
-        """Its body, downloaded if need be; PayloadMissing if it is gone."""
+        """Return its body, downloaded if need be. Raises PayloadMissing if it is gone."""
         block = self._block
         body = block.bodies.get(self._index)
         return await self._origin.downloads.one(block, self._index) if body is None else body
 
     async def ack(self) -> None:
-        """Settle it for good; StaleReceipt if its lease has ended."""
+        """Ack the message. Raises StaleReceipt if its lease has ended."""
         await self._origin.settler.one(ACK, self._block, self._index)
 
     async def nack(self, delay: Seconds | None = None, *, until: datetime | None = None) -> None:
-        """Give it back, to be delivered again: by default after the subscription's backoff."""
+        """Nack the message: it is redelivered, by default after the subscription's backoff."""
         await self._origin.settler.one(nack_kind(delay, until), self._block, self._index)
 
     async def extend(self, seconds: Seconds | None = None, *, until: datetime | None = None) -> None:
-        """Move the end of its lease to so many seconds from now, or to a time."""
+        """Extend its lease to so many seconds from now, or until a time."""
         await self._origin.settler.one(extend_kind(seconds, until), self._block, self._index)
 
     async def __aenter__(self) -> "Message":
@@ -166,7 +166,7 @@ def kind_after(error: type[BaseException] | None) -> SettleKind:
 
 
 class Batch(Sequence[Message]):
-    """Messages that were taken together; `consumer.ack(batch)` settles them together."""
+    """Messages taken together; `consumer.ack(batch)` acks them together."""
 
     __slots__ = ("_origin", "_size", "spans")
 
@@ -197,13 +197,13 @@ class Batch(Sequence[Message]):
             if 0 <= at < stop - start:
                 return Message(block, start + at, self._origin)
             at -= stop - start
-        raise IndexError("a batch has no message at that place")
+        raise IndexError("batch index out of range")
 
     def __repr__(self) -> str:
         return f"<Batch of {self._size} messages>"
 
     async def data(self) -> list[bytes]:
-        """All bodies, downloaded together; PayloadMissing if one is gone."""
+        """Return all bodies, downloaded together. Raises PayloadMissing if one is gone."""
         return await self._origin.downloads.all(self.spans) if self.spans else []
 
 

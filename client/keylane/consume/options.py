@@ -36,7 +36,7 @@ class ConsumerOptions(NamedTuple):
         if type(self.permits) is not int or not 1 <= self.permits <= MAX_PERMITS:
             raise InvalidArgument(f"permits is {self.permits!r}: use 1 to {MAX_PERMITS}")
         if self.partitions is not None and not self.partitions:
-            raise InvalidArgument("partitions is empty: a consumer needs at least one partition; None is all")
+            raise InvalidArgument("partitions is empty: name at least one, or None for all")
         return wire.Subscribe(
             0,
             topic,

@@ -39,14 +39,14 @@ GIVE_BACK = SettleKind(int(Type.NACK), charged=False)
 def nack_kind(delay: Seconds | None, until: datetime | None) -> SettleKind:
     """Return the kind of a nack as the application asks for it."""
     if delay is not None and until is not None:
-        raise InvalidArgument("nack takes delay or until, not both")
+        raise InvalidArgument("nack takes either delay or until, not both")
     return SettleKind(int(Type.NACK), milliseconds("delay", delay), instant_ms("until", until))
 
 
 def extend_kind(seconds: Seconds | None, until: datetime | None) -> SettleKind:
     """Return the kind of an extension as the application asks for it."""
     if (seconds is None) == (until is None):
-        raise InvalidArgument("extend takes seconds or until")
+        raise InvalidArgument("extend takes either seconds or until")
     return SettleKind(int(Type.EXTEND), milliseconds("seconds", seconds), instant_ms("until", until))
 
 
@@ -98,7 +98,7 @@ def stale_messages(batch: ReceiptBatch, reply: wire.SettleReply) -> Iterator[tup
     for at in range(0, len(reply.stale), 3):
         place, first, last = reply.stale[at : at + 3]
         if not 0 <= place < len(batch.places):
-            raise ProtocolError(f"the worker calls receipt {place} of {len(batch.places)} stale")
+            raise ProtocolError(f"the worker calls receipt {place} stale, of {len(batch.places)}")
         block, start, stop = batch.places[place]
         for index in range(start, stop):
             if first <= block.entries[index] <= last:

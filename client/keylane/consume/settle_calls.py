@@ -174,7 +174,7 @@ class SettleCalls:
                     self._leases.stale(block, index)
         if group.later:
             count = sum(stop - start for _, start, stop in group.spans)
-            _log.warning("%d messages were not settled and will come again: %s", count, error)
+            _log.warning("%d messages were not settled and will be redelivered: %s", count, error)
 
 
 def _without(spans: list[Span], stale: list[tuple[Block, int]]) -> list[Span]:

@@ -54,7 +54,7 @@ class Settler:
         await self._answered(kind, [span], waiter)
         if block.states[index] == STALE:
             raise StaleReceipt(
-                f"message {block.id(index)}: its lease has ended, and it is delivered again"
+                f"message {block.id(index)}: its lease has ended and it is being redelivered"
                 f"{self._leases.perhaps(block, index)}"
             )
 
@@ -191,7 +191,7 @@ class Settler:
 
     def _submit(self, kind: SettleKind, spans: list[Span], waiter: Waiter | None) -> None:
         if self._closed and spans:
-            raise ConnectionClosed("the consumer is closed: what it had not settled has gone back")
+            raise ConnectionClosed("the consumer is closed: its unsettled messages were given back")
         extending = kind.type == Type.EXTEND
         for span in spans:
             block, start, stop = span

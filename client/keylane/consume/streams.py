@@ -313,7 +313,7 @@ class Streams:
         assert self._map is not None
         try:
             while None in self._to_serve.values() and self.error is None:
-                await self.look_again(Unavailable(f"nobody serves some partitions of {self.topic!r} yet"))
+                await self.look_again(Unavailable(f"some partitions of {self.topic!r} have no worker yet"))
         finally:
             self._asking = None
 

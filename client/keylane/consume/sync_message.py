@@ -11,7 +11,7 @@ from keylane.times import Seconds
 
 
 class SyncMessage:
-    """A delivered message; `with message:` acks on exit and nacks when the block raises."""
+    """A delivered message; `with message:` acks on exit, and nacks if the block raises."""
 
     __slots__ = ("_bridge", "_message")
 
@@ -55,7 +55,7 @@ class SyncMessage:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What the producer attached."""
+        """The attributes it was published with."""
         return self._message.attributes
 
     @property
@@ -65,12 +65,12 @@ class SyncMessage:
 
     @property
     def size(self) -> int:
-        """The bytes of its body."""
+        """The size of its body in bytes."""
         return self._message.size
 
     @property
     def produced_at(self) -> datetime:
-        """When the producer made it, by the producer's clock."""
+        """When it was produced, by the producer's clock."""
         return self._message.produced_at
 
     @property
@@ -85,12 +85,12 @@ class SyncMessage:
 
     @property
     def retry_count(self) -> int:
-        """How often it was delivered in vain before; 0 at the first delivery."""
+        """How many earlier deliveries failed; 0 at the first delivery."""
         return self._message.retry_count
 
     @property
     def token(self) -> int:
-        """Grows with every delivery in a partition and subscription: a fence for side effects."""
+        """A number that grows with every delivery in the partition and subscription, to fence side effects."""
         return self._message.token
 
     @property
@@ -99,20 +99,20 @@ class SyncMessage:
         return self._message.deadline
 
     def data(self) -> bytes:
-        """Its body, downloaded if need be; PayloadMissing if it is gone."""
+        """Return its body, downloaded if need be. Raises PayloadMissing if it is gone."""
         body = self._message._block.bodies.get(self._message._index)
         return self._wait(self._message.data) if body is None else body
 
     def ack(self) -> None:
-        """Settle it for good; StaleReceipt if its lease has ended."""
+        """Ack the message. Raises StaleReceipt if its lease has ended."""
         self._wait(self._message.ack)
 
     def nack(self, delay: Seconds | None = None, *, until: datetime | None = None) -> None:
-        """Give it back, to be delivered again: by default after the subscription's backoff."""
+        """Nack the message: it is redelivered, by default after the subscription's backoff."""
         self._wait(lambda: self._message.nack(delay, until=until))
 
     def extend(self, seconds: Seconds | None = None, *, until: datetime | None = None) -> None:
-        """Move the end of its lease to so many seconds from now, or to a time."""
+        """Extend its lease to so many seconds from now, or until a time."""
         self._wait(lambda: self._message.extend(seconds, until=until))
 
     def __enter__(self) -> "SyncMessage":

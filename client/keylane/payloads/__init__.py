@@ -12,16 +12,16 @@ __all__ = ["PayloadStore", "is_redis", "open_store", "public"]
 
 
 def open_store(url: str, *, lifetime: float) -> PayloadStore:
-    """Get ready to use the store at a URL; connections are made when they are needed.
+    """Open the store at a URL; it connects when first used.
 
-    `lifetime` is in seconds. Redis goes by redis://, rediss://, unix://, redis+cluster:// and
+    `lifetime` is in seconds. Redis stores are redis://, rediss://, unix://, redis+cluster:// and
     redis+sentinel://host:port/master, everything else is for fsspec: file:///…, s3://…, memory://….
     """
     if lifetime <= 0:
-        raise InvalidArgument(f"a lifetime of {lifetime} s for bodies: it must be more than 0")
+        raise InvalidArgument(f"the lifetime of bodies is {lifetime} s: use more than 0")
     if "://" not in url:
         raise InvalidArgument(
-            f"{public(url)!r} is no URL of a payload store: use redis://host:port/0, file:///folder or "
+            f"{public(url)!r} is not the URL of a payload store: use redis://host:port/0, file:///folder or "
             "s3://bucket/folder"
         )
     # Imported here: each brings a library along that users of the other have no need to load.

@@ -65,7 +65,7 @@ class Bodies:
         self._greetings += 1
         self._beside = info.payloads_beside
         if not self._named and self._store is not None and (info.payloads or None) != self._url:
-            _log.warning("bodies are in %s from now on", public(info.payloads) or "no store")
+            _log.warning("bodies are stored in %s from now on", public(info.payloads) or "no store")
             self._tasks.start(self._store.close())  # who waits for it goes on with the new one
             self._store = None
 
@@ -142,7 +142,7 @@ class Bodies:
         try:
             await store.tend(topic, partial(self._owed, topic), self._cluster_time())
         except Exception as error:  # a store of the user's own may raise anything
-            _log.warning("old bodies of topic %s stay for now: %s", topic, error)
+            _log.warning("old bodies of topic %s are kept for now: %s", topic, error)
 
     def delete_later(self, topic: str, names: Sequence[str], *, doubtful: bool = False) -> None:
         """Delete bodies in the background; a lifetime takes what that misses.
@@ -172,7 +172,12 @@ class Bodies:
             await (self._store or await self._open()).delete(topic, names)
             done()
         except Exception as error:
-            _log.warning("%d bodies of %r are left for others to delete: %s", len(names), topic, error)
+            _log.warning(
+                "%d bodies of %r were not deleted, another client will be asked to: %s",
+                len(names),
+                topic,
+                error,
+            )
 
     @property
     def pending_deletes(self) -> int:
@@ -235,5 +240,5 @@ class Bodies:
 
 def _warn(topic: str, names: Sequence[str], reason: object) -> None:
     _log.warning(
-        "%d bodies of %r were not deleted and stay until their lifetime ends: %s", len(names), topic, reason
+        "%d bodies of %r were not deleted and remain until their lifetime ends: %s", len(names), topic, reason
     )

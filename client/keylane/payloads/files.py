@@ -56,7 +56,7 @@ def open_files(url: str, *, lifetime: float) -> "FileStore":
         missing = getattr(error.__cause__, "name", None)
         hint = f"pip install {missing}" if missing else str(error)
         raise InvalidArgument(
-            f"the payload store {shown} needs a package that is not here: {hint}"
+            f"the payload store {shown} needs a package that is not installed: {hint}"
         ) from error
     except (ValueError, TypeError) as error:
         raise InvalidArgument(
@@ -223,7 +223,7 @@ class FileStore(PayloadStore):
         self._closed = False
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
-        """Store bodies, each with its name; all of them are stored when this returns."""
+        """Store bodies under their names; all are stored when this returns."""
         folder = self._folder(topic)
         await self._work(self._files.write, {_path(folder, name): body for name, body in bodies})
 
@@ -231,10 +231,10 @@ class FileStore(PayloadStore):
         """Return when bodies outlive a crash of the machine; InvalidArgument if nobody can say."""
         paths = list(self._paths(topic, names).values())
         if not await self._work(self._files.sync, self._root, paths):
-            raise cannot_sync(self._url, "it does not say when a file is on disk")
+            raise cannot_sync(self._url, "it cannot tell when a file is on disk")
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
-        """Read bodies in the order asked for; None for one that is not there."""
+        """Read bodies, in the order of `names`; None for each that is missing."""
         paths = self._paths(topic, names)
         found = await self._work(self._files.read, list(set(paths.values())))
         return [found.get(paths.get(name, "")) for name in names]
@@ -246,7 +246,7 @@ class FileStore(PayloadStore):
         return [paths.get(name) in found for name in names]
 
     async def delete(self, topic: str, names: Sequence[str]) -> None:
-        """Delete bodies; those that are not there are no error."""
+        """Delete bodies; missing ones are not an error."""
         await self._work(self._files.remove, list(set(self._paths(topic, names).values())))
 
     async def close(self) -> None:
@@ -275,11 +275,11 @@ class FileStore(PayloadStore):
 
     def _named(self, error: Exception) -> BrokerError:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Overloaded(f"the payload store {self._url} has no room for more: {error}")
+            return Overloaded(f"the payload store {self._url} is full: {error}")
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            return MessageTooLarge(f"the payload store {self._url} takes no file as large as a body: {error}")
+            return MessageTooLarge(f"the payload store {self._url} cannot store a body this large: {error}")
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return Forbidden(f"the payload store {self._url} lets this process store nothing: {error}")
+            return Forbidden(f"the payload store {self._url} does not let this process write: {error}")
         return Unavailable(f"the payload store {self._url} cannot be used: {error or type(error).__name__}")
 
     async def tend(self, topic: str, owed: Owed, now: float) -> None:

@@ -75,7 +75,7 @@ class RedisStore(PayloadStore):
         self._closed = False
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
-        """Store bodies, each with its name; all of them are stored when this returns."""
+        """Store bodies under their names; all are stored when this returns."""
         await self._check_sizes(bodies)
         for some in _slices(bodies):
             await self._run(self._storing(topic, dict(some)))
@@ -97,7 +97,7 @@ class RedisStore(PayloadStore):
             )
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
-        """Read bodies in the order asked for; None for one that is not there."""
+        """Read bodies, in the order of `names`; None for each that is missing."""
         runs = [list(run) for _, run in itertools.groupby(names, _head)]
         if len(runs) <= _RUNS:  # as they mostly come, by time
             answers = await self._run([("HMGET", _key(topic, run[0]), *run) for run in runs])
@@ -117,7 +117,7 @@ class RedisStore(PayloadStore):
         return [found[name] for name in names]
 
     async def delete(self, topic: str, names: Sequence[str]) -> None:
-        """Delete bodies; those that are not there are no error."""
+        """Delete bodies; missing ones are not an error."""
         await self._run([("HDEL", key, *some) for key, some in _by_bucket(topic, names).items()])
 
     async def keep(self, topic: str, names: Sequence[str]) -> None:

@@ -19,45 +19,45 @@ class PayloadStore(ABC):
 
     @abstractmethod
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
-        """Store bodies, each with its name; all of them are stored when this returns."""
+        """Store bodies under their names; all are stored when this returns."""
 
     @abstractmethod
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
-        """Read bodies in the order asked for; None for one that is not there."""
+        """Read bodies, in the order of `names`; None for each that is missing."""
 
     async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
-        """Which bodies are there, in the order asked for; a store that can tell without reading them does."""
+        """Return which bodies exist, in the order of `names`, without reading them where the store can."""
         return [body is not None for body in await self.get(topic, names)]
 
     @abstractmethod
     async def delete(self, topic: str, names: Sequence[str]) -> None:
-        """Delete bodies; those that are not there are no error."""
+        """Delete bodies; missing ones are not an error."""
 
     async def keep(self, topic: str, names: Sequence[str]) -> None:  # noqa: B027 - not every store has to
-        """Let bodies live on for another lifetime, where they have an end."""
+        """Keep bodies for another lifetime, in a store where they expire."""
 
     async def sync(self, topic: str, names: Sequence[str]) -> None:
-        """Return when bodies that are stored outlive a crash of the machine: what `fsync` asks for.
+        """Return once stored bodies survive a crash of the machine, as `fsync` requires.
 
-        InvalidArgument, if that cannot be said of this store.
+        Raises InvalidArgument if the store cannot tell.
         """
-        raise cannot_sync(type(self).__name__, "it does not say when a body is on disk")
+        raise cannot_sync(type(self).__name__, "it cannot tell when a body is on disk")
 
     async def tend(self, topic: str, owed: Owed, now: float) -> None:  # noqa: B027 - nor this
-        """Look after bodies now and then; `owed` tells which names, before one or all, are needed still.
+        """Clean up now and then; `owed` returns the names still needed, all or those before a given one.
 
-        `now` is the unix time by the clock of the cluster, by which names are made.
+        `now` is the cluster's unix time, by which names are made.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of connections and threads."""
+        """Close connections and threads."""
 
 
 def cannot_sync(store: str, reason: str) -> InvalidArgument:
     """Why no message with a body can be published with fsync."""
     return InvalidArgument(
-        f"durability 'fsync' cannot be had with a body in the payload store {store}: {reason}; use another "
+        f"durability 'fsync' is not possible with a body in the payload store {store}: {reason}; use another "
         "store, or another durability"
     )
 

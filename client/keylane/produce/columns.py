@@ -1,4 +1,4 @@
-"""Messages by columns: what publishes many rows of a table makes no object for each of them."""
+"""Messages as columns: publishing many rows of a table makes no object per row."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Messages, the n-th of each column belonging together; a column that is None is not given for any.
+    """Messages as columns: the n-th values of all columns are one message. None omits a column.
 
-    In a column None or "" is none. A uid makes it safe to publish the same again.
+    Within a column, None or "" omits a value. Uids make it safe to publish the same rows again.
     """
 
     keys: Sequence[str | None] | None = None
@@ -33,7 +33,7 @@ class Columns(msgspec.Struct, frozen=True):
     delays: Sequence[float | None] | None = None  # or in how many seconds from now
 
     def __len__(self) -> int:
-        """How many messages; InvalidArgument if columns differ."""
+        """Return the number of messages. Raises InvalidArgument if columns differ in length."""
         lengths = {
             len(column)
             for column in (
@@ -48,12 +48,12 @@ class Columns(msgspec.Struct, frozen=True):
             if column is not None
         }
         if len(lengths) > 1:
-            raise InvalidArgument(f"columns of {sorted(lengths)} rows: they have to be of one length")
+            raise InvalidArgument(f"columns have {sorted(lengths)} rows: use columns of equal length")
         return lengths.pop() if lengths else 0
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """What became of the messages of a call: how many were stored, were there already, or nobody is owed."""
+    """The result of publish_columns: how many messages were stored, were duplicates, had no subscribers."""
 
     stored: int = 0
     duplicates: int = 0
@@ -74,7 +74,7 @@ def sort_columns(columns: Columns, count: int, group: str, drift: float = 0.0) -
     try:
         return _sort(columns, count, group, drift)
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
+        raise InvalidArgument(f"a message has text that is not valid Unicode: {error}") from error
     except (AttributeError, TypeError) as error:
         raise InvalidArgument(f"a column has a value of the wrong type: {error}") from error
 
@@ -116,7 +116,7 @@ def _dues(columns: Columns, now: float) -> Sequence[int | None] | None:
         return columns.dues
     dues = columns.dues or [None] * len(columns.delays)
     if any(due is not None and delay is not None for due, delay in zip(dues, columns.delays, strict=True)):
-        raise InvalidArgument("a message has a due time and a delay: use one of them")
+        raise InvalidArgument("a message has both a due time and a delay: use one")
     return [
         due if delay is None else round(now + check_delay(delay) * 1000)
         for due, delay in zip(dues, columns.delays, strict=True)

@@ -448,7 +448,7 @@ class Outbox:
     def _no_answer(self) -> BrokerError:
         return Unavailable(
             f"partition {self.partition} of {self.topic!r} has not answered in {self._timeout:g} s; "
-            "whether it was stored is not known"
+            "it is unknown whether the messages were stored"
         )
 
     def _expire(self) -> None:

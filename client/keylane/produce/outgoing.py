@@ -37,7 +37,7 @@ def sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: flo
     try:
         return _sort(messages, count, group, drift)
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
+        raise InvalidArgument(f"a message has text that is not valid Unicode: {error}") from error
     except AttributeError:
         raise _unusable(messages) from None
 
@@ -58,7 +58,7 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
         where = key or message.uid
         partition = partition_of(where, count) if where else random.randrange(count)
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"a message with text that is not Unicode: {error}") from error
+        raise InvalidArgument(f"a message has text that is not valid Unicode: {error}") from error
     except AttributeError:
         raise _unusable([message]) from None
     item = Slice(partition, message.durability or "memory")
@@ -75,17 +75,17 @@ def _unusable(messages: Sequence[OutgoingMessage]) -> InvalidArgument:
         for what, value in (("key", message.key), ("uid", message.uid)):
             if not isinstance(value, str | None):
                 return InvalidArgument(f"{what} is {value!r:.80}: use text")
-    return InvalidArgument("a message has a part of the wrong type")
+    return InvalidArgument("a message has a field of the wrong type")
 
 
 def _empty_key(key: object) -> InvalidArgument:
     """Why a key cannot be empty: on the wire that is no key, which has no lane and no order."""
-    return InvalidArgument(f"key is {key!r}: use None for a message without a key, or text that is not empty")
+    return InvalidArgument(f"key is {key!r}: use None for a message without a key, or non-empty text")
 
 
 def _empty_uid(uid: object) -> InvalidArgument:
     """Why a uid cannot be empty: all that have it would be one message."""
-    return InvalidArgument(f"uid is {uid!r}: leave it out to have one made, or use text that is not empty")
+    return InvalidArgument(f"uid is {uid!r}: omit it to have one generated, or use non-empty text")
 
 
 def _is_later(message: OutgoingMessage) -> bool:
@@ -97,7 +97,7 @@ def _due(message: OutgoingMessage, now: float) -> int:
     if message.delay is None:
         return instant_ms("deliver_at", message.deliver_at) or 0
     if message.deliver_at is not None:
-        raise InvalidArgument("a message has delay and deliver_at: use one of them")
+        raise InvalidArgument("a message has both delay and deliver_at: use one")
     return round(now) + (milliseconds("delay", message.delay) or 0)
 
 
@@ -163,18 +163,18 @@ def texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
     if not attributes:
         return None
     if not isinstance(attributes, Mapping):
-        raise InvalidArgument(f"attributes is {attributes!r:.80}: use a dict from text to text")
+        raise InvalidArgument(f"attributes is {attributes!r:.80}: use a dict of str to str")
     found = dict(attributes)
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidArgument(f"attribute {name!r} is {value!r}: names and values are text")
+            raise InvalidArgument(f"attribute {name!r} is {value!r}: names and values must be str")
     return found
 
 
 def check_partition(partition: int, count: int) -> int:
     """A partition that was named; InvalidArgument if the topic has no such one."""
     if type(partition) is not int or not 0 <= partition < count:
-        raise InvalidArgument(f"partition {partition!r}: the topic has 0 to {count - 1}")
+        raise InvalidArgument(f"partition {partition!r} is out of range: the topic has 0 to {count - 1}")
     return partition
 
 

@@ -24,7 +24,7 @@ class SyncAdministration(Calls):
     # Topics and subscriptions
 
     def info(self) -> ClusterInfo:
-        """What there is to know of the cluster."""
+        """Describe the cluster."""
         return self._call(self._client.info)
 
     def create_topic(
@@ -36,7 +36,7 @@ class SyncAdministration(Calls):
         exist_ok: bool = False,
         journal: bool | int = False,
     ) -> TopicInfo:
-        """Make a topic; TopicExists if there is one, unless that is all right."""
+        """Create a topic. Raises TopicExists unless `exist_ok`."""
         return self._call(
             self._client.create_topic,
             name,
@@ -47,15 +47,15 @@ class SyncAdministration(Calls):
         )
 
     def change_topic(self, name: str, *, journal: bool | int) -> TopicInfo:
-        """Switch the journal of a topic on, which begins it anew, or off, which leaves what is there."""
+        """Switch the journal of a topic on, which starts a new one, or off, which keeps its records."""
         return self._call(self._client.change_topic, name, journal=journal)
 
     def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return self._call(self._client.topics)
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """What there is to know of a topic."""
+        """Describe a topic."""
         return self._call(self._client.describe_topic, name)
 
     def delete_topic(self, name: str) -> None:
@@ -74,7 +74,7 @@ class SyncAdministration(Calls):
         delivery: Delivery = "at_least_once",
         exist_ok: bool = False,
     ) -> None:
-        """Make a subscription; SubscriptionExists if there is one, unless that is all right."""
+        """Create a subscription. Raises SubscriptionExists unless `exist_ok`."""
         self._call(
             self._client.create_subscription,
             topic,
@@ -88,55 +88,55 @@ class SyncAdministration(Calls):
         )
 
     def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        """What there is to know of a subscription."""
+        """Describe a subscription."""
         return self._call(self._client.describe_subscription, topic, name)
 
     def pause_subscription(self, topic: str, name: str) -> None:
-        """Stop deliveries to all consumers; what is leased stays leased."""
+        """Stop deliveries to all consumers; leased messages stay leased."""
         self._call(self._client.pause_subscription, topic, name)
 
     def resume_subscription(self, topic: str, name: str) -> None:
-        """Go on with deliveries."""
+        """Resume deliveries after pause_subscription."""
         self._call(self._client.resume_subscription, topic, name)
 
     def delete_subscription(self, topic: str, name: str) -> None:
-        """Delete a subscription; what only it was owed goes with it."""
+        """Delete a subscription, and the messages that only it was owed."""
         self._call(self._client.delete_subscription, topic, name)
 
     def seek(self, topic: str, subscription: str, position: Position) -> None:
-        """Go on from "earliest", "latest", a message's id (in its partition only) or a time."""
+        """Move a subscription to "earliest", "latest", a message id (in its partition only) or a time."""
         self._call(self._client.seek, topic, subscription, position)
 
     def peek(
         self, topic: str, subscription: str, *, partition: int | None = None, limit: int = 10
     ) -> list[PeekedMessage]:
-        """Look at unsettled messages without leasing them."""
+        """Return unsettled messages without leasing them."""
         return self._call(self._client.peek, topic, subscription, partition=partition, limit=limit)
 
     # The cluster
 
     def cluster(self) -> ClusterReport:
-        """The workers, what they do, and who places the partitions."""
+        """Describe the workers, their load, and which of them is the controller."""
         return self._call(self._client.cluster)
 
     def partitions(self, topic: str) -> list[PartitionInfo]:
-        """Who serves the partitions of a topic, and what they hold."""
+        """Return which worker serves each partition of a topic, and its ledgers."""
         return self._call(self._client.partitions, topic)
 
     def rebalance(self, *, dry_run: bool = False) -> list[PartitionMove]:
-        """Place partitions by counts and load now; what moves, or would."""
+        """Rebalance partitions by count and load now. Returns the moves; with `dry_run`, none is made."""
         return self._call(self._client.rebalance, dry_run=dry_run)
 
     def move_partition(
         self, topic: str, partition: int, worker: str, *, keep: Iterable[tuple[str, int]] = ()
     ) -> None:
-        """Give a partition to a worker; it moves as soon as the one that has it has let go."""
+        """Move a partition to a worker, as soon as the one that has it lets go."""
         self._call(self._client.move_partition, topic, partition, worker, keep=keep)
 
     def drain_worker(self, worker: str) -> None:
-        """Have a worker give all its partitions to others, and get none until it is started again."""
+        """Move all partitions off a worker, which gets none until it is restarted or undrained."""
         self._call(self._client.drain_worker, worker)
 
     def undrain_worker(self, worker: str) -> None:
-        """Let a worker that is drained have partitions again."""
+        """Let a drained worker have partitions again."""
         self._call(self._client.undrain_worker, worker)

@@ -49,9 +49,9 @@ _open: "set[Client]" = set()
 
 
 class Client(SyncAdministration, SyncReading):
-    """A client of a Keylane cluster; use it as a context manager. For everything else see AsyncClient.
+    """A client of a Keylane cluster, to be used as a context manager. For the arguments see AsyncClient.
 
-    Callbacks (`on_time_drift`, `on_stale`) run on the event loop's thread: they must not wait.
+    Callbacks (`on_time_drift`, `on_stale`) run on the event loop's thread and must not block.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Client(SyncAdministration, SyncReading):
 
     def __enter__(self) -> "Client":
         if self._thread is not None:
-            raise InvalidArgument("this client was opened before: make another")
+            raise InvalidArgument("this client was opened before: create another")
         self._thread = thread = LoopThread("the client was closed")
         try:
             thread.bridge.call(self._client.__aenter__)
@@ -95,10 +95,10 @@ class Client(SyncAdministration, SyncReading):
         self.close()
 
     def close(self, timeout: Seconds = 30.0) -> None:
-        """Close all consumers and the connection; publishes that are not answered raise ConnectionClosed.
+        """Close all consumers and connections; unanswered publishes raise ConnectionClosed.
 
-        Handlers that run have up to `timeout` to end. Any thread may call this, also a handler's, and a
-        signal handler; in a fork of the process that has opened the client it does nothing.
+        Running handlers have up to `timeout` to finish. Any thread may call this, even a handler's, and so
+        may a signal handler; in a fork of the process that opened the client it does nothing.
         """
         patience = seconds("timeout", timeout)
         thread = self._thread
@@ -135,9 +135,9 @@ class Client(SyncAdministration, SyncReading):
         delay: Seconds | None = None,
         deliver_at: datetime | None = None,
     ) -> Published:
-        """Publish a message; answers when it is stored as durably as asked for.
+        """Publish a message; returns once it is stored as durably as asked for.
 
-        With `delay`, or `deliver_at`, it is kept apart until then, and has no id before.
+        With `delay` or `deliver_at` it is held back until then, and has no id before.
         """
         return self._call(
             self._client.publish,
@@ -153,11 +153,11 @@ class Client(SyncAdministration, SyncReading):
         )
 
     def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
-        """Publish messages, those of a partition in the order given; answers when all are stored.
+        """Publish messages, those of a partition in the order given; returns once all are stored.
 
-        If some are and others are not it raises PublishFailed, whose `published` has what became of each: one
-        that cannot be published keeps none of the others back. If all have failed alike it raises just that:
-        TopicNotFound, say.
+        A message that cannot be published does not hold back the others: raises PublishFailed, whose
+        `published` has the result of each. If all fail in the same way, raises that error, such as
+        TopicNotFound.
         """
         # The caller's iterable runs in the caller's thread: it may block.
         published: list[Published | Exception] = []
@@ -174,11 +174,11 @@ class Client(SyncAdministration, SyncReading):
         return all_published(published)
 
     def publish_columns(self, topic: str, columns: Columns) -> Future[Tally]:
-        """Queue messages given by columns, a few thousand at a time; the future tells what became of them.
+        """Queue messages given as columns, a few thousand at a time; the future has the result.
 
-        It returns when they are queued, behind those of the call before, so that several calls are under way.
-        Once a part could not be published, nothing behind it in its partition is, by this client: publish all
-        of it again, with the same uids, by another one. If the topic was replaced that holds for all of it.
+        It returns once they are queued behind those of the call before: several calls can be in flight.
+        After a failure this client publishes nothing more behind it in that partition: publish everything
+        again, with the same uids, with another client. If the topic was replaced, that holds for all of it.
         """
         task = self._call(self._client.publish_columns, topic, columns)
         return self._bridge.start(_result_of, task)
@@ -192,7 +192,7 @@ class Client(SyncAdministration, SyncReading):
         attributes: Mapping[str, str] | None = None,
         durability: str | None = None,
     ) -> dict[str, Published]:
-        """Publish the same message to several topics; raises the first error when all have ended."""
+        """Publish the same message to several topics; raises the first error once all have finished."""
         return self._call(
             self._client.fan_out, topics, data, key=key, attributes=attributes, durability=durability
         )
@@ -213,7 +213,7 @@ class Client(SyncAdministration, SyncReading):
         handler: Callable[[SyncMessage], Any] | None = None,
         concurrency: int = 16,
     ) -> SyncConsumer:
-        """A consumer of a subscription, to be entered with `with`; with `handler` it runs that in threads."""
+        """Return a consumer, to be entered with `with`; a `handler` runs in threads."""
         make = partial(
             self._client.subscribe,
             topic,

@@ -49,7 +49,7 @@ class SyncConsumer:
         self.close()
 
     def close(self, timeout: Seconds = 30.0) -> None:
-        """Wait for running handlers, settle what is queued, and give back the rest at once and uncharged."""
+        """Wait for running handlers, send queued acks, and give the rest back at once and uncharged."""
         if self._bridge.forked:
             return  # it is the parent's
         self._pulled.clear()
@@ -67,7 +67,7 @@ class SyncConsumer:
         return self._consumer.mode
 
     def wait(self) -> None:
-        """Wait until it is closed; raises what ended it, if anything did."""
+        """Wait until the consumer is closed; raises the error that ended it, if any."""
         self._call(self._consumer.wait)
 
     def __iter__(self) -> Iterator[SyncMessage]:
@@ -81,7 +81,7 @@ class SyncConsumer:
                 yield message
 
     def receive(self, timeout: Seconds | None = None) -> SyncMessage:
-        """The next message; TimeoutError if none comes in time."""
+        """Return the next message. Raises TimeoutError if none arrives in time."""
         self._consumer.check_by_hand()
         end = None if timeout is None else monotonic() + seconds("timeout", timeout)
         while (message := self._next()) is None:
@@ -90,7 +90,7 @@ class SyncConsumer:
         return message
 
     def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> Iterator[list[SyncMessage]]:
-        """Iterate over batches: what is there, waiting up to `max_wait` from the first message for more."""
+        """Iterate over batches of what has arrived, waiting up to `max_wait` after the first for more."""
         batches = self._consumer.batches(max_messages, max_wait)
         while True:
             # A loop that was left early has had more taken than it came to.
@@ -101,14 +101,14 @@ class SyncConsumer:
                 return
 
     def ack(self, messages: Iterable[SyncMessage]) -> list[Outcome]:
-        """Settle messages for good; "settled" or "stale" for each, in the order given."""
+        """Ack messages. Returns "settled" or "stale" for each, in the order given."""
         outcomes: list[Outcome] = self._call(self._consumer.ack, _inner(messages))
         return outcomes
 
     def nack(
         self, messages: Iterable[SyncMessage], delay: Seconds | None = None, *, until: datetime | None = None
     ) -> list[Outcome]:
-        """Give messages back; "settled" or "stale" for each, in the order given."""
+        """Nack messages. Returns "settled" or "stale" for each, in the order given."""
         outcomes: list[Outcome] = self._call(self._consumer.nack, _inner(messages), delay, until=until)
         return outcomes
 
@@ -119,16 +119,16 @@ class SyncConsumer:
         *,
         until: datetime | None = None,
     ) -> list[Outcome]:
-        """Move the ends of leases; "settled" or "stale" for each, in the order given."""
+        """Extend leases from now. Returns "settled" or "stale" for each, in the order given."""
         outcomes: list[Outcome] = self._call(self._consumer.extend, _inner(messages), seconds, until=until)
         return outcomes
 
     def pause(self) -> None:
-        """Stop deliveries at once; what is not yet with the application goes back uncharged."""
+        """Stop deliveries at once; messages that the application does not have go back uncharged."""
         self._call(self._consumer.pause)
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Resume deliveries after a pause."""
         self._call(self._consumer.resume)
 
     def _pull(self, pull: Callable[..., Awaitable[Batch]], *args: Any) -> bool:

@@ -13,7 +13,7 @@ class SyncReading(Calls):
     def offsets(
         self, topic: str, subscription: str | None = None, *, ledgers: Mapping[int, int] | None = None
     ) -> list[PartitionOffsets]:
-        """Where the log of each partition begins and ends, and how far a subscription is."""
+        """Return where the log of each partition begins and ends, and where a subscription is."""
         return self._call(self._client.offsets, topic, subscription, ledgers=ledgers)
 
     def read(
@@ -27,7 +27,7 @@ class SyncReading(Calls):
         journal: bool = False,
         incarnation: int = 0,
     ) -> Page:
-        """The messages from position `start` up to, not including, `end`, as many as one answer takes."""
+        """Read messages from position `start` up to, but not including, `end`: as many as fit one answer."""
         return self._call(
             self._client.read,
             topic,
@@ -42,7 +42,7 @@ class SyncReading(Calls):
     def read_raw(
         self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, incarnation: int = 0
     ) -> RawPage:
-        """The same, unread, of which the worker has hardly any work."""
+        """Read messages as Redis returns them, unparsed, which costs the worker next to nothing."""
         return self._call(
             self._client.read_raw, topic, partition, start, end, limit=limit, incarnation=incarnation
         )
@@ -57,7 +57,7 @@ class SyncReading(Calls):
         incarnation: int = 0,
         subscription_incarnation: int = 0,
     ) -> Claim:
-        """Open or renew the session of the one reader of a subscription of mode cursor."""
+        """Open or renew the session of the only reader of a subscription of mode "cursor"."""
         return self._call(
             self._client.claim,
             topic,
@@ -69,7 +69,7 @@ class SyncReading(Calls):
         )
 
     def release(self, topic: str, subscription: str, reader: str) -> None:
-        """End the session of a reader, if it is still its own."""
+        """End the session of a reader, unless another reader has claimed the subscription."""
         self._call(self._client.release, topic, subscription, reader)
 
     def commit(
@@ -84,7 +84,7 @@ class SyncReading(Calls):
         incarnation: int = 0,
         subscription_incarnation: int = 0,
     ) -> None:
-        """All before these positions, by partition, is done with: what nobody else is owed is deleted."""
+        """Settle everything before these positions, by partition; what nobody else is owed is deleted."""
         self._call(
             self._client.commit,
             topic,
@@ -98,9 +98,9 @@ class SyncReading(Calls):
         )
 
     def bodies(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
-        """Bodies by their names, which are in `about` (or the uid); None for one that is not there."""
+        """Return bodies by name (in `about`, else the uid); None for each that is missing."""
         return self._call(self._client.bodies, topic, names)
 
     def has_bodies(self, topic: str, names: Sequence[str]) -> list[bool]:
-        """Whether the payload store has bodies, by their names; none of them is read."""
+        """Return whether the payload store has bodies, by name, without reading them."""
         return self._call(self._client.has_bodies, topic, names)

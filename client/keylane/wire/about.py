@@ -59,7 +59,7 @@ def about_faults(abouts: Sequence[str], *, stored: bool = False) -> dict[int, st
 def _fault(text: str) -> str:
     fields = text.split(" ", 3)
     if len(fields) < 4:
-        return f"what it says of itself has {len(fields)} of 4 fields: produced_ms, group, body, attributes"
+        return f"its about text has {len(fields)} of 4 fields: produced_ms, group, body, attributes"
     produced, _, where, attributes = fields
     if not re.fullmatch(_TIME, produced, re.ASCII):
         return f"produced_ms is {produced!r:.40}: use ms since 1970, up to 14 digits"
