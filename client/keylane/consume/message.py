@@ -116,7 +116,7 @@ class Message:
 
     @property
     def token(self) -> int:
-        """A number that grows with every delivery in the partition and subscription, to fence side effects."""
+        """A number that grows with every delivery in the partition and subscription: a fencing token."""
         return self._block.token
 
     @property

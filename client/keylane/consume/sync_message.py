@@ -90,7 +90,7 @@ class SyncMessage:
 
     @property
     def token(self) -> int:
-        """A number that grows with every delivery in the partition and subscription, to fence side effects."""
+        """A number that grows with every delivery in the partition and subscription: a fencing token."""
         return self._message.token
 
     @property
