@@ -1,15 +1,16 @@
-"""Background tasks that have an owner."""
+"""Background tasks that have an owner, and those that several wait for."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
 
 import anyio
 
 from keylane.errors import BrokerError, ConnectionClosed
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 _log = logging.getLogger("keylane.client")
 
 
@@ -61,6 +62,32 @@ async def shared(task: asyncio.Task[T], ended: str) -> T:
             raise ConnectionClosed(ended) from None
         raise
     raise error
+
+
+class SingleFlight(Generic[K, T]):
+    """Does a thing once for all who want it at the same time; `ended` is what they hear if that is cancelled."""
+
+    def __init__(self, tasks: Tasks, ended: str) -> None:
+        self._tasks = tasks
+        self._ended = ended
+        self._running: dict[K, asyncio.Task[T]] = {}
+
+    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for the work that is under way, or do it."""
+        return await shared(self.start(key, work), self._ended)
+
+    def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Return the work that is under way, or begin it."""
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = self._tasks.start(self._run(key, work))
+        return running
+
+    async def _run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        try:
+            return await work()
+        finally:  # before anybody who waits for it goes on
+            del self._running[key]
 
 
 async def finished(task: asyncio.Task[None], hurry: Callable[[], None]) -> None:

@@ -4,10 +4,11 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
-from keylane.tasks import Tasks, shared
+from keylane.tasks import SingleFlight, Tasks
 from keylane.threads import in_thread
 
 _NEXT = 0.25  # seconds until the next address is tried, besides those before (RFC 8305 says so)
@@ -21,15 +22,11 @@ class Resolver:
     """
 
     def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
-        self._lookups: dict[str, asyncio.Task[list[str] | OSError]] = {}
+        self._lookups: SingleFlight[str, list[str] | OSError] = SingleFlight(tasks, "the client was closed")
 
     async def addresses(self, host: str) -> list[str]:
         """The addresses of a host, both families in turn; OSError if there are none."""
-        lookup = self._lookups.get(host)
-        if lookup is None:
-            lookup = self._lookups[host] = self._tasks.start(self._look_up(host))
-        found = await shared(lookup, "the client was closed")
+        found = await self._lookups.run(host, partial(self._look_up, host))
         if isinstance(found, OSError):
             raise OSError(*found.args)  # to each its own
         return found
@@ -40,8 +37,6 @@ class Resolver:
             found = await in_thread(_getaddrinfo, host)
         except OSError as error:
             return error
-        finally:
-            del self._lookups[host]
         families: dict[int, dict[str, None]] = {}
         for family, _, _, _, address in found:
             families.setdefault(family, {})[str(address[0])] = None

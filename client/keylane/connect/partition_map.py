@@ -8,7 +8,7 @@ from keylane import wire
 from keylane.connect.pool import Peer, Pool
 from keylane.errors import BrokerError, TopicNotFound
 from keylane.retry import backoff
-from keylane.tasks import shared
+from keylane.tasks import SingleFlight
 
 Ask = Callable[[str], Awaitable[tuple[Peer, wire.InfoReply]]]
 
@@ -33,7 +33,7 @@ class TopicMap:
         self._ask = ask
         self._watch = watch
         self._gone = gone
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: SingleFlight[str, None] = SingleFlight(pool.tasks, "the client was closed")
         self._again = False  # somebody has wanted to know since it was asked last
         self._hurry = asyncio.Event()
         self._attempt = 0  # answers, one after the other, that told nothing new
@@ -57,17 +57,14 @@ class TopicMap:
     async def refresh(self) -> None:
         """Ask, together with all who want that; after answers that told nothing new, not at once."""
         self._again = True
-        if self._asking is None:
-            self._asking = self._pool.tasks.start(self._refresh())
-        await shared(self._asking, "the client was closed")
+        await self._asking.run(self.topic, self._refresh)
 
     def renew(self) -> None:
         """It has changed: ask at once, and nobody waits for it."""
         self._again = True
         self._attempt, self._due = 0, 0.0
         self._hurry.set()
-        if self._asking is None:
-            self._asking = self._pool.tasks.start(self._refresh())
+        self._asking.start(self.topic, self._refresh)
 
     def redirected(self, partition: int, address: str) -> None:
         """A worker says who has a partition; the rest of the map may be old, too."""
@@ -77,28 +74,25 @@ class TopicMap:
 
     async def _refresh(self) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            while True:
-                self._hurry.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._due):
-                        await self._hurry.wait()
-                self._again = changed = False
-                try:
-                    changed = self._take(*await self._ask(self.topic))
-                except BrokerError as error:
-                    if isinstance(error, TopicNotFound):
-                        self._set([], 0)
-                        self._gone(self)
-                    if not self._again:
-                        raise
-                finally:
-                    self._attempt = 0 if changed else self._attempt + 1
-                    self._due = loop.time() + (0.0 if changed else backoff(self._attempt - 1, maximum=1.0))
+        while True:
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._due):
+                    await self._hurry.wait()
+            self._again = changed = False
+            try:
+                changed = self._take(*await self._ask(self.topic))
+            except BrokerError as error:
+                if isinstance(error, TopicNotFound):
+                    self._set([], 0)
+                    self._gone(self)
                 if not self._again:
-                    return
-        finally:
-            self._asking = None
+                    raise
+            finally:
+                self._attempt = 0 if changed else self._attempt + 1
+                self._due = loop.time() + (0.0 if changed else backoff(self._attempt - 1, maximum=1.0))
+            if not self._again:
+                return
 
     def _take(self, peer: Peer, info: wire.InfoReply) -> bool:
         """Take what a worker has answered; whether it was news."""

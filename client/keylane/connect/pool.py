@@ -13,7 +13,7 @@ from keylane.connect.dialling import Resolver
 from keylane.connect.seeds import Seed, parse_address
 from keylane.errors import BrokerError, ConnectionClosed, ConnectionFailed
 from keylane.retry import backoff
-from keylane.tasks import Tasks, shared
+from keylane.tasks import SingleFlight, Tasks
 
 ATTEMPT = 2.0  # seconds to open a connection, or for an answer that any other worker could give
 _ROUNDS = 3  # through all seeds before the first connection is given up
@@ -34,7 +34,6 @@ class Peer:
         self.current: Connection | None = None
         self.error: BrokerError | None = None  # why there is none
         self._pool = pool
-        self._connecting: asyncio.Task[Connection] | None = None
         self._attempt = 0  # in vain, one after the other
         self._due = 0.0  # not to be tried again before
         self._since = 0.0
@@ -45,9 +44,7 @@ class Peer:
             return self.current
         if self._pool.closed:
             raise ConnectionClosed("the client was closed")
-        if self._connecting is None:
-            self._connecting = self._pool.tasks.start(self._connect())
-        return await shared(self._connecting, "the client was closed")
+        return await self._pool.connecting.run(self, self._connect)
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -62,8 +59,6 @@ class Peer:
             self._due = loop.time() + backoff(self._attempt)
             self._attempt += 1
             raise
-        finally:
-            self._connecting = None
 
     def attach(self, connection: Connection) -> None:
         """A connection to it was made; if there is one already, that one stays."""
@@ -100,6 +95,7 @@ class Pool:
         self.home: Peer | None = None
         self.error: BrokerError | None = None
         self.tasks = Tasks()
+        self.connecting: SingleFlight[Peer, Connection] = SingleFlight(self.tasks, "the client was closed")
         self._resolver = Resolver(self.tasks)
         self._seeds = seeds
         self._token = token
