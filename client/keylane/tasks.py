@@ -65,7 +65,7 @@ async def shared(task: asyncio.Task[T], ended: str) -> T:
 
 
 class SingleFlight(Generic[K, T]):
-    """Does a thing once for all who want it at the same time; `ended` is what they hear if that is cancelled."""
+    """Does a thing once for all who want it at a time; `ended` is what they hear if it is cancelled."""
 
     def __init__(self, tasks: Tasks, ended: str) -> None:
         self._tasks = tasks
