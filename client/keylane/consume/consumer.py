@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from keylane import wire
 from keylane.connect.cluster import Cluster
-from keylane.consume.block import BUFFERED, HANDED, Block, Span
+from keylane.consume.block import HANDED, Block, Span
 from keylane.consume.buffer import Buffer
 from keylane.consume.downloads import Downloads
 from keylane.consume.handlers import Handlers
@@ -24,6 +24,7 @@ from keylane.consume.receipts import ACK, GIVE_BACK, NACK, SettleKind, extend_ki
 from keylane.consume.reopening import Reopening
 from keylane.consume.settler import Settler
 from keylane.consume.streams import Streams
+from keylane.consume.unreadable import Unreadable
 from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument
 from keylane.payloads.bodies import Bodies
 from keylane.tasks import finished
@@ -32,8 +33,6 @@ from keylane.types import Outcome
 from keylane.wire import Frame
 
 _CLOSE = 5.0  # seconds for the last answers when it closes
-_REFUSED = 1_000  # ids to remember
-_REFUSED_MS = 1_000  # after which what cannot be read comes again, at first
 T = TypeVar("T")
 _log = logging.getLogger("keylane.client")
 
@@ -82,6 +81,7 @@ class Consumer:
             on_stale=self._tell_stale,
             delete_bodies=partial(bodies.delete_later, topic),
         )
+        self._unreadable = Unreadable(topic, self.leases, self._settler.submit)
         self._downloads = Downloads(topic, bodies)
         self.origin = Origin(topic, lambda: cluster.drift, self.leases, self._settler, self._downloads)
         self._buffer = Buffer(self.origin, (patience or PATIENCE) / 10)
@@ -91,7 +91,6 @@ class Consumer:
             self._handlers = Handlers(options.handler, options.concurrency, said, self._take_one, self.hand)
         self._on_stale = options.on_stale
         self._permits = options.permits
-        self._refused: dict[str, None] = {}  # messages that cannot be read, by id: each is told once
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -310,7 +309,7 @@ class Consumer:
             self.leases.add(block)
             self._reopening.note(block)
         if block.faults:
-            self._refuse(block)
+            self._unreadable.nack(block)
         if self.leases.paused and data.settled is None:
             self.give_back([(block, 0, len(block))])
         else:
@@ -324,23 +323,6 @@ class Consumer:
             self.leases.void(said.partition, said.up_to)
         elif frame.body:
             self.leases.lose(said.partition, wire.unpack(frame.body, list[int]))
-
-    def _refuse(self, block: Block) -> None:
-        """Give back what cannot be read, charged, later each time; the application never has it."""
-        for index, fault in block.faults.items():
-            if block.states[index] != BUFFERED:
-                continue
-            if (id := block.id(index)) not in self._refused:
-                self._refused[id] = None
-                if len(self._refused) > _REFUSED:
-                    del self._refused[next(iter(self._refused))]
-                _log.warning("message %s of %r cannot be read, so it is nacked: %s", id, self.topic, fault)
-            if block.gone is not None:  # at most once: it is settled already
-                self.leases.stale(block, index)
-                self.leases.credit(block.partition, 1)
-                continue
-            delay_ms = _REFUSED_MS << min(block.retries.get(block.entries[index], 0), 8)
-            self._settler.submit(SettleKind(int(wire.Type.NACK), delay_ms), [(block, index, index + 1)])
 
     def _lapsed(self, spans: list[Span]) -> None:
         """The deadline of a lane has passed: its first message is nacked, unless all goes back anyway."""

@@ -9,11 +9,8 @@ from keylane import wire
 from keylane.connect.connection import Connection, Redirected
 from keylane.connect.partition_map import TopicMap
 from keylane.errors import (
-    BacklogFull,
     BrokerError,
-    ConnectionClosed,
     DurabilityNotReached,
-    Overloaded,
     TopicReplaced,
     Unavailable,
 )
@@ -21,6 +18,8 @@ from keylane.payloads.bodies import Bodies
 from keylane.produce.limit import QueueLimit
 from keylane.produce.outgoing import Slice
 from keylane.produce.publish_frame import PublishFrame, State, Waiter
+from keylane.produce.route import Route
+from keylane.produce.uploads import store_bodies
 from keylane.retry import backoff
 from keylane.tasks import Tasks
 from keylane.wire import MAX_BATCH, Frame
@@ -28,7 +27,6 @@ from keylane.wire import MAX_BATCH, Frame
 _IN_FLIGHT = 8  # frames of a partition that wait for an answer
 _TEXT = 1_000_000  # characters in a frame, of up to four bytes each: far from what is too much for a worker
 _LAST = 96 * 1024  # bytes: the message with which a frame is full, and what goes around all of them
-_RIGHT_PLACE = Overloaded | BacklogFull | DurabilityNotReached  # said by the worker that has the partition
 _GATHER = 1.0  # seconds in which publishes share a frame: they share its time limit as well
 
 
@@ -44,9 +42,7 @@ class Outbox:
         self.topic = where.topic
         self.partition = partition
         self.incarnation = where.incarnation
-        self._map = where
-        self._peer = where.owner(partition)
-        where.watchers[self._look] = None
+        self._route = Route(where, partition, self._moved)
         self._timeout = timeout  # seconds until what is not answered is given up
         self._bodies = bodies
         self._limit = limit  # of which its frames have theirs, until they end
@@ -119,7 +115,7 @@ class Outbox:
     def retire(self, error: TopicReplaced) -> None:
         """The topic is another one: what was sent is answered still, and all else fails."""
         self._retired = error
-        self._map.watchers.pop(self._look, None)
+        self._route.close()
         for frame in (*self._started, *self._waiting):
             if frame.state is not State.SENT:
                 self._drop(frame, error)
@@ -134,7 +130,7 @@ class Outbox:
 
     def close(self, error: BaseException) -> None:
         """Give up what is not answered."""
-        self._map.watchers.pop(self._look, None)
+        self._route.close()
         for timer in (self._pumping, self._expiry):
             if timer is not None:
                 timer.cancel()
@@ -145,7 +141,7 @@ class Outbox:
     @property
     def _most(self) -> int:
         """Characters in a frame: the workers may take less than is ours to send."""
-        return max(1, min(_TEXT, (self._map.max_frame - _LAST) // 4))
+        return max(1, min(_TEXT, (self._route.max_frame - _LAST) // 4))
 
     def _open_frame(self, durability: str, later: bool) -> PublishFrame:
         now = self._loop.time()
@@ -174,9 +170,9 @@ class Outbox:
             if self._blocked:
                 break
             if frame.state is State.READY:
-                connection = self._peer.current if self._peer is not None else None
+                connection = self._route.connection
                 if connection is None:
-                    self._fail(frame, self._no_connection())
+                    self._fail(frame, self._route.error())
                 elif not connection.writable:
                     connection.when_writable(self._schedule)
                     break
@@ -227,7 +223,7 @@ class Outbox:
         while True:
             self._let_leave(frame)
             try:
-                await self._put(frame)
+                refused = await store_bodies(self._bodies, self.topic, frame)
             except BrokerError as error:
                 if not error.retriable:
                     return error
@@ -235,29 +231,11 @@ class Outbox:
             except Exception as error:  # a store of the user's own may raise anything
                 return error
             else:
+                if refused:
+                    self._refuse(frame, refused)
                 return None
             await asyncio.sleep(backoff(attempt))
             attempt += 1
-
-    async def _put(self, frame: PublishFrame) -> None:
-        """Store bodies; of those that the store refuses for good each fails by itself."""
-        refused: dict[int, Exception] = {}
-        parts = [list(frame.bodies)]
-        while parts:
-            places = parts.pop()
-            try:
-                bodies = [frame.bodies[place] for place in places]
-                await self._bodies.put(self.topic, bodies, frame.durability)
-            except Exception as error:
-                if frame.strict or (isinstance(error, BrokerError) and error.retriable):
-                    raise
-                if len(places) == 1:
-                    refused[places[0]] = error
-                else:
-                    half = len(places) // 2
-                    parts += [places[half:], places[:half]]
-        if refused:
-            self._refuse(frame, refused)
 
     def _refuse(self, frame: PublishFrame, refused: dict[int, Exception]) -> None:
         """Go on without some messages, of which those who wait are told."""
@@ -381,7 +359,7 @@ class Outbox:
         """
         try:
             while self._started:
-                if not known and self._peer is not None and self._peer.current is not None:
+                if not known and self._route.connection is not None:
                     await asyncio.sleep(backoff(self._attempt, 0.02, 1.0))
                 self._attempt += 1
                 if await self._reach(known):
@@ -400,19 +378,12 @@ class Outbox:
 
     async def _reach(self, known: bool) -> bool:
         """Find out who has the partition, and connect there; whether that has worked."""
-        error, peer = self._error, self._peer
         try:
-            if known:
-                pass
-            elif isinstance(error, Redirected) and error.address and self._map.owners:
-                if peer is None or peer.address != error.address:
-                    self._map.redirected(self.partition, error.address)
-                    self._map.renew()
-            elif peer is None or not isinstance(error, _RIGHT_PLACE):
-                await self._map.refresh()
-            if self._peer is None:
+            if not known:
+                await self._route.find(self._error)
+            if self._route.peer is None:
                 return False
-            await self._peer.connect()
+            await self._route.peer.connect()
         except BrokerError as problem:
             self._error = problem
             if not problem.retriable:
@@ -421,29 +392,18 @@ class Outbox:
             return False
         return True
 
-    def _look(self) -> None:
-        """The map has changed: nothing new goes to the old owner, and what it does not answer to the new one.
+    def _moved(self, to: Redirected) -> None:
+        """Another worker has the partition: what the one before does not answer goes to the new one.
 
         It answers what it has stored, and redirects the rest; unless it says nothing at all.
         """
-        before, peer = self._peer, self._map.owner(self.partition)
-        if peer is before:
-            return
-        self._peer = peer
-        moved = Redirected(self.topic, self.partition, peer.address if peer is not None else "")
         for frame in self._started:
             if frame.state is State.SENT and frame.answer is not None and self._sent_to is not None:
                 self._blocked = True
-                self._sent_to.wait_while_heard(frame.answer, moved)
-        if self._recovery is not None and peer is not None:  # whatever it waits for, this is news
+                self._sent_to.wait_while_heard(frame.answer, to)
+        if self._recovery is not None and self._route.peer is not None:  # whatever it waits for, this is news
             self._recovery.cancel()
             self._recovery = self._tasks.start(self._recover(known=True))
-
-    def _no_connection(self) -> BrokerError:
-        peer = self._peer
-        if peer is None:
-            return Unavailable(f"no worker serves partition {self.partition} of {self.topic!r} yet")
-        return peer.error or ConnectionClosed(f"no connection to the worker at {peer.address}")
 
     def _no_answer(self) -> BrokerError:
         return Unavailable(
