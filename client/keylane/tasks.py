@@ -79,7 +79,7 @@ class SingleFlight(Generic[K, T]):
     def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """Return the work that is under way, or begin it."""
         running = self._running.get(key)
-        if running is None:
+        if running is None or running.done():  # cancelled before its first step
             running = self._running[key] = self._tasks.start(self._run(key, work))
         return running
 
