@@ -143,20 +143,20 @@ class FrameReader:
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
-        self._part = bytearray()  # the beginning of a frame whose end is still to come
+        self._partial = bytearray()  # the beginning of a frame whose end is still to come
 
     @property
     def waiting(self) -> int:
         """The bytes that are kept until the rest of their frame comes."""
-        return len(self._part)
+        return len(self._partial)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are complete now; ProtocolError at the first that cannot be one."""
-        if self._part:
-            self._part += data
-            if len(self._part) < self._needed():
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._needed():
                 return
-            data, self._part = bytes(self._part), bytearray()
+            data, self._partial = bytes(self._partial), bytearray()
         view, at, size = memoryview(data), 0, len(data)
         while size - at >= 4:
             end = at + 4 + self._length(data, at)
@@ -164,12 +164,12 @@ class FrameReader:
                 break
             yield _cut(view[at:end])
             at = end
-        self._part += view[at:]
-        if len(self._part) >= 4:
-            self._length(self._part, 0)
+        self._partial += view[at:]
+        if len(self._partial) >= 4:
+            self._length(self._partial, 0)
 
     def _needed(self) -> int:
-        return 4 + self._length(self._part, 0) if len(self._part) >= 4 else 4
+        return 4 + self._length(self._partial, 0) if len(self._partial) >= 4 else 4
 
     def _length(self, data: bytes | bytearray, at: int) -> int:
         (length,) = _U32.unpack_from(data, at)
