@@ -86,9 +86,9 @@ def test_columns_say_the_same_as_messages(messages: list[OutgoingMessage], count
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        (Columns(keys=["a", "b"], bodies=[b"1"]), "of one length"),
+        (Columns(keys=["a", "b"], bodies=[b"1"]), "of equal length"),
         (Columns(keys=["a"], partitions=[9]), "partition 9 is out of range: the topic has 0 to 3"),
-        (Columns(keys=["\ud800"]), "not Unicode"),
+        (Columns(keys=["\ud800"]), "not valid Unicode"),
         (Columns(keys=[7]), "wrong type"),  # type: ignore[list-item]
         (Columns(attributes=[{"a": 1}]), "names and values must be str"),  # type: ignore[dict-item]
     ],
@@ -205,8 +205,8 @@ async def test_columns_whose_time_is_up_end_once_and_what_is_behind_them_goes_ou
         async with asyncio.timeout(PATIENCE):
             while len(outbox._waiting) < 3:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
-        for parcel in [*outbox._started, *outbox._waiting][:10]:
-            parcel.created -= outbox._limit
+        for frame in [*outbox._started, *outbox._waiting][:10]:
+            frame.created -= outbox._timeout
         outbox._expire()
         with pytest.raises(Unavailable, match="has not answered"):
             await counting

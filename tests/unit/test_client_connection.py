@@ -42,8 +42,8 @@ def test_a_seed_that_cannot_be_one_is_named(seed: str) -> None:
     ("seed", "complaint"),
     [
         ("keylane://host:9999/orders", "'/orders' is not allowed here; use host and port only"),
-        ("keylane://a:1,b:2/orders", "'/orders' means nothing here"),
-        ("keylane://host?tls=yes", "'\\?tls=yes' means nothing here"),
+        ("keylane://a:1,b:2/orders", "'/orders' is not allowed here"),
+        ("keylane://host?tls=yes", "'\\?tls=yes' is not allowed here"),
         ("keylane://user:secret@host:9999", "give a token, with token=… or KEYLANE_TOKEN"),
         ("keylane://user:sec/ret@host:9999/orders", "give a token"),
     ],
@@ -80,7 +80,7 @@ async def test_tls_where_there_is_none_and_the_other_way_round_is_named() -> Non
 
     for serve, scheme, advice in (
         (answer, "keylanes", "it does not speak TLS, so use keylane://"),
-        (hang_up, "keylane", "a port for TLS takes keylanes://"),
+        (hang_up, "keylane", "for a TLS port use keylanes://"),
     ):
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]

@@ -174,7 +174,7 @@ def test_each_receipt_stands_for_entries_in_a_row_of_one_lane(
     lanes = Lanes()
     lanes.mode = mode
     held = block(messages)
-    covered = []
+    covered: list[int] = []
     for lane, start, stop in lanes.runs(held, 0, len(held)):
         indexes = range(start, stop)
         covered += indexes
