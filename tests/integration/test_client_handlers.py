@@ -360,7 +360,7 @@ def test_no_broker_without_await_leaves_no_thread() -> None:
 def test_control_c_ends_a_loop_that_waits(broker: RunningBroker, sync_client: Client, topic: str) -> None:
     sync_client.create_topic(topic)
     script = (
-        "import sys\nfrom client import Client\n"
+        "import sys\nfrom keylane import Client\n"
         "with Client(sys.argv[1]) as client, client.subscribe(sys.argv[2], 's', name='c') as consumer:\n"
         "    for message in consumer: pass\n"
     )
@@ -428,7 +428,7 @@ def test_what_is_not_open_or_was_closed_says_so(broker: RunningBroker, topic: st
 
 def test_a_fork_of_a_client_says_so_instead_of_waiting_for_ever(broker: RunningBroker) -> None:
     script = (
-        "import os, sys\nfrom client import Client, ConnectionClosed\n"
+        "import os, sys\nfrom keylane import Client, ConnectionClosed\n"
         "with Client(sys.argv[1]) as client:\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"
