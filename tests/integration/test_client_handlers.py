@@ -446,7 +446,7 @@ def test_a_fork_of_a_client_says_so_instead_of_waiting_for_ever(broker: RunningB
         timeout=PATIENCE,
         check=True,
     )
-    assert "make another" in done.stdout
+    assert "create another" in done.stdout
 
 
 def test_threads_share_a_consumer(sync_client: Client, topic: str) -> None:

@@ -208,7 +208,7 @@ async def test_a_consumer_that_was_away_for_longer_than_its_session_hands_out_no
                 async with asyncio.timeout(SOON):
                     while len((await other.describe_subscription(topic, "s")).consumers) < 2:
                         continue
-                await lost.links.reach(0, SOON)  # it has been told what it holds
+                await lost._streams.reach(0, SOON)  # it has been told what it holds
                 assert await gets_nothing(lost)
                 assert await lost.ack(held) == ["stale", "stale"]
                 assert await consumer.ack(messages) == ["settled"] * 4
