@@ -137,7 +137,7 @@ class Crowd:
             await self.publish(self.keys[number * 1_000 : number * 1_000 + 1_000])
             await self.take("keys-0", 1_000)
             await engine.touch(lease, "keys-0", names[:200], HOUR_MS)
-            await engine.held(lease, "keys-0", names[number])
+            await engine.list_leases(lease, "keys-0", names[number])
             await engine.join(lease, "keys-0", names[number], HOUR_MS)
             await engine.leave(lease, "keys-0", names[number + 10], crashed=True)
             await engine.extend(lease, "keys-0", self.held["keys-0"][-1_000:], lease_ms=1)
@@ -204,7 +204,7 @@ async def _one_lane(engine: Engine, mode: str, in_flight: int) -> list[Figure]:
             _, few = await ack(lane[:100])
     used, spent = await ack(lane[100:200])
     with Watched(engine) as watched:
-        await engine.held(lease, "s", "c")
+        await engine.list_leases(lease, "s", "c")
         await engine.nack(lease, "s", lane[200:201], delay_ms=0)
         for _ in range(in_flight // step):
             await take(step)

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 
-__all__ = ["Trouble", "start_logging"]
+__all__ = ["FailureLog", "start_logging"]
 
 _AGAIN = 10.0  # seconds after which trouble that goes on is worth another line
 
@@ -18,7 +18,7 @@ def start_logging(level: str, who: str = "") -> None:
     )
 
 
-class Trouble:
+class FailureLog:
     """Something that is tried again and again: a line when it begins, now and then, and when it is over."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
@@ -27,14 +27,14 @@ class Trouble:
         self._text = ""
         self._said = 0.0
 
-    def goes_on(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         """It has failed, perhaps once more."""
         now, text = time.monotonic(), str(error)
         if text != self._text or now - self._said > _AGAIN:
             self._log.warning("%s: %s", self._what, text)
             self._text, self._said = text, now
 
-    def is_over(self) -> None:
+    def recovered(self) -> None:
         """It has worked."""
         if self._text:
             self._log.warning("%s: works again", self._what)

@@ -109,7 +109,7 @@ class Load:
         """Take, settle most, give some back; a consumer that returns begins with what it holds."""
         place = (subscription, lease.partition)
         await self.engine.join(lease, subscription, consumer, HOUR_MS)
-        deliveries = await self.engine.held(lease, subscription, consumer)
+        deliveries = await self.engine.list_leases(lease, subscription, consumer)
         while True:
             self.record.note_delivered(place, deliveries)
             given = [delivery.receipt for delivery in deliveries]
@@ -123,7 +123,7 @@ class Load:
             deliveries = (await self.engine.fetch(lease, subscription, [room])).deliveries
             if not deliveries:
                 await anyio.lowlevel.checkpoint()
-                deliveries = await self.engine.held(lease, subscription, consumer)
+                deliveries = await self.engine.list_leases(lease, subscription, consumer)
 
     async def settle(self, lease: Lease, place: Place, given: list[Receipt]) -> None:
         """Ack, and remember what is certain and what is not."""
@@ -184,11 +184,11 @@ async def drain(engine: Engine, leases: list[Lease], record: Record) -> None:
             place = (name, lease.partition)
             for consumer in ("c1", "c2") if MODES[name] != "exclusive" else ("c1",):
                 await engine.join(lease, name, consumer, HOUR_MS)
-                held = await engine.held(lease, name, consumer)
+                held = await engine.list_leases(lease, name, consumer)
                 while held:
                     record.note_delivered(place, held)
                     await load.settle(lease, place, [delivery.receipt for delivery in held])
-                    held = await engine.held(lease, name, consumer)
+                    held = await engine.list_leases(lease, name, consumer)
             while deliveries := (await engine.fetch(lease, name, [Room("c1", 1_000)])).deliveries:
                 record.note_delivered(place, deliveries)
                 await load.settle(lease, place, [delivery.receipt for delivery in deliveries])

@@ -81,7 +81,7 @@ async def walk_through(engine: Engine, lease: Lease) -> None:
     fetched = await engine.fetch(lease, "s", [Room("c", 4)])
     given = [delivery.receipt for delivery in fetched.deliveries]
     assert sum(len(delivery.messages) for delivery in fetched.deliveries) == 4
-    held = await engine.held(lease, "s", "c")
+    held = await engine.list_leases(lease, "s", "c")
     assert sorted(item.id for delivery in held for item in delivery.messages) == sorted(
         item.id for delivery in fetched.deliveries for item in delivery.messages
     )

@@ -250,7 +250,7 @@ async def test_nothing_is_leased_to_a_consumer_that_went_while_the_lease_was_tak
             ended = consumer.listing[0] = []  # as one has that is coming back
             may_go.set()
             await dispatcher.wait_for_fetch()
-            assert await worker.engine.held(lease, "s", consumer.name) == []
+            assert await worker.engine.list_leases(lease, "s", consumer.name) == []
             async with asyncio.timeout(SOON):
                 while dispatcher._lost:  # noqa: ASYNC110 -- nothing tells when a fetch is made good
                     await asyncio.sleep(0.01)

@@ -289,14 +289,14 @@ async def test_an_answer_comes_as_the_server_sends_it_however_large(
                 await store.read_all([("DEL", key)])
                 fields = ["a", "$16\r\n" * number * 1_000, "b", "é"]
                 await store.read_all([("XADD", key, f"1-{entry}", *fields) for entry in range(1, 30)])
-            sent = await asyncio.gather(*(store.unread("XRANGE", key, "-", "+") for key in keys))
+            sent = await asyncio.gather(*(store.read_raw("XRANGE", key, "-", "+") for key in keys))
             read = await store.read_all([("XRANGE", key, "-", "+") for key in keys])
             assert [lines.parse(answer) for answer in sent] == read
             assert sent == [lines.pack(answer) for answer in read]
             assert [lines.count(answer) for answer in sent] == [29] * 20
             with pytest.raises(Exception, match="wrong number of arguments"):
-                await store.unread("XRANGE", keys[0])
-            assert await store.unread("XRANGE", keys[0], "-", "-") == b"*0\r\n"
+                await store.read_raw("XRANGE", keys[0])
+            assert await store.read_raw("XRANGE", keys[0], "-", "-") == b"*0\r\n"
             await store.read_all([("DEL", key) for key in keys])
 
 
@@ -305,25 +305,25 @@ async def test_an_unread_answer_follows_a_slot_that_has_moved(cluster: Cluster) 
     key = key_in(0, 5460)
     slot = str(key_slot(key.encode()))
     async with cluster_store(cluster.url) as store:
-        assert await store.unread("XRANGE", key, "-", "+") == b"*0\r\n"
+        assert await store.read_raw("XRANGE", key, "-", "+") == b"*0\r\n"
         for node in (new, old):
             ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ask(new.port, "CLUSTER", "MYID"))
         ask(new.port, "XADD", key, "1-1", "a", "b")
         for _ in range(2):
-            assert lines.parse(await store.unread("XRANGE", key, "-", "+")) == [["1-1", ["a", "b"]]]
+            assert lines.parse(await store.read_raw("XRANGE", key, "-", "+")) == [["1-1", ["a", "b"]]]
 
 
 async def test_whoever_gives_up_on_an_unread_answer_spoils_no_other(server_binary: Path) -> None:
     with single_server(binary=server_binary) as server:
         async with store_on(server.url) as store:
             await store.read_all([("XADD", "k", "1-1", "a", "b")])
-            await store.unread("XRANGE", "k", "-", "+")
+            await store.read_raw("XRANGE", "k", "-", "+")
             with stopped(server):
-                waiting = asyncio.create_task(store.unread("XRANGE", "k", "-", "+"))
+                waiting = asyncio.create_task(store.read_raw("XRANGE", "k", "-", "+"))
                 await until(lambda: bool(store.connections._lent))
                 waiting.cancel()
                 await asyncio.wait([waiting])
-            answers = await asyncio.gather(*(store.unread("XRANGE", "k", "-", "+") for _ in range(5)))
+            answers = await asyncio.gather(*(store.read_raw("XRANGE", "k", "-", "+") for _ in range(5)))
             assert {lines.count(answer) for answer in answers} == {1}
 
 
@@ -331,7 +331,7 @@ async def test_whoever_gives_up_on_an_unread_answer_spoils_no_other(server_binar
 async def test_a_server_that_refuses_says_so_instead_of_an_unread_answer(error: str) -> None:
     async with server_that_says(error) as (url, _), store_on(url) as store:
         with anyio.fail_after(8), pytest.raises(Unavailable):  # and not when patience ends
-            await store.unread("GET", "k")
+            await store.read_raw("GET", "k")
 
 
 @pytest.mark.parametrize("size", [1, 7, 22, 23, 24, 1_000])
@@ -349,7 +349,7 @@ async def test_an_answer_ends_at_its_mark_in_whatever_pieces_it_comes(size: int)
     sent.transport = sent
     link = SharedConnection(sent, 60.0)  # type: ignore[arg-type]
     for answer in (b"*0\r\n", b"*1\r\n$3\r\na\r\n\r\n" + b"$16\r\n" * 50):
-        calling = asyncio.create_task(link.unread("XRANGE", "k"))
+        calling = asyncio.create_task(link.read_raw("XRANGE", "k"))
         await until(lambda: bool(sent))
         mark = b"$16" + b"".join(sent).rpartition(b"$16")[2]
         whole = answer + mark

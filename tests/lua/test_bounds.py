@@ -113,7 +113,7 @@ async def test_clearing_an_old_session_leaves_the_new_one_alone(timed: ManualTim
         "subscription/leave", story.sub(), story.lease.text, "s", "c", "ended", 500
     )
     assert answer[:3] == ["OK", 1, 0]
-    assert len(await engine.held(story.lease, "s", "c")) == 1
+    assert len(await engine.list_leases(story.lease, "s", "c")) == 1
 
 
 async def test_tokens_grow_over_a_failover_that_lost_the_newest(timed: ManualTime, topic: str) -> None:
@@ -214,7 +214,7 @@ async def test_what_a_consumer_holds_costs_what_it_holds_whatever_the_others_hav
         return await run(script, *arguments)
 
     engine.store.run = counted  # type: ignore[assignment, method-assign]
-    assert entries(await engine.held(story.lease, "s", "c")) == [3_001]
+    assert entries(await engine.list_leases(story.lease, "s", "c")) == [3_001]
     assert await engine.leave(story.lease, "s", "c", crashed=True) == 1
     assert calls == ["subscription/list_leases", "subscription/leave"]
     engine.store.run = run  # type: ignore[method-assign]
@@ -339,7 +339,7 @@ async def test_a_step_that_finds_the_lease_gone_says_that_a_part_was_done(
 
     monkeypatch.setattr(engine.store, "run", lose_lease)
     with pytest.raises(Unavailable, match="a part was settled"):
-        await engine.nack(story.lease, "s", held, told=lambda part, _: done.append(part.messages))
+        await engine.nack(story.lease, "s", held, on_step=lambda part, _: done.append(part.messages))
     assert len(done) == 1
     assert 0 < done[0] < 300
 

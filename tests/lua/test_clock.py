@@ -121,7 +121,7 @@ async def test_deadlines_are_answered_by_the_clock_of_the_caller(timed: ManualTi
     fetched = await timed.engine.fetch_flat(story.lease, "s", [Room("c", 1, 700)], at_ms=clock_ms)
     assert fetched.now_ms == clock_ms
     assert fetched.next_due_ms == clock_ms + 700
-    [held] = await timed.engine.held(story.lease, "s", "c", at_ms=clock_ms)
+    [held] = await timed.engine.list_leases(story.lease, "s", "c", at_ms=clock_ms)
     assert held.deadline_ms == clock_ms + 700
     extended = await timed.engine.extend(story.lease, "s", [held.receipt], lease_ms=1_300, at_ms=clock_ms)
     assert extended.deadline_ms == clock_ms + 1_300

@@ -97,7 +97,7 @@ async def test_leaving_without_a_session_changes_nothing(engine: Engine, topic: 
     await story.publish_many(1)
     await story.fetch()
     assert await engine.leave(story.lease, "s", "stranger") == 0
-    assert entries(await engine.held(story.lease, "s", "c")) == [1]
+    assert entries(await engine.list_leases(story.lease, "s", "c")) == [1]
 
 
 async def test_a_consumer_that_comes_back_finds_what_it_holds(timed: ManualTime, topic: str) -> None:
@@ -109,7 +109,7 @@ async def test_a_consumer_that_comes_back_finds_what_it_holds(timed: ManualTime,
     again = await story.fetch("c", lease_ms=5_000)
     await story.publish("d")
     await story.take("d")
-    held = await timed.engine.held(story.lease, "s", "c")
+    held = await timed.engine.list_leases(story.lease, "s", "c")
     assert sorted(entries(held)) == [1, 2, 3, 4]
     assert {delivery.consumer for delivery in held} == {"c"}
     assert {delivery.deadline_ms for delivery in held} == {timed.now_ms + 5_000}
@@ -125,15 +125,15 @@ async def test_a_consumer_that_holds_more_than_one_step_finds_all_of_it(engine: 
     await story.publish(*(f"key-{number}" for number in range(600)))
     await story.publish_many(100)
     await story.fetch(permits=1_000)
-    held = await engine.held(story.lease, "s", "c")
+    held = await engine.list_leases(story.lease, "s", "c")
     assert sorted(set(entries(held))) == list(range(1, 701))
 
 
 async def test_a_consumer_that_holds_nothing_finds_nothing(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe()
-    assert await engine.held(story.lease, "s", "c") == []
-    assert await engine.held(story.lease, "s", "stranger") == []
+    assert await engine.list_leases(story.lease, "s", "c") == []
+    assert await engine.list_leases(story.lease, "s", "stranger") == []
 
 
 async def test_consumers_need_a_subscription(engine: Engine, topic: str) -> None:
@@ -142,7 +142,7 @@ async def test_consumers_need_a_subscription(engine: Engine, topic: str) -> None
         lambda: engine.join(story.lease, "none", "c"),
         lambda: engine.touch(story.lease, "none", ["c"]),
         lambda: engine.leave(story.lease, "none", "c"),
-        lambda: engine.held(story.lease, "none", "c"),
+        lambda: engine.list_leases(story.lease, "none", "c"),
     ):
         with pytest.raises(SubscriptionNotFound, match="'none'"):
             await call()
@@ -162,7 +162,7 @@ async def test_a_new_owner_spares_sessions_that_would_end_or_have_just_ended(
     for consumer, session_ms in (("ended", 10), ("open", 1_000), ("long", 90_000)):
         await timed.engine.join(story.lease, "s", consumer, session_ms)
     await timed.advance(50)
-    await timed.engine.spare(story.lease, "s", 5_000)
+    await timed.engine.prolong_sessions(story.lease, "s", 5_000)
     assert await ends(story, timed) == {"ended": 5_000, "open": 5_000, "long": 89_950}
     assert await timed.engine.join(story.lease, "s", "ended", 5_000)
     assert (await timed.engine.expire(story.lease, "s")).expired_consumers == []
@@ -180,7 +180,7 @@ async def test_a_new_owner_spares_nobody_who_had_gone_before_the_old_one_did(
     await timed.advance(500)
     await timed.engine.join(story.lease, "s", "new", 3_000)
     await timed.advance(500)  # and then the worker died
-    await timed.engine.spare(story.lease, "s", 3_000)
+    await timed.engine.prolong_sessions(story.lease, "s", 3_000)
     assert await ends(story, timed) == {"dead": 1_000, "live": 3_000, "new": 3_000}
 
 
@@ -189,11 +189,11 @@ async def test_owners_in_a_row_do_not_keep_a_dead_consumer(timed: ManualTime, to
     await story.subscribe(consumers=())
     for consumer in ("dead", "live"):
         await timed.engine.join(story.lease, "s", consumer, 3_000)
-    await timed.engine.spare(story.lease, "s", 3_000)
+    await timed.engine.prolong_sessions(story.lease, "s", 3_000)
     await timed.advance(1_000)
     assert await timed.engine.join(story.lease, "s", "live", 3_000)
     await timed.advance(1_000)
-    await timed.engine.spare(story.lease, "s", 3_000)
+    await timed.engine.prolong_sessions(story.lease, "s", 3_000)
     assert await ends(story, timed) == {"dead": 1_000, "live": 3_000}
 
 
@@ -206,7 +206,7 @@ async def test_more_consumers_than_one_call_renews_are_one_round(timed: ManualTi
     await timed.advance(1_000)
     assert await timed.engine.touch_all(story.lease, "s", [*consumers, "stranger"], 3_000) == ["stranger"]
     await timed.advance(1_000)
-    await timed.engine.spare(story.lease, "s", 3_000)
+    await timed.engine.prolong_sessions(story.lease, "s", 3_000)
     assert await ends(story, timed) == {"dead": 1_000, **dict.fromkeys(consumers, 3_000)}
 
 
@@ -256,12 +256,12 @@ async def test_many_sessions_are_spared_and_what_consumers_hold_stays_with_them(
     await story.publish_many(3)
     await engine.fetch(story.lease, "s", [Room("c7", 3)])
     lease = await must_acquire(engine, topic, worker="w1")
-    await engine.spare(lease, "s", HOUR_MS)
+    await engine.prolong_sessions(lease, "s", HOUR_MS)
     key = story.keys.subscription("s").consumers
     end = await engine.time_ms() + HOUR_MS - 60_000
     assert await engine.store.command("ZCOUNT", key, end, "+inf") == len(consumers)
-    assert entries(await engine.held(lease, "s", "c7")) == [1, 2, 3]
+    assert entries(await engine.list_leases(lease, "s", "c7")) == [1, 2, 3]
     with pytest.raises(Fenced):
-        await engine.spare(story.lease, "s", HOUR_MS)
+        await engine.prolong_sessions(story.lease, "s", HOUR_MS)
     with pytest.raises(SubscriptionNotFound):
-        await engine.spare(lease, "none", HOUR_MS)
+        await engine.prolong_sessions(lease, "none", HOUR_MS)

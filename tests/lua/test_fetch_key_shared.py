@@ -214,7 +214,7 @@ async def test_keys_of_every_kind_keep_to_their_own_lanes(engine: Engine, topic:
     assert await lanes(story, "c") == {
         f"={key}": [index + 1, index + 1 + len(keys)] for index, key in enumerate(keys)
     }
-    given = receipts(await engine.held(story.lease, "s", "c"))
+    given = receipts(await engine.list_leases(story.lease, "s", "c"))
     await story.nack(*given)
     again = receipts(await story.fetch())
     assert set(await story.ack(*again)) == {"settled"}
@@ -236,6 +236,6 @@ async def test_settling_the_first_of_several_apart_restarts_the_deadline_of_the_
     later = (await timed.engine.fetch(story.lease, "s", room)).deliveries
     assert [delivery.deadline_ms for delivery in later] == [timed.now_ms + 400]  # that of the lane
     assert await story.ack(next(item.receipt for item in first if item.receipt.lane == "=a")) == ["settled"]
-    held = await timed.engine.held(story.lease, "s", "c")
+    held = await timed.engine.list_leases(story.lease, "s", "c")
     deadlines = {delivery.receipt.lane: delivery.deadline_ms for delivery in held}
     assert deadlines == {"=a": timed.now_ms + 1_000, "=b": timed.now_ms + 400}

@@ -151,7 +151,7 @@ async def test_at_most_once_is_settled_before_anybody_sees_it(engine: Engine, to
     result = await engine.fetch_settled(story.lease, "s", [Room("c", 2)])
     assert entries(result.deliveries) == [1, 2]
     assert await story.log() == [3]
-    assert await engine.held(story.lease, "s", "c") == []
+    assert await engine.list_leases(story.lease, "s", "c") == []
     assert (await engine.fetch_settled(story.lease, "s", [Room("c", 0)])).deliveries == []
 
 

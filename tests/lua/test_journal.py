@@ -437,7 +437,7 @@ async def test_who_comes_back_does_not_hold_what_was_deleted(engine: Engine, top
     await story.fetch()
     await without_tail(story)
     await drop(story, 1, 3)
-    held = await engine.held(story.lease, "s", "c")
+    held = await engine.list_leases(story.lease, "s", "c")
     assert [m.entry for one in held for m in one.messages] == [2]
     assert (await journal(story))[-1] == Record("lost", "s", "c", "1 3")
     await story.nack(*receipts(held))

@@ -163,12 +163,12 @@ async def test_every_script_that_serves_a_partition_is_fenced_by_the_next_epoch(
         lambda: engine.join(old, "s", "d"),
         lambda: engine.touch(old, "s", ["c"]),
         lambda: engine.leave(old, "s", "c"),
-        lambda: engine.held(old, "s", "c"),
+        lambda: engine.list_leases(old, "s", "c"),
     ):
         with pytest.raises(Fenced, match=f"epoch {old.epoch}"):
             await call()
     # The worker changed, the leases of messages did not.
-    assert entries(await engine.held(newer, "s", "c")) == [1, 2]
+    assert entries(await engine.list_leases(newer, "s", "c")) == [1, 2]
     assert (await engine.ack(newer, "s", given)).stale == []
 
 
@@ -229,7 +229,7 @@ async def test_one_old_entry_keeps_no_other_ledger(engine: Engine, topic: str) -
     newest = f"{story.lease.epoch}:22"
     assert await meta(story, "ledgers") == f"{stuck}:1 {newest}"
     assert await meta(story, "ledger") == newest
-    assert entries(await engine.held(story.lease, "s", "c")) == [1]
+    assert entries(await engine.list_leases(story.lease, "s", "c")) == [1]
     assert await story.ack(first[0].receipt) == ["settled"]
     assert await story.log() == []
 
@@ -250,7 +250,7 @@ async def test_of_many_ledgers_only_those_are_named_that_a_delivery_is_of(engine
         for message in delivery.messages
     ]
     assert got == ids[3:]
-    held = await engine.held(story.lease, "s", "c")
+    held = await engine.list_leases(story.lease, "s", "c")
     assert sorted(message.id for delivery in held for message in delivery.messages) == sorted(ids)
     assert await story.ack(*[delivery.receipt for delivery in held]) == ["settled"] * len(held)
     page = await engine.read(topic, 0, 1, 1)

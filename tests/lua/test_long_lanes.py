@@ -131,7 +131,9 @@ async def test_a_receipt_that_reaches_from_the_record_beyond_it_holds_both(
     between = [(entry, entry) for entry in range(2, both.last, 2)]
     extended = await engine.extend(story.lease, "s", [both], lease_ms=HOUR_MS)
     assert [(row.first, row.last) for row in extended.stale] == between
-    assert {one.deadline_ms for one in await engine.held(story.lease, "s", "c")} >= {extended.deadline_ms}
+    assert {one.deadline_ms for one in await engine.list_leases(story.lease, "s", "c")} >= {
+        extended.deadline_ms
+    }
     acked = await engine.ack(story.lease, "s", [both])
     assert [(row.first, row.last) for row in acked.stale] == between
     assert await story.ack(*held[499:501]) == ["stale", "settled"]
@@ -146,7 +148,7 @@ async def test_nack_amid_a_long_lane_takes_back_what_is_behind_it(engine: Engine
     assert await story.retries() == {81: 1}
     assert await story.ack(held[80]) == ["stale"]
     assert await story.take() == list(range(81, IN_FLIGHT + 1))
-    assert [len(one.messages) for one in await engine.held(story.lease, "s", "c")].count(1) == 78
+    assert [len(one.messages) for one in await engine.list_leases(story.lease, "s", "c")].count(1) == 78
 
 
 async def test_a_long_lane_goes_back_in_parts_the_newest_first(
@@ -214,7 +216,7 @@ async def test_who_comes_back_is_told_all_of_a_long_lane_in_parts(
     story, held = await _in_order(engine, topic)
     monkeypatch.setattr("keylane_broker.engine.consumers.STEP", 30)
     calls = _calls(engine, monkeypatch)
-    told = receipts(await engine.held(story.lease, "s", "c"))
+    told = receipts(await engine.list_leases(story.lease, "s", "c"))
     assert told == held
     assert calls["list_leases"] >= 3
 
@@ -247,7 +249,7 @@ async def test_a_message_deleted_from_beyond_a_record_is_settled(engine: Engine,
     story, held = await _in_order(engine, topic)
     await engine.store.command("XDEL", story.keys.log, story.id(3), story.id(90), story.id(IN_FLIGHT))
     engine.forget(topic, 0)
-    await engine.held(story.lease, "s", "c")
+    await engine.list_leases(story.lease, "s", "c")
     assert await story.ack(held[2], held[89], held[119]) == ["stale"] * 3
     assert await story.ack(*held[:2], *held[3:89], *held[90:119]) == ["settled"] * 117
     assert await story.log() == []
@@ -262,7 +264,7 @@ async def test_a_message_deleted_elsewhere_leaves_a_lane_as_it_is_counted(engine
     gone = next(receipt for receipt in held if receipt.lane == "=other")
     await engine.store.command("XDEL", story.keys.log, story.id(gone.first))
     engine.forget(topic, 0)
-    await engine.held(story.lease, "s", "c")
+    await engine.list_leases(story.lease, "s", "c")
     assert await check_topic(engine, topic) == []
     assert await story.ack(*[one for one in held if one is not gone]) == ["settled"] * 89
     assert await check_topic(engine, topic) == []

@@ -222,7 +222,7 @@ async def test_what_nobody_owes_needs_no_replica_to_say_so(hung: ReplicaPair, to
     async with engine_on(hung.master) as engine:
         story = await Story.begin(engine, topic)
         result = await engine.publish(story.lease, [message()], durability="replicated", timeout_ms=30)
-        assert (result.stored, result.unowed) == (0, 1)
+        assert (result.stored, result.no_subscribers) == (0, 1)
 
 
 async def test_without_a_replica_nothing_is_stored(server_url: str, topic: str) -> None:

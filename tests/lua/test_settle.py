@@ -237,18 +237,18 @@ async def test_a_settle_never_cuts_an_extension_of_its_lane_short(
     for _ in range(4):
         await story.publish("a")
         await story.fetch(lease_ms=1_000)
-    one, two, three, four = receipts(await timed.engine.held(story.lease, "s", "c"))
+    one, two, three, four = receipts(await timed.engine.list_leases(story.lease, "s", "c"))
     await timed.engine.extend(story.lease, "s", [one], lease_ms=60_000)
     for settle in (story.ack(one), story.ack(three), story.nack(four)):  # by its text, by its record
         assert await settle == ["settled"]
-        held = await timed.engine.held(story.lease, "s", "c")
+        held = await timed.engine.list_leases(story.lease, "s", "c")
         assert {delivery.deadline_ms for delivery in held} == {deadline}
     await timed.advance(59_500)
     result = await timed.engine.expire(story.lease, "s")
     assert (result.released, result.next_due_ms) == (0, deadline)
     await story.ack(two)
     await story.fetch(lease_ms=1_000)
-    [again] = await timed.engine.held(story.lease, "s", "c")
+    [again] = await timed.engine.list_leases(story.lease, "s", "c")
     assert again.deadline_ms == timed.now_ms + 1_000  # the lane had ended, and with it what it was given
 
 

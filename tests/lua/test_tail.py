@@ -41,7 +41,7 @@ async def test_what_redis_has_lost_is_not_delivered_from_memory(engine: Engine, 
     await engine.publish(other, [message("x"), message("y")])
     assert [found.key for delivery in await story.fetch() for found in delivery.messages] == ["x", "y"]
     await engine.store.command("XTRIM", story.keys.log, "MAXLEN", 0)
-    await engine.ack(other, "s", receipts(await engine.held(other, "s", "c")))
+    await engine.ack(other, "s", receipts(await engine.list_leases(other, "s", "c")))
 
 
 async def test_an_engine_never_goes_below_an_epoch_that_it_has_held(engine: Engine, topic: str) -> None:

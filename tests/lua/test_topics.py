@@ -5,7 +5,7 @@ import pytest
 
 from keylane.errors import Fenced, TopicExists, TopicNotFound
 from keylane.wire import pack_about
-from keylane_broker.engine.bodies import leave_behind, left_behind, read_remains, remove_remains
+from keylane_broker.engine.bodies import add_orphans, list_orphans, read_body_records, remove_body_records
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, TopicSettings
 from keylane_broker.store.keys import PartitionKeys, topic_key
@@ -79,25 +79,25 @@ async def test_the_names_of_bodies_outlive_their_topic_until_these_are_deleted(
     store, place = engine.store, (topic, 0)
 
     async def left() -> bool:
-        return place in await left_behind(store)
+        return place in await list_orphans(store)
 
     async def hand_on(_topic: str, _partitions: int) -> None:
-        await leave_behind(store, [place])
+        await add_orphans(store, [place])
 
-    engine.dispose = hand_on
+    engine.delete_bodies = hand_on
     story = await Story.begin(engine, topic)
     await story.subscribe()
     await engine.publish(story.lease, [Outgoing("", "u", pack_about(1, size=5))])
     await engine.delete_topic(topic)
     assert await left()
-    [[record]] = await read_remains(store, [place], 10)
+    [[record]] = await read_body_records(store, [place], 10)
     assert record.names == ["u"]
     await engine.create_topic(topic, TopicSettings(partitions=1))
     assert not await left()  # for its new owner, who works off what there is
     await engine.delete_topic(topic)
     assert await left()
-    assert await read_remains(store, [place], 10) == [[record]]
-    await remove_remains(store, place, [record.id])
+    assert await read_body_records(store, [place], 10) == [[record]]
+    await remove_body_records(store, place, [record.id])
     assert not await left()
     assert await store.keys_like(f"*{topic}*") == set()
 

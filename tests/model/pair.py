@@ -9,7 +9,7 @@ import uvloop
 from hypothesis import note
 
 from keylane.errors import Fenced, SubscriptionBusy
-from keylane_broker.engine.bodies import read_remains
+from keylane_broker.engine.bodies import read_body_records
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import (
     Backoff,
@@ -194,7 +194,7 @@ class Pair:
             "join": lambda: engine.join(old, name, consumer),
             "touch": lambda: engine.touch(old, name, [consumer], 90_000),
             "leave": lambda: engine.leave(old, name, consumer),
-            "held": lambda: engine.held(old, name, consumer),
+            "held": lambda: engine.list_leases(old, name, consumer),
         }
         for what, step in steps.items():
             self.refuse(Fenced, f"{what} {name} in epoch {old.epoch}", step())
@@ -340,7 +340,7 @@ class Pair:
         self.partition.forget()
         [[found], [remains]] = self.world.run_together(
             self.engine.store.entries(self.keys.log, [("-", "+")]),
-            read_remains(self.engine.store, [(self.topic, 0)], 10_000),
+            read_body_records(self.engine.store, [(self.topic, 0)], 10_000),
         )
         assert [id for id, _ in found] == [entry.id for entry in self.partition.log.values()]
         names = {name for record in remains for name in record.names}  # twice where two receipts named it
@@ -351,7 +351,9 @@ class Pair:
         model = self.partition.subscriptions.get(name, Subscription("deleted"))
         owed = {consumer: model.leased_to(consumer) for consumer in CONSUMERS}
         known = [consumer for consumer in CONSUMERS if owed[consumer] or consumer in model.sessions]
-        found = self.world.run_together(*[self.engine.held(self.lease, name, consumer) for consumer in known])
+        found = self.world.run_together(
+            *[self.engine.list_leases(self.lease, name, consumer) for consumer in known]
+        )
         for consumer, held in zip(known, found, strict=True):
             told = [
                 (message.entry, lane, token, one.deadline_ms, message.retries)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from keylane_broker.engine.bodies import count_remains
+from keylane_broker.engine.bodies import count_body_records
 from keylane_broker.engine.engine import Engine
 from keylane_broker.store.scripts import Scripts, read_sources
 from keylane_broker.store.store import Store
@@ -27,7 +27,7 @@ async def bodies_are_gone(redis_url: str, topic: str, partitions: int = 1) -> No
     try:
         async with asyncio.timeout(60.0):
             places = [(topic, number) for number in range(partitions)]
-            while any(await count_remains(engine.store, places)):  # noqa: ASYNC110 - Redis does not tell
+            while any(await count_body_records(engine.store, places)):  # noqa: ASYNC110 - Redis does not tell
                 await asyncio.sleep(0.02)
     finally:
         await engine.close()

@@ -5,7 +5,7 @@ from datetime import datetime
 from itertools import count
 
 from keylane.wire import pack_about
-from keylane_broker.engine.bodies import read_remains, remove_remains
+from keylane_broker.engine.bodies import read_body_records, remove_body_records
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import (
     Backoff,
@@ -105,9 +105,9 @@ class Story:
     async def take_names(self) -> list[str]:
         """The names of the bodies that were written down to be deleted since the last call."""
         place = (self.topic, self.lease.partition)
-        [found] = await read_remains(self.engine.store, [place], 1_000)
+        [found] = await read_body_records(self.engine.store, [place], 1_000)
         if found:
-            await remove_remains(self.engine.store, place, [record.id for record in found])
+            await remove_body_records(self.engine.store, place, [record.id for record in found])
         return [name for record in found for name in record.names]
 
     async def log(self) -> list[int]:

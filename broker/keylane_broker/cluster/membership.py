@@ -18,7 +18,7 @@ from keylane_broker.cluster.load import Load, Place
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Owners, WorkerReport
 from keylane_broker.errors import NotOwner
-from keylane_broker.logs import Trouble
+from keylane_broker.logs import FailureLog
 from keylane_broker.store.single_flight import SingleFlight
 
 log = logging.getLogger("keylane.broker")
@@ -228,7 +228,7 @@ class Membership:
 
     async def watch(self) -> None:
         """Look whenever something may have changed, for as long as the worker runs."""
-        trouble = Trouble(log, "a look at the cluster")
+        failures = FailureLog(log, "a look at the cluster")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._engine.listen, self._heard)
             while True:
@@ -236,9 +236,9 @@ class Membership:
                 self._look_again.clear()
                 try:
                     await self.refresh()
-                    trouble.is_over()
+                    failures.recovered()
                 except BrokerError as error:
-                    trouble.goes_on(error)
+                    failures.failed(error)
                     await asyncio.sleep(_AGAIN)
                     self.look_soon()
                 except Exception:

@@ -29,9 +29,9 @@ class EngineBase:
     def __init__(self, store: Store) -> None:
         self.store = store
         # Hears in which partition messages have left the log, so that bodies may have been written down.
-        self.on_doomed: Callable[[str, int], None] = lambda topic, partition: None
+        self.on_bodies_to_delete: Callable[[str, int], None] = lambda topic, partition: None
         # Deletes the bodies of so many partitions of a topic, or sees to it that somebody will.
-        self.dispose: Callable[[str, int], Awaitable[None]] = self._forget_bodies
+        self.delete_bodies: Callable[[str, int], Awaitable[None]] = self._forget_bodies
         self._tails = TailCache()
         self._messages: dict[str, int] = defaultdict(int)  # published and delivered, by the lease's key
         self._said: dict[str, dict[str, str]] = {}  # what each worker last said about itself
@@ -41,7 +41,7 @@ class EngineBase:
         seconds, microseconds = await self.store.command("TIME")
         return int(seconds) * 1_000 + int(microseconds) // 1_000
 
-    async def number(self) -> int:
+    async def next_incarnation(self) -> int:
         """Return a number larger than all that were given before, for a new topic or subscription."""
         _, number = await self.store.run("cluster/number", [INCARNATION])
         return int(number)
@@ -97,7 +97,7 @@ class EngineBase:
                 return
             _, position, sweep, left = answer
             if left:
-                self.on_doomed(topic, partition)
+                self.on_bodies_to_delete(topic, partition)
 
     async def _forget_bodies(self, topic: str, partitions: int) -> None:
         """Forget which bodies are to be deleted: without a worker nobody deletes them."""

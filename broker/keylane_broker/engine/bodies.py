@@ -1,7 +1,7 @@
 """Bodies that are to be deleted, as the scripts have written them down when their messages left the log.
 
-[found] = await read_remains(store, [("orders", 3)], 100)
-await remove_remains(store, ("orders", 3), [record.id for record in found])      # once they are deleted
+[found] = await read_body_records(store, [("orders", 3)], 100)
+await remove_body_records(store, ("orders", 3), [record.id for record in found])      # once they are deleted
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger("keylane.broker")
 Place = tuple[str, int]  # topic and partition
 
 
-class Remains(NamedTuple):
+class BodyRecord(NamedTuple):
     """One record: names of bodies, and whether they may be in a payload store that clients brought along."""
 
     id: str
@@ -27,29 +27,29 @@ class Remains(NamedTuple):
     own: bool
 
 
-async def read_remains(store: Store, places: Sequence[Place], limit: int) -> list[list[Remains]]:
+async def read_body_records(store: Store, places: Sequence[Place], limit: int) -> list[list[BodyRecord]]:
     """Return the oldest records of each partition."""
     keys = [partition_keys(*place).bodies for place in places]
     found = await store.read_all([("XRANGE", key, "-", "+", "COUNT", str(limit)) for key in keys])
-    return [[_remains_of(id, fields) for id, fields in records] for records in found]
+    return [[_record_of(id, fields) for id, fields in records] for records in found]
 
 
-async def count_remains(store: Store, places: Sequence[Place]) -> list[int]:
+async def count_body_records(store: Store, places: Sequence[Place]) -> list[int]:
     """Return how many records each partition has."""
     return list(await store.read_all([("XLEN", partition_keys(*place).bodies) for place in places]))
 
 
-async def remove_remains(store: Store, place: Place, records: Sequence[str]) -> None:
+async def remove_body_records(store: Store, place: Place, records: Sequence[str]) -> None:
     """Forget records whose bodies are gone."""
     await store.read_all([("XDEL", partition_keys(*place).bodies, *records)])
 
 
-async def leave_behind(store: Store, places: Sequence[Place]) -> None:
+async def add_orphans(store: Store, places: Sequence[Place]) -> None:
     """List partitions whose topic is being deleted as ones that have records."""
     await store.read_all([("SADD", REMAINS, *(f"{topic}:{number}" for topic, number in places))])
 
 
-async def left_behind(store: Store) -> list[Place]:
+async def list_orphans(store: Store) -> list[Place]:
     """Return partitions that no longer exist and have records; those without are taken off the list."""
     [found] = await store.read_all([("SMEMBERS", REMAINS)])
     names = [name.partition(":") for name in found]
@@ -62,14 +62,14 @@ async def left_behind(store: Store) -> list[Place]:
         await store.run("partition/delete", [*keys, keys.delayed, keys.delayed_data, keys.bodies], "0", 0)
         await store.read_all([("SREM", REMAINS, f"{topic}:{number}")])
     if again := await _left_of(store, done):  # that topic was deleted meanwhile
-        await leave_behind(store, list(again))
+        await add_orphans(store, list(again))
     return [*left, *again]
 
 
 async def _left_of(store: Store, places: Sequence[Place]) -> dict[Place, None]:
     """Return those of the partitions that have records and are not served."""
-    counts = await count_remains(store, places)
-    served = await store.states([partition_keys(*place).meta for place in places], "last")
+    counts = await count_body_records(store, places)
+    served = await store.field_of_each([partition_keys(*place).meta for place in places], "last")
     return {
         place: None
         for place, count, last in zip(places, counts, served, strict=True)
@@ -87,7 +87,7 @@ def names_within(flat: Any, ranges: Sequence[tuple[int, int]]) -> list[str]:
     return [name for entry, name in pairs if entry in within]
 
 
-def _remains_of(id: str, fields: list[str]) -> Remains:
+def _record_of(id: str, fields: list[str]) -> BodyRecord:
     record = dict(zip(fields[::2], fields[1::2], strict=True))
     try:
         flat: Any = msgspec.json.decode(record["names"], type=list[int | str])
@@ -95,10 +95,10 @@ def _remains_of(id: str, fields: list[str]) -> Remains:
         if record["left"]:
             texts = [text.partition("-") for text in record["left"].split(" ")]
             names = names_within(flat, [(int(first), int(last or first)) for first, _, last in texts])
-        return Remains(id, list(map(str, names)), record["own"] == "1")
+        return BodyRecord(id, list(map(str, names)), record["own"] == "1")
     except (KeyError, TypeError, ValueError):  # no script has written that
         log.warning("a record of bodies to be deleted that cannot be read: %r", record)
-        return Remains(id, [], False)
+        return BodyRecord(id, [], False)
 
 
 def body_names(entries: Iterable[tuple[int, Sequence[str]]]) -> str:

@@ -58,7 +58,7 @@ class Consumers(EngineBase):
             until = until or str(answer[2])
         return unknown
 
-    async def spare(self, lease: Lease, subscription: str, session_ms: int = 10_000) -> None:
+    async def prolong_sessions(self, lease: Lease, subscription: str, session_ms: int = 10_000) -> None:
         """Let no session end within `session_ms` whose consumer may be looking for the new owner."""
         check_int("session_ms", session_ms, 1, MAX_MS)
         done, until = 0, ""
@@ -78,7 +78,7 @@ class Consumers(EngineBase):
             how = "ended"  # unless it has come back meanwhile
         return released
 
-    async def held(
+    async def list_leases(
         self, lease: Lease, subscription: str, consumer: str, *, at_ms: int | None = None
     ) -> list[Delivery]:
         """Return what a consumer holds, as it was delivered; for one that comes back under its name.

@@ -145,7 +145,7 @@ class CursorReaders(EngineBase):
                     raise
                 break
             if dropped:
-                self.on_doomed(topic, partition)
+                self.on_bodies_to_delete(topic, partition)
             step = min(max(cursor - passed, _FEW), MAX_BATCH)
             result = Committed(result.steps + 1, cursor >= target)
             if result.steps == steps:

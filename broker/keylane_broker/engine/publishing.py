@@ -40,13 +40,13 @@ class Publishing(EngineBase):
             "partition/publish", [*keys, keys.delayed, keys.delayed_data], lease.text, packed
         )
         checked(answer, lease.topic, lease=lease)
-        _, now_ms, first, stored, unowed, pairs, marks_due_ms = answer
+        _, now_ms, first, stored, no_subscribers, pairs, marks_due_ms = answer
         self._messages[keys.lease] += stored
         result = PublishResult(
             lease.epoch,
             first,
             stored,
-            unowed,
+            no_subscribers,
             now_ms,
             dict(rows(pairs, 2)),
             "memory",
@@ -117,5 +117,5 @@ class Publishing(EngineBase):
         result = PromoteResult(*checked(answer, lease.topic, lease=lease)[1:])
         self._messages[keys.lease] += result.appended
         if result.dropped:
-            self.on_doomed(lease.topic, lease.partition)
+            self.on_bodies_to_delete(lease.topic, lease.partition)
         return result

@@ -66,7 +66,7 @@ class Reading(EngineBase):
             count = min(count, limit - read)
             # Without holes it is known where as many lines end, and nobody has to look into the answer.
             stop = min(lines.next + count, end) if dense else end
-            answer = await self.store.unread(
+            answer = await self.store.read_raw(
                 "XRANGE", stream, id_of(lines.next), id_of(stop - 1), "COUNT", str(count)
             )
             found = as_sent.count(answer)

@@ -17,10 +17,10 @@ from keylane_broker.engine.values import Lease, Receipt, SettleResult
 from keylane_broker.limits import MAX_MS, MAX_TIME_MS
 from keylane_broker.store.keys import partition_keys
 
-Told = Callable[[Receipts, SettleResult], None]  # what a step has dealt with, and what has come of it
+OnStep = Callable[[Receipts, SettleResult], None]  # what a step has dealt with, and what has come of it
 
 
-def _nobody(_: Receipts, __: SettleResult) -> None:
+def _ignore(_: Receipts, __: SettleResult) -> None:
     pass
 
 
@@ -35,13 +35,13 @@ class Settling(EngineBase):
         names: str | None = None,
         *,
         consumer: str = "",
-        told: Told = _nobody,
+        on_step: OnStep = _ignore,
     ) -> SettleResult:
         """Settle leased messages for good.
 
-        As the next two, it settles what `consumer` holds and nobody else, unless that is "", and takes
-        several calls for many receipts; what each has done is `told`. `names` are those of the bodies, as
-        body_names makes them; None: they are looked for here.
+        Like nack() and extend(), it takes several calls for many receipts, and `on_step` hears what each has
+        done; unless `consumer` is "", only what that one holds is settled. `names` are those of the bodies,
+        as body_names makes them; if None, they are looked up here.
         """
         rest = _checked(lease, receipts)
         if names is None:
@@ -56,7 +56,7 @@ class Settling(EngineBase):
             steps.append(
                 SettleResult(done.stale_parts(stale), gone, records=[(record, gone)] if record else [])
             )
-            told(done, steps[-1])
+            on_step(done, steps[-1])
         return SettleResult.of(steps)
 
     async def nack(
@@ -69,7 +69,7 @@ class Settling(EngineBase):
         until_ms: int | None = None,
         charged: bool = True,
         consumer: str = "",
-        told: Told = _nobody,
+        on_step: OnStep = _ignore,
     ) -> SettleResult:
         """Give messages back, after a delay, at a time, or by default after the backoff.
 
@@ -99,7 +99,7 @@ class Settling(EngineBase):
                 returned += more
             back = [(token, first, last) for _, token, first, last in rows(returned, 4)]
             steps[-1] = msgspec.structs.replace(steps[-1], returned=back)
-            told(done, steps[-1])
+            on_step(done, steps[-1])
         return SettleResult.of(steps)
 
     async def extend(

@@ -87,7 +87,7 @@ class Subscriptions(EngineBase):
         kind, at = place_of(start)
         about = await self.describe_topic(topic)
         self.check_partition(topic, partition, about.partitions)
-        record = SubscriptionRecord("creating", await self.number(), fields, kind, at, partition)
+        record = SubscriptionRecord("creating", await self.next_incarnation(), fields, kind, at, partition)
         while not await self._change(topic, about, name, "", record.text):
             found = await self._finish(topic, name)
             about = await self.describe_topic(topic)
@@ -230,7 +230,9 @@ class Subscriptions(EngineBase):
         if {answer[0] for answer in answers} <= {"OK", "EXISTS"}:
             return msgspec.structs.replace(record, state="ready").text
         # Another was deleted meanwhile whose number is larger: a new one, and once more.
-        return msgspec.structs.replace(record, state="creating", incarnation=await self.number()).text
+        return msgspec.structs.replace(
+            record, state="creating", incarnation=await self.next_incarnation()
+        ).text
 
     async def _delete_everywhere(
         self, topic: str, about: TopicSettings, name: str, record: SubscriptionRecord

@@ -32,7 +32,7 @@ class Topics(EngineBase):
         settings = settings or TopicSettings()
         check_topic_settings(settings)
         while True:
-            fields, number = topic_fields(settings), str(await self.number())
+            fields, number = topic_fields(settings), str(await self.next_incarnation())
             answer = await self.store.run("topic/create", [topic_key(topic)], number, *to_flat(fields))
             registered = answer[0] == "OK"
             stored = to_dict(answer[1]) if not registered else {**fields, "incarnation": number}
@@ -112,7 +112,7 @@ class Topics(EngineBase):
         """Delete partitions with all that is in them, except those of another topic of this name."""
         while await self._delete_step(topic, partitions, incarnation, STEP):
             pass  # each takes a part
-        await self.dispose(topic, partitions)
+        await self.delete_bodies(topic, partitions)
         await self._delete_step(topic, partitions, incarnation, 0)
 
     async def _delete_step(self, topic: str, partitions: int, incarnation: str, limit: int) -> bool:
@@ -132,7 +132,7 @@ class Topics(EngineBase):
         """Return the names of all topics, sorted, without those half-created or half-deleted."""
         [found] = await self.store.read_all([("HVALS", TOPICS)])
         names = sorted(set(found))
-        states = await self.store.states([topic_key(name) for name in names])
+        states = await self.store.field_of_each([topic_key(name) for name in names])
         return [name for name, state in zip(names, states, strict=True) if state == "ready"]
 
     async def partition_counts(self) -> dict[str, int]:
@@ -153,7 +153,9 @@ class Topics(EngineBase):
         for number, name in listed.items():
             newest[name] = max(newest.get(name, 0), int(number))
         names = sorted(newest)
-        states = dict(zip(names, await self.store.states([topic_key(name) for name in names]), strict=True))
+        states = dict(
+            zip(names, await self.store.field_of_each([topic_key(name) for name in names]), strict=True)
+        )
         for number, name in listed.items():  # a topic is there before it is listed, and longer
             if int(number) < newest[name] or states[name] is None:
                 await self.store.read_all([("HDEL", TOPICS, number)])

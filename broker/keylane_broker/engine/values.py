@@ -54,7 +54,7 @@ class PublishResult(msgspec.Struct, frozen=True):
     ledger: int
     first: int
     stored: int
-    unowed: int
+    no_subscribers: int
     published_ms: int
     duplicates: dict[int, str]
     durability: str
@@ -63,7 +63,7 @@ class PublishResult(msgspec.Struct, frozen=True):
 
     def each(self) -> list[Published]:
         """Return one answer per message, in the order given."""
-        if not self.duplicates and not self.unowed:
+        if not self.duplicates and not self.no_subscribers:
             prefix = f"{self.ledger}-"
             return [Published(prefix + str(entry)) for entry in range(self.first, self.first + self.stored)]
         answers = []
@@ -71,7 +71,7 @@ class PublishResult(msgspec.Struct, frozen=True):
         for index in range(self.size):
             if index in self.duplicates:
                 answers.append(Published(self.duplicates[index], duplicate=True))
-            elif self.unowed:
+            elif self.no_subscribers:
                 answers.append(Published(None, no_subscribers=True))
             else:
                 answers.append(Published(f"{self.ledger}-{entry}"))

@@ -67,7 +67,9 @@ async def check_leftovers(engine: Engine, scanned: Scanned) -> list[str]:
     async def look() -> list[str]:
         listed = set((await engine.store.fields(TOPICS)).values())
         names = sorted(listed | scanned.topics)
-        states = dict(zip(names, await engine.store.states([topic_key(name) for name in names]), strict=True))
+        states = dict(
+            zip(names, await engine.store.field_of_each([topic_key(name) for name in names]), strict=True)
+        )
         counts = await engine.partition_counts()
         lost = sorted(
             (name, number)
@@ -126,7 +128,7 @@ async def _half_changed(engine: Engine, topic: str) -> list[str]:
     """Return what was changed in some partitions only: whoever did it has crashed in between."""
     about, names = await engine.describe_topic(topic), await engine.subscriptions(topic)
     all_keys = [PartitionKeys.of(topic, number) for number in range(about.partitions)]
-    journals = await engine.store.states([keys.meta for keys in all_keys], "journal")
+    journals = await engine.store.field_of_each([keys.meta for keys in all_keys], "journal")
     problems = []
     if others := [number for number, kept in enumerate(journals) if kept not in (None, str(about.journal))]:
         problems.append(
@@ -134,7 +136,9 @@ async def _half_changed(engine: Engine, topic: str) -> list[str]:
             f"{about.journal}: change it once more"
         )
     for name in names:
-        paused = await engine.store.states([keys.subscription(name).sub for keys in all_keys], "paused")
+        paused = await engine.store.field_of_each(
+            [keys.subscription(name).sub for keys in all_keys], "paused"
+        )
         if len(set(paused)) > 1:
             some = [number for number, here in enumerate(paused) if here]
             problems.append(

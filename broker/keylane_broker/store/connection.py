@@ -122,7 +122,7 @@ class SharedConnection(asyncio.Protocol):
             self._watch = self._loop.call_later(self.patience, self._look, self._answered)
         return future
 
-    async def unread(self, *command: str | bytes | int) -> bytes:
+    async def read_raw(self, *command: str | bytes | int) -> bytes:
         """Run a command on a connection that has nothing else to do, and return its answer as it came.
 
         Behind it comes an answer that nobody can know beforehand, so what ends with that is all.

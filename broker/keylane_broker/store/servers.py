@@ -211,14 +211,14 @@ class Servers:
             raise
         return answers
 
-    async def run_unread(self, *command: str) -> bytes:
+    async def run_raw(self, *command: str) -> bytes:
         """Run a command on the key that it names first, and return its answer as it came."""
         server = await self.server_of(command[1])
         connection: SharedConnection | None = None
         try:
             async with self.connections.lend(server) as connection:
                 connection.patience = self._patience
-                return await connection.unread(*command)
+                return await connection.read_raw(*command)
         except LOST as error:
             self.lose(server, connection, error)
             raise

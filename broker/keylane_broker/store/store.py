@@ -152,12 +152,12 @@ class Store(Servers):
         with named_errors():
             return await _together(*(self.execute(command[1], *command) for command in commands))
 
-    async def unread(self, *command: str) -> bytes:
+    async def read_raw(self, *command: str) -> bytes:
         """Run a plain command on the key that it names first, and return its answer as it came."""
         with named_errors():
             if self.shared:
                 with contextlib.suppress(MovedError, AskError, TryAgainError):
-                    return await self.run_unread(*command)
+                    return await self.run_raw(*command)
             return lines.pack(await self.execute(command[1], *command))
 
     async def fields(self, key: str) -> dict[str, str]:
@@ -197,7 +197,7 @@ class Store(Servers):
         with named_errors():
             return await self.by_redis_py(*command)
 
-    async def states(self, keys: Sequence[str], field: str = "state") -> list[str | None]:
+    async def field_of_each(self, keys: Sequence[str], field: str = "state") -> list[str | None]:
         """Return one field of many hashes."""
         with named_errors():
             return await _together(*(self.execute(key, "HGET", key, field) for key in keys))

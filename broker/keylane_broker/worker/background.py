@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from keylane.errors import BrokerError
-from keylane_broker.logs import Trouble
+from keylane_broker.logs import FailureLog
 from keylane_broker.worker import eager
 
 log = logging.getLogger("keylane.broker")
@@ -38,15 +38,15 @@ class Background:
     async def repeat(self, period: float, step: Callable[[], Awaitable[None]]) -> None:
         """Take a step every so many seconds, for ever; sooner after one that failed."""
         wait = period
-        trouble = Trouble(log, step.__name__.strip("_"))
+        failures = FailureLog(log, step.__name__.strip("_"))
         while True:
             await asyncio.sleep(wait)
             wait = period
             try:
                 await step()
-                trouble.is_over()
+                failures.recovered()
             except BrokerError as error:
-                trouble.goes_on(error)
+                failures.failed(error)
                 wait = min(period, _AGAIN)
             except Exception:
                 log.exception("a bug in %s; the worker goes on", step.__name__)

@@ -16,15 +16,15 @@ from keylane import wire
 from keylane.errors import BrokerError
 from keylane.payloads import PayloadStore, is_redis, open_store
 from keylane_broker.engine.bodies import (
+    BodyRecord,
     Place,
-    Remains,
-    count_remains,
-    leave_behind,
-    left_behind,
-    read_remains,
-    remove_remains,
+    add_orphans,
+    count_body_records,
+    list_orphans,
+    read_body_records,
+    remove_body_records,
 )
-from keylane_broker.logs import Trouble
+from keylane_broker.logs import FailureLog
 from keylane_broker.store.store import Store
 from keylane_broker.worker.background import Background
 
@@ -103,7 +103,7 @@ class BodyDeletion:
         """There may be some anywhere."""
         for topic, partition in self._partitions:
             self.wake(topic, partition)
-        self._left = set(await left_behind(self._keys))
+        self._left = set(await list_orphans(self._keys))
         self.joined()
 
     def joined(self) -> None:
@@ -137,7 +137,7 @@ class BodyDeletion:
 
     async def run(self) -> None:
         """Work off what there is, for as long as the worker runs."""
-        trouble = Trouble(log, "deleting bodies")
+        failures = FailureLog(log, "deleting bodies")
         while True:
             await self._wanted.wait()
             await asyncio.sleep(_GATHER)
@@ -147,10 +147,10 @@ class BodyDeletion:
                 del self._dirty[place]
             try:
                 self._dirty.update(dict.fromkeys(await self._work_off(places)))
-                trouble.is_over()
+                failures.recovered()
             except BrokerError as error:
                 self._dirty.update(dict.fromkeys(places))
-                trouble.goes_on(error)
+                failures.failed(error)
                 await asyncio.sleep(_PAUSE)
             except Exception:
                 log.exception("a bug while deleting bodies; the worker goes on")
@@ -166,7 +166,7 @@ class BodyDeletion:
             more = []
             for first in range(0, len(places), _PLACES):
                 more += await self._work_off(places[first : first + _PLACES])
-            counts = await count_remains(self._keys, places)
+            counts = await count_body_records(self._keys, places)
             places = [place for place, count in zip(places, counts, strict=True) if count]
             if places and not more:
                 if {place for place, _ in self._out}.isdisjoint(places):
@@ -178,7 +178,7 @@ class BodyDeletion:
                     break
         if places:
             log.warning("bodies of %r stay for now: no client is there that deletes them", topic)
-            await leave_behind(self._keys, places)
+            await add_orphans(self._keys, places)
             self._left.update(places)
             self.joined()
 
@@ -197,7 +197,7 @@ class BodyDeletion:
         doomed: dict[str, list[str]] = {}
         done: dict[Place, list[str]] = {}
         more = []
-        for place, records in zip(places, await read_remains(self._keys, places, _RECORDS), strict=True):
+        for place, records in zip(places, await read_body_records(self._keys, places, _RECORDS), strict=True):
             for record in records:
                 if self.store is not None:
                     doomed.setdefault(place[0], []).extend(record.names)
@@ -215,12 +215,12 @@ class BodyDeletion:
         return more
 
     async def _remove(self, place: Place, records: list[str]) -> None:
-        await remove_remains(self._keys, place, records)
+        await remove_body_records(self._keys, place, records)
         self._answered.set()
 
     # Having clients do it
 
-    def _offer(self, place: Place, record: Remains) -> None:
+    def _offer(self, place: Place, record: BodyRecord) -> None:
         """Ask a client that can delete them; without one it is tried again at the next look."""
         if (place, record.id) in self._out:
             return

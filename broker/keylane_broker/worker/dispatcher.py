@@ -11,13 +11,14 @@ from operator import attrgetter
 
 from keylane import wire
 from keylane.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
-from keylane_broker.engine.codec import count_messages, flat_receipts, held_frames, without
+from keylane_broker.engine.codec import flat_receipts
 from keylane_broker.engine.receipts import receipts_of
 from keylane_broker.engine.values import Delivery, Fetched, Lease, Room, Share
 from keylane_broker.errors import NotOwner
 from keylane_broker.worker.clock import NEVER, instant
 from keylane_broker.worker.consumer import SHARE, Consumer, Consumers
 from keylane_broker.worker.due_timer import DueTimer
+from keylane_broker.worker.held_frames import count_messages, held_frames, without
 from keylane_broker.worker.leased_partition import LeasedPartition
 
 # Consumers with the most room that a fetch names; many while there is more to give than to few.

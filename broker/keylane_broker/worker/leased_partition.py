@@ -260,7 +260,7 @@ class LeasedPartition:
 
         async def prolong(engine: Engine, lease: Lease) -> None:
             if self._prolonged.get(subscription) != lease.epoch:
-                await engine.spare(lease, subscription, self._session_ms)
+                await engine.prolong_sessions(lease, subscription, self._session_ms)
                 self._prolonged[subscription] = lease.epoch
 
         if self.current_lease is None or self._prolonged.get(subscription) != self.current_lease.epoch:
@@ -269,6 +269,8 @@ class LeasedPartition:
     async def held_by(self, subscription: str, consumer: str, incarnation: int) -> list[Delivery]:
         """Return what a consumer holds, with deadlines by the worker's clock."""
         return await self.call(
-            lambda engine, lease: engine.held(lease, subscription, consumer, at_ms=self.clock.now_ms()),
+            lambda engine, lease: engine.list_leases(
+                lease, subscription, consumer, at_ms=self.clock.now_ms()
+            ),
             incarnation,
         )

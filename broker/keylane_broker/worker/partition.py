@@ -69,7 +69,7 @@ class Partition(LeasedPartition):
         """Go on with what the owner before has not done."""
         self._delays.expect(instant(lease.due_ms, lease.now_ms))
         self._delays.expect(instant(lease.marks_due_ms, lease.now_ms))
-        self.engine.on_doomed(self.topic, self.number)
+        self.engine.on_bodies_to_delete(self.topic, self.number)
         asyncio.get_running_loop().call_soon(self._watch_sessions, lease)  # when it is ours
         if lease.sweep:
             self.background.start(self.engine.reclaim, self.topic, self.number)

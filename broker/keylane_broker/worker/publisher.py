@@ -102,7 +102,9 @@ class Publisher:
             count = len(pending.flat) // 3
             duplicates = _part(result.duplicates, start, count)
             replies.append(
-                wire.PublishReply(result.ledger, first, result.published_ms, result.unowed > 0, duplicates)
+                wire.PublishReply(
+                    result.ledger, first, result.published_ms, result.no_subscribers > 0, duplicates
+                )
             )
             start += count
             first += count - len(duplicates)

@@ -64,7 +64,7 @@ async def settle(
     if isinstance(request, wire.Ack):
         names = _names(request.bodies)
         result = await call(
-            lambda engine, lease: engine.ack(lease, name, receipts, names, consumer=whose, told=make_room)
+            lambda engine, lease: engine.ack(lease, name, receipts, names, consumer=whose, on_step=make_room)
         )
         for record, entries in result.records:
             gone = names_within(request.bodies or [], entries)
@@ -79,7 +79,7 @@ async def settle(
                 until_ms=request.until_ms,
                 charged=request.charged,
                 consumer=whose,
-                told=make_room,
+                on_step=make_room,
             )
         )
     if dispatcher is not None and (dispatcher.ordered or nacked):

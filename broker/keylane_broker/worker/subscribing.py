@@ -15,7 +15,6 @@ from keylane.errors import (
 )
 from keylane_broker.engine.answers import by_position, check_incarnation, made_anew
 from keylane_broker.engine.checks import check_int
-from keylane_broker.engine.codec import count_messages, without
 from keylane_broker.engine.values import Delivery, SubscriptionSettings
 from keylane_broker.errors import NotOwner
 from keylane_broker.limits import MAX_MS, MAX_PERMITS
@@ -23,6 +22,7 @@ from keylane_broker.store.keys import check_name
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.held_frames import count_messages, without
 from keylane_broker.worker.positions import create_subscription_at
 
 

@@ -79,8 +79,8 @@ class Worker:
             engine, self.clock, self.bodies.store, lifetime, self.partitions.leased
         )
         engine.store.on_lost = self.partitions.reacquire_leases
-        engine.on_doomed = self.bodies.wake
-        engine.dispose = self.bodies.finish
+        engine.on_bodies_to_delete = self.bodies.wake
+        engine.delete_bodies = self.bodies.finish
         self._context = Context(
             settings=settings,
             release=release,
