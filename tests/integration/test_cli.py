@@ -79,7 +79,9 @@ def test_the_journal_of_a_topic_is_switched_on_and_off(keylane: Keylane, topic: 
     changed = keylane("topic", "change", topic, "--journal", "5000").stdout
     assert changed == f"the journal of topic {topic!r} keeps 5,000 records in each partition\n"
     assert "5,000" in keylane("topic", "describe", topic).stdout
-    assert "use on, off or how many" in keylane("topic", "change", topic, "--journal", "-1x", status=2).stderr
+    assert (
+        "is not on, off or a number" in keylane("topic", "change", topic, "--journal", "-1x", status=2).stderr
+    )
     assert "nothing to change" in keylane("topic", "change", topic, status=2).stderr
     keylane("topic", "delete", topic)
 
@@ -119,7 +121,7 @@ def test_publish_says_what_became_of_the_message(keylane: Keylane, client: Clien
     arguments = ["publish", topic, "héllo", "--key", "k", "--attr", "a=1", "--attr", "b=x=y", "--uid", "u1"]
     first = json.loads(keylane(*arguments, "--json").stdout)
     assert (first["uid"], first["duplicate"], first["no_subscribers"]) == ("u1", False, False)
-    assert f"published {first['id']}, which was there already" in keylane(*arguments).stdout
+    assert f"published {first['id']}, which was published already" in keylane(*arguments).stdout
     with client.subscribe(topic, "billing") as consumer:
         message = consumer.receive(timeout=DEADLINE)
         assert (message.id, message.key, message.data()) == (first["id"], "k", "héllo".encode())
@@ -143,7 +145,7 @@ def test_publish_for_later(keylane: Keylane, client: Client, topic: str) -> None
     """It says so, and the message comes in its time."""
     client.create_subscription(topic, "billing")
     said = keylane("publish", topic, "tea", "--delay", "0.3", "--uid", "u").stdout
-    assert said == "kept until it is due (uid u, memory)\n"
+    assert said == "stored until it is due (uid u, memory)\n"
     assert json.loads(keylane("publish", topic, "tea", "--delay", "60", "--json").stdout)["delayed"]
     assert "tea" in keylane("subscribe", topic, "billing", "--max", "1").stdout
 
@@ -261,7 +263,7 @@ def test_subscribe_refuses_another_mode_than_the_stored_one(
 def test_a_position_that_is_none_is_a_usage_error(keylane: Keylane, client: Client, topic: str) -> None:
     """It says which there are."""
     done = keylane("subscribe", topic, "billing", "--offset", "yesterday", status=2)
-    assert "error: 'yesterday' is no position" in done.stderr
+    assert "error: 'yesterday' is not a position" in done.stderr
     keylane("subscription", "seek", topic, "billing", "yesterday", status=2)
 
 
@@ -553,7 +555,7 @@ async def test_doctor_blames_redis_only_where_it_is_away() -> None:
         done = await asyncio.to_thread(commands.keylane, "doctor", "--server", worker.url, status=1)
     assert "the worker is stopping" in done.stdout
     assert "bring Redis back" not in done.stdout
-    assert "logs of the workers" in done.stdout
+    assert "the workers' logs" in done.stdout
 
 
 def test_doctor_says_what_is_wrong_and_what_to_do(

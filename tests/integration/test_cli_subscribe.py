@@ -121,7 +121,7 @@ def test_what_could_not_be_printed_is_not_acked(broker: RunningBroker, client: C
             timeout=DEADLINE,
         )
     assert done.returncode == 1
-    assert done.stderr == "error: cannot print what is to be printed: No space left on device\n"
+    assert done.stderr == "error: cannot write to stdout: No space left on device\n"
     assert left(client, topic) == ids
 
 

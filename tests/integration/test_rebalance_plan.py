@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from keylane import Client
+<<<<<<< HEAD
 from keylane_broker.commandline.command import Trouble
 from keylane_broker.commandline.plan import PlannedMove, check, moves_of, read_plan
 from tests.integration.test_cli_cluster import run
+=======
+from keylane.commandline.output import CommandError
+from keylane.commandline.rebalance_plan import PlannedMove, read_plan
+from keylane_broker.commandline.rebalance import check, moves_of
+from tests.integration.test_cli_cluster import run, wait_until
+>>>>>>> 43aff31 (commandline: one kit for broker and pipeline, and plain English in every --help)
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
@@ -115,7 +122,7 @@ def holders_when_settled(broker: RunningBroker, topic: str) -> list[str]:
 def test_what_cannot_be_followed_moves_nothing_and_says_why(
     three: RunningBroker, topic_of_six: str, write: Write, tmp_path: Path
 ) -> None:
-    """With 1 for what is not there and 2 for what is no plan."""
+    """With 1 for what is not there and 2 for what is not a plan."""
     now = holders_when_settled(three, topic_of_six)
     other = next(worker for worker in ("worker-0", "worker-1") if worker != now[0])
     assert "no partition 6" in run(
@@ -138,7 +145,7 @@ def test_what_cannot_be_followed_moves_nothing_and_says_why(
 )
 def test_a_plan_is_checked_before_anything_moves(move: PlannedMove, problem: str) -> None:
     """Each mistake with what would be right."""
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(CommandError) as caught:
         check([PlannedMove("orders", 0, "w1"), move], OWNERS, WORKERS)
     assert str(caught.value) == problem
 
@@ -148,7 +155,7 @@ def test_a_plan_that_the_cluster_would_undo_is_refused() -> None:
     check([PlannedMove("orders", 0, "w1")], OWNERS, WORKERS)
     check([PlannedMove("orders", 0, "w1"), PlannedMove("orders", 1, "w0")], OWNERS, WORKERS)
     crowd = [PlannedMove("orders", number, "w1") for number in (0, 1, 2)]
-    with pytest.raises(Trouble, match="counts must be even within one"):
+    with pytest.raises(CommandError, match="counts must be even within one"):
         check(crowd, OWNERS, WORKERS)
 
 
@@ -163,11 +170,11 @@ def test_what_is_so_already_is_no_move() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "is no plan"),
-        ('{"version": 1}', "is no plan: Object missing required field `moves`"),
+        ("{", "is not a plan"),
+        ('{"version": 1}', "is not a plan: Object missing required field `moves`"),
         (
             '{"version": 1, "moves": [{"topic": "a", "partition": "0", "worker": "w"}]}',
-            "is no plan: Expected `int`",
+            "is not a plan: Expected `int`",
         ),
         (
             '{"version": 1, "moves": [{"topic": "a", "partition": 0, "worker": "w"}, '
@@ -180,6 +187,6 @@ def test_what_is_so_already_is_no_move() -> None:
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     """Before anybody is asked."""
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(CommandError) as caught:
         read_plan(tmp_path / "plan.json")
     assert problem in str(caught.value)

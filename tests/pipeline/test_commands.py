@@ -14,10 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from keylane import Client, OutgoingMessage
+from keylane.commandline.typed import parse_time
 from keylane_broker.commandline.main import app
 from keylane_spark.commandline import command as commandline
-from keylane_spark.commandline.command import Job, told_by_spark
+from keylane_spark.commandline.command import Job
 from keylane_spark.commandline.main import pipeline
+from keylane_spark.commandline.spark_errors import explain_spark_error
 from keylane_spark.connection import Connection
 from tests.pipeline.archives import ids_in
 from tests.pipeline.drivers import BIN, QUICK_JAVA, ROOT, Driver, keylane
@@ -34,10 +36,10 @@ def test_a_time_without_a_zone_is_utc_wherever_it_is_typed(monkeypatch: pytest.M
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("TZ", "America/Lima")
         time.tzset()
-        found = commandline.moment("--since", "2026-11-16T13:00")
+        found = parse_time("2026-11-16T13:00")
     time.tzset()
     assert found == datetime(2026, 11, 16, 13, tzinfo=UTC)
-    assert commandline.moment("--since", "2026-11-16T13:00+02:00") == datetime(2026, 11, 16, 11, tzinfo=UTC)
+    assert parse_time("2026-11-16T13:00+02:00") == datetime(2026, 11, 16, 11, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_what_cannot_be_meant_is_status_2(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["archive", "--to", "x"], "name the topics to archive, or merge"),
+        (["archive", "--to", "x"], "give the topics to archive, or --compact"),
         (["archive", "orders", "--to", "x", "--compact"], "without topics"),
         (
             ["archive", "orders", "--to", "x", "--conf", "nonsense"],
@@ -59,11 +61,11 @@ def test_what_cannot_be_meant_is_status_2(words: list[str]) -> None:
         (["replay", "x", "orders", "--rate", "-1"], "--rate -1: it must be more than 0"),
         (
             ["audit", "orders", "--since", "noon"],
-            "--since 'noon' is no time: write it as 2026-11-16T13:00:00Z",
+            "--since 'noon' is not a time; write it as 2026-12-31T23:59:00Z",
         ),
         (
             ["replay", "x", "orders", "--since", "noon"],
-            "--since 'noon' is no time: write it as 2026-11-16T13:00:00Z",
+            "--since 'noon' is not a time; write it as 2026-12-31T23:59:00Z",
         ),
     ],
 )
@@ -141,7 +143,9 @@ def test_without_spark_the_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_command_line_does_not_load_spark() -> None:
     heavy = "('pyspark', 'pyarrow', 'numpy')"
-    code = f"import sys, broker.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
+    code = (
+        f"import sys, keylane_broker.commandline.main; sys.exit(any(name in sys.modules for name in {heavy}))"
+    )
     subprocess.run([BIN / "python", "-c", code], cwd=ROOT, check=True, timeout=200)
 
 
@@ -163,16 +167,17 @@ def test_a_token_is_for_all_that_the_job_starts(monkeypatch: pytest.MonkeyPatch)
 def test_what_a_task_says_is_found_in_what_spark_says() -> None:
     text = """[PYTHON_EXCEPTION] Traceback (most recent call last):
   File "x.py", line 1, in <module>
-client.errors.Overloaded: the payload store has reached its maxmemory: OOM
+keylane.errors.Overloaded: the payload store has reached its maxmemory: OOM
  SQLSTATE: 38000
 \tat org.apache.spark.api.python.BasePythonRunner"""
-    assert told_by_spark(text) == ("overloaded", "the payload store has reached its maxmemory: OOM", True)
-    assert told_by_spark("\n[TABLE_NOT_FOUND] there is none\n\tat x") == (
-        "spark",
-        "[TABLE_NOT_FOUND] there is none",
-        False,
-    )
-    assert told_by_spark("")[0] == "spark"
+    error = explain_spark_error(text)
+    assert (error.code, error.retriable) == ("overloaded", True)
+    assert str(error) == "the payload store has reached its maxmemory: OOM"
+    error = explain_spark_error("\n[TABLE_NOT_FOUND] there is none\n\tat x")
+    assert (error.code, str(error), error.retriable) == ("spark", "[TABLE_NOT_FOUND] there is none", False)
+    assert explain_spark_error("").code == "spark"
+    lost = "…\nkeylane_spark.errors.DataLoss: 3 messages are gone\n\tat org.apache.spark…"
+    assert str(explain_spark_error(lost)) == "3 messages are gone"
 
 
 def test_errors_that_are_not_ours_are_not_hidden() -> None:
@@ -180,7 +185,7 @@ def test_errors_that_are_not_ours_are_not_hidden() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Job().run(fail)
+        Job().execute(fail)
 
 
 @pytest.fixture

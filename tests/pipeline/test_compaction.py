@@ -262,7 +262,7 @@ def test_a_plain_reader_says_what_to_do_about_files_that_stay(
         lambda: rows_in_archive(str(killed)),
         lambda: engine.archive(str(killed), "orders", "archive"),
     ):
-        assert job.run(look) == 3, "1 is an audit that found something"  # type: ignore[arg-type]
+        assert job.execute(look) == 3, "1 is an audit that found something"
         [line] = capsys.readouterr().err.splitlines()
         assert line.endswith(f"run: keylane pipeline archive --compact --to {killed}")
 

@@ -1,1 +1,1 @@
-"""The commands of `keylane`, a module for each noun; what is slow to import waits until it is needed."""
+"""The commands of `keylane`, a module for each; what is slow to import waits until it is needed."""

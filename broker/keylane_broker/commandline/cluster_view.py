@@ -1,14 +1,11 @@
-"""What `keylane cluster` shows: tables of workers and partitions, and what somebody should look after."""
+"""What `keylane cluster` shows: tables of workers and partitions, and warnings for an operator."""
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
-from keylane_broker.commandline.command import Trouble, Usage
-
-if TYPE_CHECKING:
-    from keylane import ClusterReport, LedgerInfo, PartitionInfo, PartitionMove
+from keylane import ClusterReport, LedgerInfo, PartitionInfo, PartitionMove
+from keylane.commandline.output import CommandError, UsageError
 
 __all__ = [
     "MOVE_COLUMNS",
@@ -18,10 +15,10 @@ __all__ = [
     "find_worker",
     "move_rows",
     "partition_rows",
-    "partition_troubles",
+    "partition_warnings",
     "totals",
     "worker_rows",
-    "worker_troubles",
+    "worker_warnings",
 ]
 
 WORKER_COLUMNS = ["worker", "address", "state", "partitions", "msg/s", "ms/s", "heard"]
@@ -31,8 +28,8 @@ NAMED = 5  # of a long list
 LEDGERS = 3  # the newest, in a table
 
 
-def worker_rows(report: "ClusterReport", now: datetime) -> list[Sequence[object]]:
-    """A line for each worker; the one that places the partitions has a star."""
+def worker_rows(report: ClusterReport, now: datetime) -> list[Sequence[object]]:
+    """A line for each worker; the controller has a star."""
     return [
         (
             f"{worker.id} *" if worker.id == report.controller else worker.id,
@@ -47,7 +44,7 @@ def worker_rows(report: "ClusterReport", now: datetime) -> list[Sequence[object]
     ]
 
 
-def totals(report: "ClusterReport") -> str:
+def totals(report: ClusterReport) -> str:
     """The cluster in one line."""
     serving = [worker for worker in report.workers if worker.state != "lost"]
     messages = round(sum(worker.messages_per_second for worker in serving))
@@ -56,33 +53,33 @@ def totals(report: "ClusterReport") -> str:
     return (
         f"{count_of(len(serving), 'worker')}, {count_of(partitions, 'partition')}, "
         f"{messages:,} messages/s, {script_ms:,} ms/s in scripts; "
-        f"* places the partitions (change {report.version})"
+        f"* is the controller (change {report.version})"
     )
 
 
-def worker_troubles(report: "ClusterReport", now: datetime) -> list[str]:
+def worker_warnings(report: ClusterReport, now: datetime) -> list[str]:
     """What is wrong with the workers, and what to do about it."""
     found = [
-        f"{worker.id} at {worker.address} has not been heard of for {_ago(now - worker.heartbeat_at, '')}: "
-        "others have taken over its partitions, or will in a moment; see its log, and start it again"
+        f"{worker.id} at {worker.address} has not been heard from for {_ago(now - worker.heartbeat_at, '')}: "
+        "others have taken over its partitions, or will in a moment; see its log, and restart it"
         for worker in report.workers
         if worker.state == "lost"
     ]
     if report.workers and not any(worker.state == "serving" for worker in report.workers):
         found.append(
-            "no worker takes partitions: start one, or `keylane cluster drain WORKER --undo` one that drains"
+            "no worker takes partitions: start one, or undo a drain (`keylane cluster drain WORKER --undo`)"
         )
     if not report.controller:
         found.append(
-            "nobody places partitions: if this lasts for more than seconds, look for errors in the logs"
+            "no worker is the controller: if this lasts more than a few seconds, look for errors in the logs"
         )
     releases = sorted({worker.release for worker in report.workers if worker.state != "lost"})
     if len(releases) > 1:
-        found.append(f"workers of different releases run: {', '.join(releases)}; finish the update")
+        found.append(f"workers run different releases: {', '.join(releases)}; finish the update")
     return found
 
 
-def partition_rows(partitions: Sequence["PartitionInfo"]) -> list[Sequence[object]]:
+def partition_rows(partitions: Sequence[PartitionInfo]) -> list[Sequence[object]]:
     """A line for each partition: who is to serve it, who does, and what it still has."""
     width = len(str(len(partitions)))
     return [
@@ -99,7 +96,7 @@ def partition_rows(partitions: Sequence["PartitionInfo"]) -> list[Sequence[objec
     ]
 
 
-def partition_troubles(topics: Mapping[str, Sequence["PartitionInfo"]]) -> list[str]:
+def partition_warnings(topics: Mapping[str, Sequence[PartitionInfo]]) -> list[str]:
     """Which partitions nobody serves, and what to do about it."""
     everything = [(topic, info) for topic, partitions in topics.items() for info in partitions]
     ownerless = [f"{topic}:{info.partition}" for topic, info in everything if not info.worker]
@@ -112,35 +109,35 @@ def partition_troubles(topics: Mapping[str, Sequence["PartitionInfo"]]) -> list[
     if ownerless:
         found.append(
             f"{count_of(len(ownerless), 'partition')} without an owner ({_some(ownerless)}): if this lasts, "
-            "see the log of the worker that places partitions, and start another worker"
+            "see the log of the controller, and start another worker"
         )
     if elsewhere:
         found.append(
             f"{count_of(len(elsewhere), 'partition')} whose owner has no lease on it ({_some(elsewhere)}): "
-            "normal for some seconds after a worker was lost; if this lasts, see the owner's log"
+            "normal for a few seconds after a worker was lost; if this lasts, see the owner's log"
         )
     return found
 
 
-def move_rows(moves: Sequence["PartitionMove"]) -> list[Sequence[object]]:
+def move_rows(moves: Sequence[PartitionMove]) -> list[Sequence[object]]:
     """A line for each move."""
     return [(move.topic, move.partition, move.source or None, move.target, move.reason) for move in moves]
 
 
 def find_worker(name: str, ids: Sequence[str]) -> str:
-    """The worker that is meant, which may be abbreviated as long as that is clear."""
+    """The worker of this id, or the only one whose id begins with it."""
     if name in ids:
         return name
     meant = sorted((known for known in ids if known.startswith(name)), key=_natural)
     if len(meant) == 1:
         return meant[0]
     if meant:
-        raise Usage(f"{name!r} can be any of {', '.join(meant)}; type more of it")
+        raise UsageError(f"ambiguous worker {name!r}: {', '.join(meant)}")
     known = ", ".join(sorted(ids, key=_natural))
-    raise Trouble(f"no worker {name!r}; there are {known}")
+    raise CommandError(f"no worker {name!r}; there are {known}")
 
 
-def _lease(info: "PartitionInfo") -> str | None:
+def _lease(info: PartitionInfo) -> str | None:
     """How long the lease lasts unless it is renewed, and who has it if that is not the owner."""
     if not info.holder:
         return None
@@ -148,7 +145,7 @@ def _lease(info: "PartitionInfo") -> str | None:
     return left if info.holder == info.worker else f"{info.holder}, {left}"
 
 
-def _ledgers(ledgers: Sequence["LedgerInfo"]) -> str:
+def _ledgers(ledgers: Sequence[LedgerInfo]) -> str:
     """The newest ledgers; those before them count together."""
     newest = [f"{ledger.ledger}: {ledger.remaining:,}" for ledger in ledgers[-LEDGERS:]]
     before = ledgers[:-LEDGERS]
@@ -174,5 +171,5 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """So that worker-10 comes after worker-9."""
+    """A sort key that puts worker-10 after worker-9."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name) if part]

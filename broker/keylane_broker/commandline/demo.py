@@ -1,4 +1,4 @@
-"""`keylane demo`: a broker, a guided tour of it, and then it is yours."""
+"""`keylane demo`: start a broker, take a guided tour of it, and leave it running."""
 
 import contextlib
 import tempfile
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keylane_broker.commandline.command import Session, command
-from keylane_broker.commandline.serve import cancel_on_signal
+from keylane import AsyncClient
+from keylane.errors import TopicNotFound
+from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.signals import cancel_on_signal
 
 if TYPE_CHECKING:
     from keylane_broker.supervise.supervisor import Running
@@ -27,28 +29,28 @@ def add_demo(app: typer.Typer) -> None:
 
 
 async def demo(
-    session: Session,
+    run: BrokerRun,
     once: Annotated[bool, typer.Option("--once", help="Exit after the tour.")] = False,
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="Keep the data here; else it is thrown away.", show_default=False),
+        typer.Option(help="Keep the data in this folder instead of discarding it.", show_default=False),
     ] = None,
 ) -> None:
-    """Start a broker and show what it does, step by step; with --server, show it on that one."""
+    """Start a broker and show step by step what it does; with --server, use that broker."""
     import anyio
 
     finished = False
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
-        if session.named_server:
-            await _tour(session, session.server, f"demo-{token_hex(3)}", None)
+        if run.named_server:
+            await _tour(run, run.server, f"demo-{token_hex(3)}", None)
             finished = True
         else:
             async with _broker(data_dir) as broker:
-                await _tour(session, broker.url, TOPIC, broker)
+                await _tour(run, broker.url, TOPIC, broker)
                 finished = True
                 if not once:
-                    _hand_over(session, broker)
+                    _hand_over(run, broker)
                     await anyio.sleep_forever()
         tasks.cancel_scope.cancel()
     if not finished:
@@ -70,16 +72,14 @@ async def _broker(data_dir: Path | None) -> AsyncIterator["Running"]:
             yield broker
 
 
-async def _tour(session: Session, server: str, topic: str, broker: "Running | None") -> None:
+async def _tour(run: BrokerRun, server: str, topic: str, broker: "Running | None") -> None:
     """Show everything; on somebody else's broker nothing is left behind."""
-    from keylane import AsyncClient
-    from keylane.errors import TopicNotFound
     from keylane_broker.commandline.tour import Tour
 
-    if broker and not session.json:
-        session.out.print(f"A broker is up at {broker.url},\nits Valkey at {broker.redis_url}.", markup=False)
+    if broker and not run.json:
+        run.out.print(f"A broker is up at {broker.url},\nits Valkey at {broker.redis_url}.", markup=False)
     async with AsyncClient(server) as client:
-        tour = Tour(client, server, topic, session)
+        tour = Tour(client, server, topic, run)
         with contextlib.suppress(TopicNotFound):
             await client.delete_topic(topic)  # of an earlier run
         try:
@@ -90,11 +90,11 @@ async def _tour(session: Session, server: str, topic: str, broker: "Running | No
             if not broker:
                 await client.delete_topic(topic)
     about = {"ok": True, "server": server, "steps": tour.steps}
-    session.say(about, "\nAll of this was real, and went as it should.")
+    run.say(about, "\nDemo finished; every step was verified.")
 
 
-def _hand_over(session: Session, broker: "Running") -> None:
-    if session.json:
+def _hand_over(run: BrokerRun, broker: "Running") -> None:
+    if run.json:
         return
     port = broker.redis_url.rpartition(":")[2].partition("/")[0]
     server = f"--server {broker.url}"
@@ -104,4 +104,4 @@ def _hand_over(session: Session, broker: "Running") -> None:
         f"  keylane publish {TOPIC} 'hello' --key anna {server}",
         f"  redis-cli -p {port} hgetall kl:topic:{TOPIC}",
     ):
-        session.out.print(line, markup=False, soft_wrap=True)
+        run.out.print(line, markup=False, soft_wrap=True)

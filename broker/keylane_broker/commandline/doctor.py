@@ -1,4 +1,4 @@
-"""`keylane doctor`: is everything as it should be, and if not, what to do."""
+"""`keylane doctor`: check that everything works, and say what to do if not."""
 
 import asyncio
 import time
@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from keylane_broker.commandline.command import Session, Trouble, Usage, command
+from keylane import AsyncClient, ClusterInfo, ksuid
+from keylane.commandline.output import CommandError, UsageError, progress_bar
+from keylane.errors import BrokerError, TopicNotFound, Unavailable
+from keylane.payloads import open_store, public
+from keylane_broker.commandline.cluster_view import count_of, partition_warnings
+from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.partitions import all_partitions
 
-if TYPE_CHECKING:
-    from keylane import AsyncClient, ClusterInfo
+if TYPE_CHECKING:  # slow to import
     from keylane_broker.engine.engine import Engine
 
 __all__ = ["add_doctor"]
 
 TRIPS = 5
-REPORT = "do what it says there; else keep a copy of the data and report this: it is a bug in Keylane"
+REPORT = "do what it says there; otherwise keep a copy of the data and report this: it is a bug in Keylane"
 ANSWER_SECONDS = 10.0  # whoever asks a doctor wants to know now
 TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
 LOOK_SECONDS = 0.2
@@ -40,64 +45,59 @@ def add_doctor(app: typer.Typer) -> None:
 
 
 async def doctor(
-    session: Session,
+    run: BrokerRun,
     redis: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Look into the broker's Redis too.", show_default=False),
+        typer.Option(metavar="URL", help="Also check the broker's Redis, at this URL.", show_default=False),
     ] = None,
 ) -> None:
-    """Check the broker, its clock, the payload store and, if named, its Redis."""
+    """Check the broker, its clock, the payload store and, with --redis, its Redis."""
     from rich.text import Text
 
-    findings = await _check_broker(session)
+    findings = await _check_broker(run)
     if redis:
         findings += await _check_redis(redis)
     marks = {True: Text("ok", "green"), False: Text("WRONG", "bold red")}
     note = Text("note", "yellow")
     rows = [(note if item.warns else marks[item.ok], item.check, item.detail) for item in findings]
-    session.table([item._asdict() for item in findings], ["", "check", "found"], rows)
+    run.table([item._asdict() for item in findings], ["", "check", "found"], rows)
     wrong = [item for item in findings if not item.ok]
     for item in findings:
-        if not session.json and (item.warns or not item.ok):
-            session.out.print(f"\n{item.check}: {item.advice}", markup=False, soft_wrap=True)
+        if not run.json and (item.warns or not item.ok):
+            run.out.print(f"\n{item.check}: {item.advice}", markup=False, soft_wrap=True)
     if wrong:
-        raise Trouble(f"{len(wrong)} of {len(findings)} checks found something wrong")
+        raise CommandError(f"{len(wrong)} of {len(findings)} checks found something wrong")
 
 
-async def _check_broker(session: Session) -> list[Finding]:
-    from keylane.errors import BrokerError, Unavailable
-
+async def _check_broker(run: BrokerRun) -> list[Finding]:
     try:
-        async with session.client(timeout=ANSWER_SECONDS) as client:
+        async with run.client(timeout=ANSWER_SECONDS) as client:
             info = await client.info()
             return [
-                Finding("broker", True, f"{session.server}, version {info.version}"),
+                Finding("broker", True, f"{run.server}, version {info.version}"),
                 Finding("client", True, f"version {version('keylane')}, protocol {info.protocol}"),
                 *await _check_cluster(client),
                 *await _check_times(client),
                 await _check_payloads(info),
             ]
     except Unavailable as error:
-        advice = "this should pass by itself; if it does not, see the logs of the workers"
+        advice = "this should pass by itself; if it does not, see the workers' logs"
         if "Redis" in str(error):
-            advice = "bring Redis back: workers go on by themselves, and restarting them does not help"
+            advice = "bring Redis back: workers recover by themselves, and restarting them does not help"
         return [Finding("broker", False, str(error), advice)]
     except BrokerError as error:
-        advice = "start a broker with `keylane serve`, or name another with --server"
+        advice = "start a broker with `keylane serve`, or give the URL of another with --server"
         return [Finding("broker", False, str(error), advice)]
 
 
-async def _check_cluster(client: "AsyncClient") -> list[Finding]:
+async def _check_cluster(client: AsyncClient) -> list[Finding]:
     """Who serves, and whether every partition is served; after a loss that takes a partition lease."""
-    from keylane_broker.commandline.cluster import all_partitions
-    from keylane_broker.commandline.cluster_view import count_of, partition_troubles
-
     end = time.monotonic() + TAKE_OVER_SECONDS
     while True:
         report = await client.cluster()
         topics = await all_partitions(client)
-        troubles = partition_troubles(topics)
-        if not troubles or time.monotonic() > end:
+        warnings = partition_warnings(topics)
+        if not warnings or time.monotonic() > end:
             break
         await asyncio.sleep(LOOK_SECONDS)
     workers = ", ".join(
@@ -107,14 +107,14 @@ async def _check_cluster(client: "AsyncClient") -> list[Finding]:
     partitions = count_of(sum(map(len, topics.values())), "partition")
     served = f"{partitions} of {count_of(len(topics), 'topic')}, all served"
     able = any(worker.state == "serving" for worker in report.workers)
-    advice = "see `keylane cluster` and the logs of the workers"
+    advice = "see `keylane cluster` and the workers' logs"
     return [
-        Finding("workers", able, workers, "none takes partitions: start one, or undo the drain of one"),
-        Finding("partitions", not troubles, "; ".join(troubles) or served, advice),
+        Finding("workers", able, workers, "none takes partitions: start one, or undo a drain"),
+        Finding("partitions", not warnings, "; ".join(warnings) or served, advice),
     ]
 
 
-async def _check_times(client: "AsyncClient") -> list[Finding]:
+async def _check_times(client: AsyncClient) -> list[Finding]:
     """The fastest of several round trips, and how far the two clocks are apart."""
     best, drift = float("inf"), 0.0
     for _ in range(TRIPS):
@@ -136,16 +136,12 @@ async def _check_times(client: "AsyncClient") -> list[Finding]:
     ]
 
 
-async def _check_payloads(info: "ClusterInfo") -> Finding:
+async def _check_payloads(info: ClusterInfo) -> Finding:
     """Store, read and delete a body."""
-    from keylane import ksuid
-    from keylane.errors import BrokerError
-    from keylane.payloads import open_store, public
-
     [name], body = ksuid.take(1), b"keylane doctor"
     advice = (
         "clients cannot store or read bodies there: make the address reachable from this machine, or set "
-        "--payloads of the broker to one that is"
+        "the broker's --payloads to one that is"
     )
     try:
         store = open_store(info.payloads, lifetime=60)
@@ -161,7 +157,6 @@ async def _check_payloads(info: "ClusterInfo") -> Finding:
 
 
 async def _check_redis(url: str) -> list[Finding]:
-    from keylane.errors import BrokerError
     from keylane.redis.urls import check_url
     from keylane_broker.engine.engine import Engine
     from keylane_broker.inspect.fitness import advice_on, examine
@@ -169,7 +164,7 @@ async def _check_redis(url: str) -> list[Finding]:
     try:
         check_url(url)
     except ValueError as error:
-        raise Usage(f"--redis is {url!r}: {error}") from None
+        raise UsageError(f"--redis is {url!r}: {error}") from None
     engine = Engine.connect(url)
     try:
         server = [
@@ -200,7 +195,6 @@ async def _check_workers(engine: "Engine") -> Finding:
 
 async def _check_leads(engine: "Engine") -> Finding:
     """Partitions whose time is ahead of that of Redis: its clock has gone back."""
-    from keylane.errors import TopicNotFound
     from keylane_broker.store.keys import partition_keys
 
     ahead: dict[str, int] = {}
@@ -230,19 +224,14 @@ async def _check_leads(engine: "Engine") -> Finding:
 
 async def _check_topics(engine: "Engine") -> list[Finding]:
     """Every invariant of every topic."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from keylane.errors import TopicNotFound
     from keylane_broker.inspect.snapshot import scan
     from keylane_broker.inspect.topic_checker import check_leftovers, check_topic
 
     scanned = await scan(engine.store)
     left = await check_leftovers(engine, scanned)
     findings = [Finding("topics", not left, "; ".join(left) or "none is half-created", "see there")]
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        for topic in progress.track(sorted(await engine.topics()), description="looking into topics"):
+    with progress_bar() as progress:
+        for topic in progress.track(sorted(await engine.topics()), description="checking topics"):
             try:
                 problems = await check_topic(engine, topic, scanned)
             except TopicNotFound:

@@ -1,15 +1,13 @@
-"""`keylane peek`: look at what a subscription has not settled, without leasing it."""
+"""`keylane peek`: show what a subscription has not settled, without leasing it."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from keylane import PeekedMessage
 from keylane_broker.commandline.arguments import PartitionOption, SubscriptionArgument, TopicArgument
-from keylane_broker.commandline.command import Session, command
-
-if TYPE_CHECKING:
-    from keylane import PeekedMessage
+from keylane_broker.commandline.command import BrokerRun, command
 
 __all__ = ["add_peek"]
 
@@ -20,24 +18,24 @@ def add_peek(app: typer.Typer) -> None:
 
 
 async def peek(
-    session: Session,
+    run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     partition: PartitionOption = None,
-    limit: Annotated[int, typer.Option("--max", help="Show so many.", min=1)] = 10,
+    limit: Annotated[int, typer.Option("--max", help="Maximum to show.", min=1)] = 10,
 ) -> None:
-    """Look at what a subscription has not settled yet, without taking it."""
-    async with session.client() as client:
+    """Peek at what a subscription has not settled yet, without leasing it."""
+    async with run.client() as client:
         found = await client.peek(topic, subscription, partition=partition, limit=limit)
     rows = [(item.id, item.key, _state(item), item.retry_count, item.size, _age(item)) for item in found]
-    session.table(found, ["id", "key", "state", "retries", "bytes", "age"], rows)
+    run.table(found, ["id", "key", "state", "retries", "bytes", "age"], rows)
 
 
-def _state(message: "PeekedMessage") -> str:
+def _state(message: PeekedMessage) -> str:
     return f"{message.state} to {message.consumer}" if message.consumer else message.state
 
 
-def _age(message: "PeekedMessage") -> str:
+def _age(message: PeekedMessage) -> str:
     seconds = max(0, int((datetime.now(UTC) - message.produced_at).total_seconds()))
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:

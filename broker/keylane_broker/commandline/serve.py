@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from keylane_broker.commandline.command import Globals, JsonOption, Session, Usage
+from keylane.commandline.command import Globals, JsonOption
+from keylane.commandline.output import UsageError
+from keylane.payloads import public
+from keylane_broker.commandline.command import BrokerRun
+from keylane_broker.commandline.signals import cancel_on_signal
 
-if TYPE_CHECKING:
-    from anyio import CancelScope
-
+if TYPE_CHECKING:  # slow to import
     from keylane_broker.config import Settings
     from keylane_broker.supervise.supervisor import Running
 
-__all__ = ["add_serve", "cancel_on_signal"]
+__all__ = ["add_serve"]
 
 
 FLAGS = "keylane.settings"  # where the command has the flags that are settings, by name
@@ -85,17 +87,18 @@ def serve(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a broker: workers and, unless --redis says where one is, a Valkey to keep everything in.
+    """Serve a broker: workers and, unless --redis is given, an embedded Valkey that keeps everything.
 
-    Every setting can also be KEYLANE_… in the environment, or a key of the file. SIGHUP replaces one worker
-    after the other, SIGTERM and Ctrl-C stop them all.
+    Every setting can also be given as KEYLANE_… in the environment or as a key of the file. SIGHUP restarts
+    the workers one by one; SIGTERM and Ctrl-C stop them all.
     """
     before: Globals = ctx.find_root().obj
-    run = Session(before.server, json or before.json)
-    raise typer.Exit(run.run(_serve(run, config, ctx.meta[FLAGS])))
+    run = BrokerRun(before.server, json or before.json)
+    arguments = {"file": config, "flags": ctx.meta[FLAGS]}
+    raise typer.Exit(run.execute(lambda: run.call(_serve, arguments)))
 
 
-async def _serve(session: Session, file: Path | None, flags: dict[str, str | None]) -> None:
+async def _serve(run: BrokerRun, file: Path | None, flags: dict[str, str | None]) -> None:
     import anyio
 
     from keylane_broker.logs import start_logging
@@ -108,7 +111,7 @@ async def _serve(session: Session, file: Path | None, flags: dict[str, str | Non
         tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
         with anyio.open_signal_receiver(signal.SIGHUP) as hangups:
             async with supervise(settings) as broker:
-                session.say(_about(broker), _sentence(broker))
+                run.say(_about(broker), _sentence(broker))
                 async for _ in hangups:
                     if hangs_up and not _has_terminal():
                         break  # nobody has asked for a restart: the window was closed
@@ -122,7 +125,7 @@ def _settings(file: Path | None, flags: dict[str, str | None]) -> "Settings":
     try:
         return load(file, **flags)
     except ConfigError as error:
-        raise Usage(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def _has_terminal() -> bool:
@@ -134,18 +137,7 @@ def _has_terminal() -> bool:
     return True
 
 
-async def cancel_on_signal(scope: "CancelScope") -> None:
-    """Leave in good order when Ctrl-C or SIGTERM says so."""
-    import anyio
-
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
-
-
 def _about(broker: "Running") -> dict[str, object]:
-    from keylane.payloads import public
-
     return {
         "address": broker.url,
         "redis": public(broker.redis_url),
@@ -157,7 +149,5 @@ def _about(broker: "Running") -> dict[str, object]:
 
 
 def _sentence(broker: "Running") -> str:
-    from keylane.payloads import public
-
     kept = f", data in {broker.server.data_dir}" if broker.server else ""
     return f"keylane is ready at {broker.url} (redis at {public(broker.redis_url)}{kept})"

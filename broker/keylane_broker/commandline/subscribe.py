@@ -1,26 +1,26 @@
-"""`keylane subscribe`: print messages as they come."""
+"""`keylane subscribe`: print messages as they arrive."""
 
 import base64
 import json
 from collections.abc import Iterator
 from select import PIPE_BUF
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
+from keylane import AsyncClient, Batch, Consumer, Message, SubscriptionInfo
+from keylane.commandline.output import UsageError
+from keylane.errors import PayloadMissing, SubscriptionNotFound
+from keylane.types import Mode
 from keylane_broker.commandline.arguments import (
     ModeOption,
     PartitionOption,
     SubscriptionArgument,
     TopicArgument,
-    position_of,
+    parse_position,
 )
-from keylane_broker.commandline.command import Session, Usage, command
-from keylane_broker.commandline.serve import cancel_on_signal
-
-if TYPE_CHECKING:
-    from keylane import AsyncClient, Batch, Consumer, Message, SubscriptionInfo
-    from keylane.types import Mode
+from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.signals import cancel_on_signal
 
 __all__ = ["add_subscribe"]
 
@@ -35,7 +35,7 @@ def add_subscribe(app: typer.Typer) -> None:
 
 
 async def subscribe(
-    session: Session,
+    run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     mode: ModeOption = None,
@@ -43,58 +43,54 @@ async def subscribe(
     offset: Annotated[
         str | None,
         typer.Option(
-            help="Where a new one starts: earliest, latest, an id or a time (UTC unless it says).",
+            help="Start of a new subscription: earliest, latest, an id or a time (UTC by default).",
             show_default=False,
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--max", help="Leave after so many.", min=1, show_default=False)
+        int | None, typer.Option("--max", help="Stop after N messages.", min=1, show_default=False)
     ] = None,
-    no_ack: Annotated[bool, typer.Option("--no-ack", help="Give everything back when leaving.")] = False,
+    no_ack: Annotated[
+        bool, typer.Option("--no-ack", help="Return messages at the end instead of acking them.")
+    ] = False,
 ) -> None:
-    """Print messages as they come, and ack them; Ctrl-C leaves.
+    """Subscribe to a topic: print messages as they arrive, and ack them, until Ctrl-C.
 
-    The subscription is made if it is not there.
+    The subscription is created if it does not exist.
     """
     if no_ack and limit and limit > MOST:
-        raise Usage(
-            f"--no-ack keeps all that it prints, and {MOST:,} is the most: leave out --no-ack, or --max less"
-        )
-    async with session.client() as client:
+        raise UsageError(f"--no-ack can keep at most {MOST:,} messages: omit it, or lower --max")
+    async with run.client() as client:
         existing = await _find(client, topic, subscription)
         if existing and offset is not None:
-            session.note(
-                f"note: subscription {subscription!r} exists and goes on where it was; to move it: "
+            run.note(
+                f"note: subscription {subscription!r} exists and continues where it was; to move it: "
                 f"keylane subscription seek {topic} {subscription} {offset}"
             )
         most = MOST if no_ack else PERMITS
         opened = client.subscribe(
             topic,
             subscription,
-            mode=cast("Mode", mode or (existing.mode if existing else "shared")),
-            start=position_of(offset or "latest"),
+            mode=cast(Mode, mode or (existing.mode if existing else "shared")),
+            start=parse_position(offset or "latest"),
             partitions=None if partition is None else [partition],
             permits=min(limit or most, most),
-            on_stale=lambda message: session.note(
-                f"warning: message {message.id}: its lease has ended; it will come again"
+            on_stale=lambda message: run.note(
+                f"warning: message {message.id}: its lease has ended, so it will be delivered again"
             ),
         )
         async with opened as consumer:
-            await _print_until_signal(session, consumer, limit, no_ack)
+            await _print_until_signal(run, consumer, limit, no_ack)
 
 
-async def _find(client: "AsyncClient", topic: str, subscription: str) -> "SubscriptionInfo | None":
-    from keylane.errors import SubscriptionNotFound
-
+async def _find(client: AsyncClient, topic: str, subscription: str) -> SubscriptionInfo | None:
     try:
         return await client.describe_subscription(topic, subscription)
     except SubscriptionNotFound:
         return None
 
 
-async def _print_until_signal(
-    session: Session, consumer: "Consumer", limit: int | None, no_ack: bool
-) -> None:
+async def _print_until_signal(run: BrokerRun, consumer: Consumer, limit: int | None, no_ack: bool) -> None:
     """Print messages; a signal interrupts the waiting, and the consumer then leaves in good order.
 
     What was printed is acked in the background, at the latest when the consumer leaves; the rest goes back.
@@ -106,9 +102,9 @@ async def _print_until_signal(
         left = limit
         while left is None or left:
             batch = await consumer.take(min(left or BATCH, BATCH))
-            bodies = await _bodies(session, batch)
-            for piece in _pieces(batch, _texts(session, batch, bodies)):
-                session.write("".join(text for _, text in piece))
+            bodies = await _bodies(run, batch)
+            for piece in _pieces(batch, _texts(run, batch, bodies)):
+                run.write("".join(text for _, text in piece))
                 for message, _ in [] if no_ack else piece:
                     async with message:
                         pass
@@ -117,35 +113,31 @@ async def _print_until_signal(
         tasks.cancel_scope.cancel()
 
 
-async def _bodies(session: Session, batch: "Batch") -> list[bytes | None]:
+async def _bodies(run: BrokerRun, batch: Batch) -> list[bytes | None]:
     """The body of each, None where it is gone."""
-    from keylane.errors import PayloadMissing
-
     try:
         return list(await batch.data())
     except PayloadMissing:
-        return [await _body(session, message) for message in batch]
+        return [await _body(run, message) for message in batch]
 
 
-async def _body(session: Session, message: "Message") -> bytes | None:
-    from keylane.errors import PayloadMissing
-
+async def _body(run: BrokerRun, message: Message) -> bytes | None:
     try:
         return await message.data()
     except PayloadMissing as error:
-        session.note(f"warning: {error}")
+        run.note(f"warning: {error}")
         return None
 
 
-def _texts(session: Session, batch: "Batch", bodies: list[bytes | None]) -> list[str]:
+def _texts(run: BrokerRun, batch: Batch, bodies: list[bytes | None]) -> list[str]:
     """A line for each message."""
-    if session.json:
+    if run.json:
         documents = map(_document, batch, bodies)
         return [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
-    return session.lines(map(_line, batch, bodies))
+    return run.lines(map(_line, batch, bodies))
 
 
-def _pieces(batch: "Batch", texts: list[str]) -> Iterator[list[tuple["Message", str]]]:
+def _pieces(batch: Batch, texts: list[str]) -> Iterator[list[tuple[Message, str]]]:
     """Lines that a pipe takes together or not at all: whoever stops reading it gets no half of them."""
     piece: list[tuple[Message, str]] = []
     size = 0
@@ -159,7 +151,7 @@ def _pieces(batch: "Batch", texts: list[str]) -> Iterator[list[tuple["Message", 
     yield piece
 
 
-def _document(message: "Message", data: bytes | None) -> dict[str, Any]:
+def _document(message: Message, data: bytes | None) -> dict[str, Any]:
     return {
         "id": message.id,
         "topic": message.topic,
@@ -188,9 +180,9 @@ def body_fields(data: bytes | None) -> dict[str, str | None]:
         return {"data_base64": base64.b64encode(data).decode()}
 
 
-def _line(message: "Message", data: bytes | None) -> list[tuple[str, str]]:
+def _line(message: Message, data: bytes | None) -> list[tuple[str, str]]:
     """The parts of a line, each with its style."""
-    body = "(its body is gone)" if data is None else data.decode(errors="backslashreplace")
+    body = "(body is gone)" if data is None else data.decode(errors="backslashreplace")
     parts = [(message.id, "dim"), ("  ", ""), (message.key or "-", "cyan"), ("  ", ""), (body, "")]
     parts += [(f"  {name}={value}", "dim") for name, value in message.attributes.items()]
     if message.retry_count:

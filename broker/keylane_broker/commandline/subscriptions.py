@@ -1,49 +1,53 @@
-"""`keylane subscription`: make, list, describe, move, pause, resume and delete subscriptions."""
+"""`keylane subscription`: create, list, describe, seek, pause, resume and delete subscriptions."""
 
 from typing import Annotated, Any
 
 import typer
 
-from keylane_broker.commandline.arguments import ModeOption, SubscriptionArgument, TopicArgument, position_of
-from keylane_broker.commandline.command import Session, command
+from keylane.errors import SubscriptionNotFound
+from keylane_broker.commandline.arguments import (
+    ModeOption,
+    SubscriptionArgument,
+    TopicArgument,
+    parse_position,
+)
+from keylane_broker.commandline.command import BrokerRun, command
 
 __all__ = ["subscriptions"]
 
 subscriptions = typer.Typer(
-    no_args_is_help=True, help="Make, list, describe, move, pause and delete subscriptions."
+    no_args_is_help=True, help="Create, list, describe, seek, pause, resume and delete subscriptions."
 )
 
 
 @command(subscriptions, "create")
 async def create(
-    session: Session,
+    run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     mode: ModeOption = None,
     start: Annotated[
-        str, typer.Option(help="earliest, latest, an id or a time (UTC unless it says).")
+        str, typer.Option(help="earliest, latest, an id or a time (UTC by default).")
     ] = "latest",
-    lease: Annotated[float, typer.Option(help="Seconds to settle a message in.")] = 30.0,
+    lease: Annotated[float, typer.Option(help="Seconds to settle a message.")] = 30.0,
     delivery: Annotated[str, typer.Option(help="at_least_once or at_most_once.")] = "at_least_once",
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept one that is there already.")] = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept a subscription that exists.")] = False,
 ) -> None:
-    """Make a subscription."""
+    """Create a subscription."""
     options: dict[str, Any] = {"mode": mode or "shared", "delivery": delivery}
-    async with session.client() as client:
+    async with run.client() as client:
         await client.create_subscription(
-            topic, subscription, start=position_of(start), lease=lease, exist_ok=exist_ok, **options
+            topic, subscription, start=parse_position(start), lease=lease, exist_ok=exist_ok, **options
         )
         made = await client.describe_subscription(topic, subscription)
-    session.say(made, f"subscription {subscription!r} on {topic!r} is {made.mode}")
+    run.say(made, f"subscription {subscription!r} on {topic!r} is {made.mode}")
 
 
 @command(subscriptions, "list")
-async def list_subscriptions(session: Session, topic: TopicArgument) -> None:
+async def list_subscriptions(run: BrokerRun, topic: TopicArgument) -> None:
     """List the subscriptions of a topic."""
-    from keylane.errors import SubscriptionNotFound
-
     found = []
-    async with session.client() as client:
+    async with run.client() as client:
         for name in sorted((await client.describe_topic(topic)).subscriptions):
             try:
                 found.append(await client.describe_subscription(topic, name))
@@ -54,58 +58,58 @@ async def list_subscriptions(session: Session, topic: TopicArgument) -> None:
         for item in found
     ]
     columns = ["subscription", "mode", "backlog", "leased", "waiting", "consumers", "paused"]
-    session.table(found, columns, rows)
+    run.table(found, columns, rows)
 
 
 @command(subscriptions, "describe")
-async def describe(session: Session, topic: TopicArgument, subscription: SubscriptionArgument) -> None:
-    """Show all there is to know of a subscription."""
-    async with session.client() as client:
-        session.properties(await client.describe_subscription(topic, subscription))
+async def describe(run: BrokerRun, topic: TopicArgument, subscription: SubscriptionArgument) -> None:
+    """Describe a subscription: its settings, backlog and consumers."""
+    async with run.client() as client:
+        run.properties(await client.describe_subscription(topic, subscription))
 
 
 @command(subscriptions, "seek")
 async def seek(
-    session: Session,
+    run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     position: Annotated[
         str,
         typer.Argument(
-            help="earliest, latest, an id (its partition only) or a time (UTC unless it says).",
+            help="earliest, latest, an id (moves its partition only) or a time (UTC by default).",
             show_default=False,
         ),
     ],
 ) -> None:
-    """Move a subscription to another place; a time is like 2026-12-31T23:59, UTC unless it says +01:00."""
-    async with session.client() as client:
-        await client.seek(topic, subscription, position_of(position))
+    """Seek: move a subscription to another position, such as earliest or 2026-12-31T23:59+01:00."""
+    async with run.client() as client:
+        await client.seek(topic, subscription, parse_position(position))
     moved = {"topic": topic, "name": subscription, "position": position}
-    session.say(moved, f"subscription {subscription!r} on {topic!r} goes on from {position}")
+    run.say(moved, f"subscription {subscription!r} on {topic!r} continues from {position}")
 
 
 @command(subscriptions, "pause")
-async def pause(session: Session, topic: TopicArgument, subscription: SubscriptionArgument) -> None:
-    """Deliver nothing until it is resumed; what is leased stays leased."""
-    async with session.client() as client:
+async def pause(run: BrokerRun, topic: TopicArgument, subscription: SubscriptionArgument) -> None:
+    """Pause a subscription: deliver nothing until it is resumed; leases stay."""
+    async with run.client() as client:
         await client.pause_subscription(topic, subscription)
     paused = {"topic": topic, "name": subscription, "paused": True}
-    session.say(paused, f"subscription {subscription!r} on {topic!r} is paused")
+    run.say(paused, f"subscription {subscription!r} on {topic!r} is paused")
 
 
 @command(subscriptions, "resume")
-async def resume(session: Session, topic: TopicArgument, subscription: SubscriptionArgument) -> None:
-    """Deliver again."""
-    async with session.client() as client:
+async def resume(run: BrokerRun, topic: TopicArgument, subscription: SubscriptionArgument) -> None:
+    """Resume a paused subscription."""
+    async with run.client() as client:
         await client.resume_subscription(topic, subscription)
     resumed = {"topic": topic, "name": subscription, "paused": False}
-    session.say(resumed, f"subscription {subscription!r} on {topic!r} delivers again")
+    run.say(resumed, f"subscription {subscription!r} on {topic!r} is resumed")
 
 
 @command(subscriptions, "delete")
-async def delete(session: Session, topic: TopicArgument, subscription: SubscriptionArgument) -> None:
-    """Delete a subscription and what it has not settled."""
-    async with session.client() as client:
+async def delete(run: BrokerRun, topic: TopicArgument, subscription: SubscriptionArgument) -> None:
+    """Delete a subscription and its backlog."""
+    async with run.client() as client:
         await client.delete_subscription(topic, subscription)
     deleted = {"topic": topic, "name": subscription, "deleted": True}
-    session.say(deleted, f"subscription {subscription!r} on {topic!r} is deleted")
+    run.say(deleted, f"subscription {subscription!r} on {topic!r} is deleted")

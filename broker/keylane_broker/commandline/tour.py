@@ -13,9 +13,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 from keylane import AsyncClient, Consumer, Message, OutgoingMessage
+from keylane.commandline.output import CommandError
 from keylane.errors import StaleReceipt, SubscriptionBusy
 from keylane.types import Mode
-from keylane_broker.commandline.command import Session, Trouble
+from keylane_broker.commandline.command import BrokerRun
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
 
@@ -28,26 +29,26 @@ READING_SECONDS = 0.7  # between steps, where somebody watches
 class Tour:
     """A walk through one topic, a subscription for each step."""
 
-    def __init__(self, client: AsyncClient, server: str, topic: str, session: Session) -> None:
+    def __init__(self, client: AsyncClient, server: str, topic: str, run: BrokerRun) -> None:
         self.client = client
         self.server = server
         self.topic = topic
-        self.session = session
+        self.run = run
         self.steps: list[str] = []
 
     def title(self, text: str) -> None:
         """Begin a step."""
         self.steps.append(text)
-        if not self.session.json:
-            self.session.out.print(f"\n{len(self.steps)}. {text}", style="bold", markup=False)
+        if not self.run.json:
+            self.run.out.print(f"\n{len(self.steps)}. {text}", style="bold", markup=False)
 
     def line(self, text: str) -> None:
         """Say what has just happened."""
-        if not self.session.json:
-            self.session.out.print(Padding(Text(text), (0, 0, 0, 3), expand=False))
+        if not self.run.json:
+            self.run.out.print(Padding(Text(text), (0, 0, 0, 3), expand=False))
 
     async def walk(self) -> None:
-        """Take every step; Trouble if one does not go as it should."""
+        """Take every step; raise CommandError if one fails."""
         await self.client.create_topic(self.topic, partitions=4)
         steps: list[Callable[[], Awaitable[None]]] = [
             self.publishing,
@@ -62,7 +63,7 @@ class Tour:
         ]
         for step in steps:
             await step()
-            if self.session.out.is_terminal:
+            if self.run.out.is_terminal:
                 await anyio.sleep(READING_SECONDS)
 
     async def publishing(self) -> None:
@@ -123,7 +124,7 @@ class Tour:
             self.line(f"anna has {message.id}")
             try:
                 async with self._consumer("ledger", "bert"):
-                    raise Trouble("the demo went wrong: a second consumer of an exclusive subscription")
+                    raise CommandError("the demo failed: a second consumer of an exclusive subscription")
             except SubscriptionBusy as error:
                 self.line(f"bert is refused: {error}")
             await message.ack()
@@ -174,7 +175,7 @@ class Tour:
                 _expect((again.id, again.retry_count) == (message.id, 1), "the same message, one retry")
                 try:
                     await message.ack()
-                    raise Trouble("the demo went wrong: an ack after the lease ran out")
+                    raise CommandError("the demo failed: an ack after the lease ran out")
                 except StaleReceipt as error:
                     self.line(f"anna's ack comes too late: {error}")
                 await again.ack()
@@ -280,7 +281,7 @@ async def _text(message: Message) -> str:
 
 def _expect(condition: bool, what: str) -> None:
     if not condition:
-        raise Trouble(f"the demo went wrong: this should have been {what}")
+        raise CommandError(f"the demo failed: expected {what}")
 
 
 @contextlib.contextmanager
@@ -290,4 +291,4 @@ def _patience() -> Iterator[None]:
         with anyio.fail_after(PATIENCE):
             yield
     except TimeoutError:
-        raise Trouble(f"the demo went wrong: nothing came within {PATIENCE:.0f} s") from None
+        raise CommandError(f"the demo failed: nothing came within {PATIENCE:.0f} s") from None

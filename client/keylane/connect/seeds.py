@@ -12,9 +12,14 @@ from keylane.errors import InvalidArgument
 DEFAULT_SERVER = f"keylane://127.0.0.1:{wire.PORT}"
 
 
+def named_server(server: str | None) -> str | None:
+    """What was given, else what KEYLANE_SERVER says; None if neither says anything."""
+    return server or os.environ.get("KEYLANE_SERVER") or None
+
+
 def server_or_default(seeds: str | Iterable[str] | None) -> str | Iterable[str]:
     """What was given, else what KEYLANE_SERVER says, else this machine."""
-    return os.environ.get("KEYLANE_SERVER") or DEFAULT_SERVER if seeds is None else seeds
+    return named_server(None) or DEFAULT_SERVER if seeds is None else seeds
 
 
 def token_or_default(token: str | None) -> str | None:

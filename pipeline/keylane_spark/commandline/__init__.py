@@ -1,1 +1,1 @@
-"""`keylane pipeline`: a module for the commands of each kind."""
+"""The commands of `keylane pipeline`, a module for each."""

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from keylane.commandline.rebalance_plan import PlannedMove
 from keylane_spark.skew import packing
 from keylane_spark.skew.packing import Candidate, Placement, imbalance
 
@@ -41,14 +42,6 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     partitions: int
     before: float
     after: float
-
-
-class PlannedMove(msgspec.Struct, frozen=True):
-    """Which worker is to serve a partition."""
-
-    topic: str
-    partition: int
-    worker: str
 
 
 class Cluster(msgspec.Struct, frozen=True):

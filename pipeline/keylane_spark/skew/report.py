@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from keylane.commandline.rebalance_plan import dump_plan
 from keylane_spark.files import Files
 from keylane_spark.reports import plots
 from keylane_spark.reports.page import Page, shown_time
@@ -11,7 +12,6 @@ from keylane_spark.reports.spans import WIDTHS
 from keylane_spark.skew.findings import Skew
 from keylane_spark.skew.packing import GOOD
 
-PLAN_VERSION = 1
 LEAST_BARS = 6  # that there is room for: one partition is no wall
 DRAWN = 64  # partitions; more would be a grey wall
 
@@ -19,15 +19,9 @@ DRAWN = 64  # partitions; more would be a grey wall
 def write_skew(found: Skew, out: str, files: Files) -> None:
     """Write all three."""
     files.make_folder(out)
-    plan = {
-        "version": PLAN_VERSION,
-        "topic": found.topic,
-        "made_at": found.made_at,
-        "moves": found.moves,
-        "workers": found.workers,
-    }
-    for name, value in (("skew.json", found), ("plan.json", plan)):
-        files.write(f"{out}/{name}", msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
+    files.write(f"{out}/skew.json", msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
+    plan = dump_plan(found.moves, topic=found.topic, made_at=found.made_at, workers=found.workers)
+    files.write(f"{out}/plan.json", plan)
     files.write(f"{out}/skew.html", page_of(found))
 
 

@@ -1,65 +1,67 @@
-"""`keylane rebalance --plan`: moves that somebody has thought out, checked and then made."""
+"""`keylane rebalance`: place partitions anew, or follow a plan of moves."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import msgspec
+import typer
 
+from keylane import AsyncClient, PartitionInfo, PartitionMove
+from keylane.commandline.output import CommandError
+from keylane.commandline.rebalance_plan import PlannedMove, read_plan
 from keylane_broker.commandline import cluster_view as view
-from keylane_broker.commandline.command import Session, Trouble, Usage
+from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.partitions import all_partitions
 
-if TYPE_CHECKING:
-    from keylane import AsyncClient, PartitionInfo, PartitionMove
+__all__ = ["add_rebalance"]
 
-VERSION = 1
 LOOK_SECONDS = 0.2  # between two looks at who has which lease
 MOVE_SECONDS = 30.0  # for all of them to arrive, from the last decision on
 
 Place = tuple[str, int]
 
 
-class PlannedMove(msgspec.Struct, frozen=True):
-    """Which worker is to serve a partition."""
-
-    topic: str
-    partition: int
-    worker: str
+def add_rebalance(app: typer.Typer) -> None:
+    """Make it a command."""
+    command(app, "rebalance")(rebalance)
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """A file with a plan; whatever else is in it is for people."""
+async def rebalance(
+    run: BrokerRun,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Follow this plan, as written by `keylane pipeline skew`.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Rebalance partitions now: all owned, counts even, then load. (The cluster also does so by itself.)"""
+    if plan is not None:
+        await _follow(run, plan, dry_run=dry_run)
+        return
+    async with run.client() as client:
+        moves = await client.rebalance(dry_run=dry_run)
+    about = {"dry_run": dry_run, "moves": msgspec.to_builtins(moves)}
+    if not moves:
+        run.say(about, "nothing to move")
+        return
+    run.table(about, view.MOVE_COLUMNS, view.move_rows(moves))
+    if not run.json:
+        count = view.count_of(len(moves), "partition")
+        run.out.print(f"\n{count} {'would move' if dry_run else 'moved'}")
 
-    version: int
-    moves: list[PlannedMove]
 
-
-def read_plan(path: Path) -> list[PlannedMove]:
-    """The moves of a plan, each partition once."""
-    try:
-        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
-    except OSError as error:
-        raise Usage(f"cannot read the plan: {error}") from None
-    except msgspec.DecodeError as error:
-        raise Usage(f"{path} is no plan: {error}; see `keylane pipeline skew`") from None
-    if plan.version != VERSION:
-        raise Usage(f"{path} is a plan of version {plan.version}; this release knows version {VERSION}")
-    often = Counter((move.topic, move.partition) for move in plan.moves)
-    twice = [f"{topic}:{partition}" for (topic, partition), times in often.items() if times > 1]
-    if twice:
-        raise Usage(f"{path} names a partition more than once: {', '.join(twice[:5])}")
-    return plan.moves
-
-
-async def follow(session: Session, path: Path, *, dry_run: bool) -> None:
+async def _follow(run: BrokerRun, path: Path, *, dry_run: bool) -> None:
     """Check a plan, make its moves, and return when the new owners serve."""
-    from keylane import AsyncClient
-
     plan = read_plan(path)
-    async with session.client() as client:
+    async with run.client() as client:
         report = await client.cluster()
         owners = await _owners(client)
         check(plan, owners, [worker.id for worker in report.workers if worker.state == "serving"])
@@ -67,7 +69,7 @@ async def follow(session: Session, path: Path, *, dry_run: bool) -> None:
         # Who places partitions leaves alone for a while what it was told to move: so it is the one to tell.
         address = next((worker.address for worker in report.workers if worker.id == report.controller), "")
         if moves and not dry_run:
-            async with AsyncClient(f"keylane://{address}" if address else session.server) as controller:
+            async with AsyncClient(f"keylane://{address}" if address else run.server) as controller:
                 await _make(controller, plan)
                 await _await_served(controller, plan)
     about = {
@@ -79,31 +81,31 @@ async def follow(session: Session, path: Path, *, dry_run: bool) -> None:
         there = (
             f"all {view.count_of(len(plan), 'partition')} are there already" if plan else "the plan is empty"
         )
-        session.say(about, f"nothing to move: {there}")
+        run.say(about, f"nothing to move: {there}")
         return
-    session.table(about, view.MOVE_COLUMNS, view.move_rows(moves))
-    if not session.json:
+    run.table(about, view.MOVE_COLUMNS, view.move_rows(moves))
+    if not run.json:
         count = view.count_of(len(moves), "partition")
         there = f", {len(plan) - len(moves)} are there already" if len(plan) > len(moves) else ""
-        session.out.print(f"\n{count} {'would move' if dry_run else 'moved'}{there}")
+        run.out.print(f"\n{count} {'would move' if dry_run else 'moved'}{there}")
 
 
 def check(plan: Sequence[PlannedMove], owners: Mapping[Place, str], workers: Sequence[str]) -> None:
-    """Trouble, with what there is instead, if a plan cannot be followed, or would be undone at once."""
+    """Raise CommandError if a plan cannot be followed, or would be undone at once."""
     from keylane_broker.cluster.placement import place
 
     topics = Counter(topic for topic, _ in owners)
     for move in plan:
         if move.topic not in topics:
-            raise Trouble(f"no topic {move.topic!r}; there are {', '.join(sorted(topics)) or 'none'}")
+            raise CommandError(f"no topic {move.topic!r}; there are {', '.join(sorted(topics)) or 'none'}")
         if (move.topic, move.partition) not in owners:
-            raise Trouble(
+            raise CommandError(
                 f"topic {move.topic!r} has no partition {move.partition}: "
                 f"it has 0 to {topics[move.topic] - 1}"
             )
         if move.worker not in workers:
             there = ", ".join(sorted(workers)) or "none"
-            raise Trouble(f"worker {move.worker!r} cannot take partitions; those that can: {there}")
+            raise CommandError(f"worker {move.worker!r} cannot take partitions; those that can: {there}")
     planned = {(move.topic, move.partition): move.worker for move in plan}
     after = {**owners, **planned}
     undone = [
@@ -112,16 +114,14 @@ def check(plan: Sequence[PlannedMove], owners: Mapping[Place, str], workers: Seq
         if (move.topic, move.partition) in planned
     ]
     if undone:
-        raise Trouble(
-            f"the plan gives some workers more partitions than others, which the cluster undoes at once "
+        raise CommandError(
+            f"the plan gives some workers more partitions than others, which the cluster would undo at once "
             f"({', '.join(undone[:5])}): counts must be even within one; make a new plan"
         )
 
 
-def moves_of(plan: Sequence[PlannedMove], owners: Mapping[Place, str]) -> list["PartitionMove"]:
+def moves_of(plan: Sequence[PlannedMove], owners: Mapping[Place, str]) -> list[PartitionMove]:
     """What of a plan is not so yet."""
-    from keylane import PartitionMove
-
     return [
         PartitionMove(move.topic, move.partition, owners[move.topic, move.partition], move.worker, "planned")
         for move in plan
@@ -129,7 +129,7 @@ def moves_of(plan: Sequence[PlannedMove], owners: Mapping[Place, str]) -> list["
     ]
 
 
-async def _make(client: "AsyncClient", plan: Sequence[PlannedMove]) -> None:
+async def _make(client: AsyncClient, plan: Sequence[PlannedMove]) -> None:
     """Move one after the other; what is where the plan has it is not taken in exchange."""
     for _ in range(len(plan)):
         owners = await _owners(client)
@@ -140,12 +140,12 @@ async def _make(client: "AsyncClient", plan: Sequence[PlannedMove]) -> None:
         move = left[0]
         await client.move_partition(move.topic, move.partition, move.worker, keep=there)
     if moves_of(plan, await _owners(client)):
-        raise Trouble(
-            "the placement changes while the plan is followed; see `keylane cluster`, and try again"
+        raise CommandError(
+            "the placement changed while the plan was followed; see `keylane cluster`, and try again"
         )
 
 
-async def _await_served(client: "AsyncClient", plan: Sequence[PlannedMove]) -> None:
+async def _await_served(client: AsyncClient, plan: Sequence[PlannedMove]) -> None:
     """Wait until the workers have the leases of what they were given."""
     end = monotonic() + MOVE_SECONDS
     while True:
@@ -158,21 +158,19 @@ async def _await_served(client: "AsyncClient", plan: Sequence[PlannedMove]) -> N
         if not late:
             return
         if monotonic() > end:
-            raise Trouble(
+            raise CommandError(
                 f"{view.count_of(len(late), 'partition')} ({', '.join(late[:5])}) were given to a worker "
-                f"that does not hold the lease after {MOVE_SECONDS:.0f} s; see its log"
+                f"that does not hold the lease after {MOVE_SECONDS:.0f} s; see the log of that worker"
             )
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _partitions(client: "AsyncClient", plan: Sequence[PlannedMove]) -> "dict[str, list[PartitionInfo]]":
+async def _partitions(client: AsyncClient, plan: Sequence[PlannedMove]) -> dict[str, list[PartitionInfo]]:
     return {topic: await client.partitions(topic) for topic in sorted({move.topic for move in plan})}
 
 
-async def _owners(client: "AsyncClient") -> dict[Place, str]:
+async def _owners(client: AsyncClient) -> dict[Place, str]:
     """The worker of every partition of every topic."""
-    from keylane_broker.commandline.cluster import all_partitions
-
     return {
         (topic, info.partition): info.worker
         for topic, infos in (await all_partitions(client)).items()
