@@ -163,8 +163,8 @@ def test_publish_many_says_how_fast(keylane: Keylane, client: Client, topic: str
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--attr", "novalue"], "error: --attr 'novalue' is not of the form name=value"),
-        (["--uid", "u", "--count", "2"], "error: --uid names one message"),
+        (["--attr", "novalue"], "error: --attr 'novalue' is not of the form NAME=VALUE"),
+        (["--uid", "u", "--count", "2"], "error: --uid is the id of one message"),
         (["--count", "0"], "--count"),
         (["--partition", "x"], "--partition"),
     ],

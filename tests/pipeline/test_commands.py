@@ -56,7 +56,7 @@ def test_what_cannot_be_meant_is_status_2(words: list[str]) -> None:
         (["archive", "orders", "--to", "x", "--compact"], "without topics"),
         (
             ["archive", "orders", "--to", "x", "--conf", "nonsense"],
-            "--conf 'nonsense' is not of the form name=value",
+            "--conf 'nonsense' is not of the form NAME=VALUE",
         ),
         (["replay", "x", "orders", "--rate", "-1"], "--rate -1: it must be more than 0"),
         (
