@@ -13,9 +13,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from keylane import Client, InvalidArgument
 from keylane_spark.sink.identical_rows import Repeats, Told, missing
+from keylane_spark.sink.options import SinkOptions
 from keylane_spark.sink.rows import columns_of
 from keylane_spark.sink.uids import Uids
-from keylane_spark.sink.writer import SinkOptions, Written, complete, publish
+from keylane_spark.sink.writer import Written, complete, publish
 from tests.pipeline.inbox import arrivals, make_topic, problems_of
 from tests.support.running import RunningBroker
 

@@ -28,7 +28,7 @@ Open = Callable[..., JournalStreamReader]
 @pytest.fixture
 def reader(broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Makes readers of the test's topic, which look at once for what is new."""
-    monkeypatch.setattr("keylane_spark.source.journal_stream._ASK", 0.0)
+    monkeypatch.setattr("keylane_spark.source.journal_query._ASK", 0.0)
     monkeypatch.setattr("keylane_spark.source.topic_watch._LOOK", 0.0)
     with ExitStack() as stack:
 

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.errors import InvalidArgument
-from keylane_spark.source import positions as offsets
-from keylane_spark.source.positions import Identity, Range
+from keylane_spark.source import checkpoint
+from keylane_spark.source import positions as pos
+from keylane_spark.source.checkpoint import Identity
+from keylane_spark.source.positions import Range
 
 
 def test_what_spark_keeps_is_what_comes_back() -> None:
@@ -18,30 +20,30 @@ def test_what_spark_keeps_is_what_comes_back() -> None:
         "audits": Identity(5, 6, ledgers={0: 1}),
     }
     shown = {"audits": {"0": 5}, "orders": {"0": 17, "2": 3, "10": 1}}
-    assert offsets.dump_positions(positions) == shown
-    dumped = offsets.dump(positions, identities)
+    assert checkpoint.dump_positions(positions) == shown
+    dumped = checkpoint.dump(positions, identities)
     assert {topic: dumped[topic] for topic in positions} == shown
-    assert offsets.load(json.loads(json.dumps(dumped))) == (positions, identities)
+    assert checkpoint.load(json.loads(json.dumps(dumped))) == (positions, identities)
     assert [identities["orders"].moves(partition) for partition in (0, 2)] == [8, 9]
 
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="is no offset of keylane"):
-        offsets.load({"index": 3})
+        checkpoint.load({"index": 3})
     with pytest.raises(InvalidArgument, match="is no offset of keylane"):
-        offsets.load({"orders": {"0": 5}, "#identity": {"orders": {"topic": 7}}})
+        checkpoint.load({"orders": {"0": 5}, "#identity": {"orders": {"topic": 7}}})
     with pytest.raises(InvalidArgument, match=r"which topic 'orders' .* an older Keylane.*new checkpoint"):
-        offsets.load({"orders": {"0": 5}, "orders#sought": {"0": 1}})
+        checkpoint.load({"orders": {"0": 5}, "orders#sought": {"0": 1}})
 
 
 def test_only_what_lies_between_is_read() -> None:
     start = {"orders": {0: 5, 1: 7}}
     end = {"orders": {0: 9, 1: 7, 2: 4}}
-    assert offsets.ranges(start, end) == [Range("orders", 0, 5, 9)]
+    assert pos.ranges(start, end) == [Range("orders", 0, 5, 9)]
 
 
 def test_larger_ranges_are_cut_into_more_pieces() -> None:
-    pieces = offsets.split([Range("a", 0, 1, 31), Range("a", 1, 1, 11)], 4)
+    pieces = pos.split([Range("a", 0, 1, 31), Range("a", 1, 1, 11)], 4)
     assert pieces == [
         Range("a", 0, 1, 11),
         Range("a", 0, 11, 21),
@@ -52,13 +54,13 @@ def test_larger_ranges_are_cut_into_more_pieces() -> None:
 
 def test_as_many_ranges_as_asked_for_are_left_alone() -> None:
     whole = [Range("a", 0, 1, 31), Range("a", 1, 1, 11)]
-    assert offsets.split(whole, 2) == whole
+    assert pos.split(whole, 2) == whole
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.integers(1, 50))
 def test_pieces_are_the_whole_again_and_none_is_empty(sizes: list[int], least: int) -> None:
     whole = [Range("a", at, 10, 10 + size) for at, size in enumerate(sizes)]
-    pieces = offsets.split(whole, least)
+    pieces = pos.split(whole, least)
     assert all(piece.size > 0 for piece in pieces)
     for range_ in whole:
         own = [piece for piece in pieces if piece.partition == range_.partition]
@@ -71,14 +73,14 @@ def test_pieces_are_the_whole_again_and_none_is_empty(sizes: list[int], least: i
 def test_a_batch_takes_of_each_partition_in_proportion_to_what_waits() -> None:
     start = {"orders": {0: 1, 1: 1, 2: 9}}
     end = {"orders": {0: 301, 1: 101, 2: 9}}
-    assert offsets.admit(start, end, 100) == {"orders": {0: 76, 1: 26, 2: 9}}
+    assert pos.admit(start, end, 100) == {"orders": {0: 76, 1: 26, 2: 9}}
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=12), st.integers(1, 3_000))
 def test_a_batch_is_as_large_as_allowed_and_every_backlog_ends(waiting: list[int], rows: int) -> None:
     start = {"a": dict.fromkeys(range(len(waiting)), 1)}
     end = {"a": {at: 1 + size for at, size in enumerate(waiting)}}
-    admitted = offsets.admit(start, end, rows)
+    admitted = pos.admit(start, end, rows)
     taken = [admitted["a"][at] - 1 for at in range(len(waiting))]
     assert sum(taken) == min(rows, sum(waiting))
     assert all(0 <= some <= size for some, size in zip(taken, waiting, strict=True))
@@ -89,5 +91,5 @@ def test_a_small_backlog_beside_a_large_one_is_not_forgotten() -> None:
     for _ in range(10_001):
         if at["a"][1] == 2:
             break
-        at = offsets.admit(at, end, 10)
+        at = pos.admit(at, end, 10)
     assert at["a"][1] == 2

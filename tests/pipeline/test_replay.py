@@ -22,9 +22,10 @@ from keylane import Client, InvalidArgument, SubscriptionNotFound
 from keylane.errors import TopicReplaced
 from keylane_spark.archiving.replay import REPLAYED_FROM, Options, Replayed, run
 from keylane_spark.archiving.replay_rounds import Cut, Stretch, gather, in_order
+from keylane_spark.sink.options import SinkOptions
 from keylane_spark.sink.pace import paced
 from keylane_spark.sink.uids import Uids
-from keylane_spark.sink.writer import SinkOptions, UidsForgotten, publish
+from keylane_spark.sink.writer import UidsForgotten, publish
 from tests.pipeline.drivers import Driver, keylane
 from tests.pipeline.inbox import Arrived, arrivals, make_topic, problems_of
 from tests.support.running import RunningBroker

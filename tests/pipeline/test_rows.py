@@ -6,9 +6,10 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from keylane import Client
 from keylane.errors import InvalidArgument
+from keylane_spark.sink.options import SinkOptions
 from keylane_spark.sink.rows import columns_of
 from keylane_spark.sink.uids import Uids
-from keylane_spark.sink.writer import SinkOptions, publish
+from keylane_spark.sink.writer import publish
 from tests.support.running import RunningBroker
 
 

@@ -295,7 +295,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
     client.delete_topic(topic)
     client.create_topic(topic, partitions=2)
     why = failure(table.start(stream()))
-    assert f"subscription 'spark' of topic '{topic}' was deleted, or its topic was" in why
+    assert f"subscription 'spark' of topic '{topic}', or the topic itself, was deleted" in why
     client.create_subscription(topic, "spark", mode="cursor")
     fill(client, topic, 100, first=10)
     for _ in range(2):

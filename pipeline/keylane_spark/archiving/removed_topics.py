@@ -12,7 +12,7 @@ from typing import Any
 from keylane.errors import SubscriptionBusy, SubscriptionMoved, SubscriptionNotFound, TopicNotFound
 from keylane_spark.errors import DataLoss
 from keylane_spark.files import Files
-from keylane_spark.source import positions as offsets
+from keylane_spark.source.checkpoint import load
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.query import Query
 
@@ -43,7 +43,7 @@ def plan_of(files: Files, checkpoint: str, batch: int) -> str:
 def leave(given: Mapping[str, str], offset: Mapping[str, Any]) -> list[str]:
     """Drain what was read of topics that the options of a query no longer have; the names of these topics."""
     kept = ReadOptions.parse(given, streaming=True).topics
-    positions, of = offsets.load(offset)
+    positions, of = load(offset)
     left = sorted(positions.keys() - kept)
     for topic in left:
         query = Query(

@@ -23,26 +23,13 @@ from pyspark.sql.types import StructType
 
 from keylane import Client, Tally
 from keylane.produce.columns import Columns
-from keylane_spark.connection import Connection
-from keylane_spark.options import known, refuse
 from keylane_spark.plain_errors import plainly
 from keylane_spark.sink.identical_rows import Repeats, Told, missing
-from keylane_spark.sink.pace import DUE, paced
-from keylane_spark.sink.rows import (
-    SINK_COLUMNS,
-    by_topic,
-    check_columns,
-    check_identities,
-    columns_of,
-    plain_names,
-)
+from keylane_spark.sink.options import SinkOptions
+from keylane_spark.sink.pace import paced
+from keylane_spark.sink.rows import by_topic, columns_of, plain_names
 from keylane_spark.sink.uids import Uids
 
-_OPTIONS = ("server", "token", "payloads", "topic", "durability", "uidColumns")
-_SPARKS = ("checkpointlocation", "queryname")  # Spark's own, which it hands on
-# For our own jobs: a file that is told what became of the rows; rows that wait, see pace.py; until when
-# rows may be published that perhaps were before, in unix time; and whether that is so for all of them.
-_OWN = ("_report", "_paced", "_until", "_again")
 _ROWS = 5_000  # of a call: the client's event loop has to breathe
 _UNDER_WAY = 8  # calls
 SHORT_WINDOW = 3_600.0  # seconds
@@ -53,53 +40,6 @@ _checked: set[str] = set()  # topics that this process has looked at
 
 class UidsForgotten(Exception):
     """What is to be published again may be there, and the broker would not know."""
-
-
-class SinkOptions(msgspec.Struct, frozen=True):
-    """What the options of a writer say."""
-
-    connection: Connection
-    topic: str | None
-    durability: str | None
-    report: str | None = None
-    paced: bool = False
-    uid_columns: list[str] = []
-    until: float | None = None
-    again: bool = False
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> "SinkOptions":
-        """From the options as Spark has them; InvalidArgument names the one that cannot be right."""
-        own = {name: value for name, value in options.items() if name in _OWN}
-        rest = {name: value for name, value in options.items() if name.lower() not in (*_OWN, *_SPARKS)}
-        given = known(rest, _OPTIONS, "writes")
-        return cls(
-            Connection.parse(given),
-            given.get("topic") or None,
-            given.get("durability") or None,
-            own.get("_report"),
-            "_paced" in own,
-            _names(given.get("uidColumns")),
-            float(own["_until"]) if "_until" in own else None,
-            "_again" in own,
-        )
-
-    def check(self, schema: StructType) -> "SinkOptions":
-        """The options as they are meant for these columns; those that cannot be published are refused."""
-        names = check_identities(schema, self.uid_columns)
-        beside = [name for name in names if name not in SINK_COLUMNS]  # they are only there for the uid
-        fields = [
-            field
-            for field in schema.fields
-            if field.name not in beside and not (self.paced and field.name == DUE)
-        ]
-        check_columns(StructType(fields), self.topic)
-        return msgspec.structs.replace(self, uid_columns=names)
-
-    def client(self) -> Client:
-        """A client, to be entered with `with`."""
-        to = self.connection
-        return Client(to.server, token=to.token, payloads=to.payloads, producer_group="spark")
 
 
 @dataclass
@@ -239,16 +179,6 @@ def report(messages: Sequence[WriterCommitMessage | None]) -> dict[str, Tally]:
                 topic,
             )
     return tallies
-
-
-def _names(text: str | None) -> list[str]:
-    """What the option uidColumns lists."""
-    if text is None:
-        return []
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        refuse("uidColumns", text, "the name of a column, or several: order_id,line")
-    return names
 
 
 def _check_window(client: Client, topic: str) -> None:

@@ -20,7 +20,7 @@ from keylane.errors import (
 )
 from keylane.types import Claim
 from keylane_spark.remote import Remote
-from keylane_spark.source.positions import Identities, Identity
+from keylane_spark.source.checkpoint import Identities, Identity
 
 _PER_SESSION = 3  # renewals: two may fail
 _CLOSE = 5.0  # seconds to give back what was taken in vain

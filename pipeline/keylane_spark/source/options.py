@@ -9,7 +9,8 @@ import msgspec
 from keylane.errors import InvalidArgument
 from keylane_spark.connection import Connection
 from keylane_spark.options import known, refuse
-from keylane_spark.source.positions import Start, Times, parse_offsets, parse_time, parse_times
+from keylane_spark.source.parse_positions import parse_offsets, parse_time, parse_times
+from keylane_spark.source.positions import Start, Times
 from keylane_spark.source.topic_selection import TopicSelection
 
 _CONNECTION = ("server", "token", "payloads")

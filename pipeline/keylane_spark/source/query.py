@@ -3,29 +3,25 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
-from keylane import AsyncClient
 from keylane.errors import (
     BrokerError,
-    InvalidArgument,
-    MessagesLost,
-    SubscriptionMoved,
     SubscriptionNotFound,
     TopicNotFound,
 )
-from keylane.times import Position, moment
 from keylane.types import Page, PartitionOffsets
 from keylane_spark.errors import DataLoss
 from keylane_spark.remote import Remote
-from keylane_spark.source import start as seek
+from keylane_spark.source.checkpoint import Identities, Identity
 from keylane_spark.source.claim import SubscriptionClaim
+from keylane_spark.source.commits import Commits
 from keylane_spark.source.data_loss import report
 from keylane_spark.source.options import ReadOptions
-from keylane_spark.source.positions import LATEST, Identities, Identity, Positions, Range, wanted
+from keylane_spark.source.positions import Positions, Range
+from keylane_spark.source.resume import identity_of, resume_position, same
+from keylane_spark.source.subscription import QuerySubscription
 from keylane_spark.source.topic_watch import TopicWatch
 
 _CLOSE = 5.0  # seconds to say good-bye
@@ -39,41 +35,38 @@ class Query:
     """What a streaming query knows of its topics, and what it tells the broker."""
 
     def __init__(self, options: ReadOptions) -> None:
-        assert options.subscription is not None
         self._options = options
-        self._subscription = options.subscription
         self._remote = Remote(options.connection)
         self._remote.__enter__()
+        self._subscription = QuerySubscription(self._remote, options)
+        self._commits = Commits(self._remote, self._subscription.name, self._report)
         self._topics = TopicWatch(self._remote, options.selection)
-        self._hold: SubscriptionClaim | None = None
+        self._claim: SubscriptionClaim | None = None
         self._said: dict[str, list[PartitionOffsets]] = {}
         self._asked = float("-inf")
         self._ledgers: dict[str, dict[int, int]] = {}  # what was asked about
-        self._committed: tuple[Positions, Identities] = {}, {}
-        self._committing: Future[None] | None = None
         self._warned: set[str] = set()
 
     def close(self) -> None:
         """Let others have the subscription."""
         try:
             with suppress(BrokerError, DataLoss, TimeoutError):
-                self._finish(_CLOSE)
+                self._commits.finish(_CLOSE)
             self._release()
         finally:
             self._remote.__exit__(None, None, None)
 
     def check(self) -> None:
         """Raise what went wrong in the background."""
-        if self._hold is not None:
-            self._hold.check()
-            if self._hold.gone:
+        if self._claim is not None:
+            self._claim.check()
+            if self._claim.gone:
                 self._release()  # what there is instead is compared before it is claimed
-        if self._committing is not None and self._committing.done():
-            self._finish()
+        self._commits.check()
 
     def holds(self) -> bool:
         """Whether it has a claim on the subscription."""
-        return self._hold is not None
+        return self._claim is not None
 
     def latest(self) -> Positions:
         """Where the topics end, as of a moment ago."""
@@ -93,25 +86,29 @@ class Query:
         names = self._topics.look()
         if not names:
             _log.warning("no topic matches %r yet", self._options.selection.pattern)
-        made = [topic for topic in names if self._there(topic, self._made)]
+        made = [topic for topic in names if self._there(topic, self._subscription.create)]
         self._ask({}, now=True)
-        if self._hold is None:
-            self._claim()
+        if self._claim is None:
+            self._take_claim()
             self._ask({}, now=True)
         return self._place(list(self._said), made)
 
     def _place(self, topics: Sequence[str], made: Collection[str]) -> Positions:
         """Move the subscription of topics that are new to the query to where they are to be read from."""
         positions = {
-            topic: {one.partition: self._first(topic, one, new=topic in made) for one in said}
+            topic: {
+                one.partition: self._subscription.first_position(
+                    topic, one, len(self._said[topic]), new=topic in made
+                )
+                for one in said
+            }
             for topic, said in self._chosen().items()
             if topic in topics
         }
         for topic, of in positions.items():
             for partition, at in of.items():
                 if at != self._said[topic][partition].position:
-                    position = f"{partition}:0-{at}"  # as an id; the ledger does not matter
-                    self._remote.call(self._remote.client.seek, topic, self._subscription, position)
+                    self._subscription.move(topic, partition, at)
         self._ask({}, now=True)
         return positions
 
@@ -123,14 +120,14 @@ class Query:
         which a query that may goes on with what is there now.
         """
         names = self._topics.look()
-        if self._hold is None:
+        if self._claim is None:
             self._leave_out(start)
             self._ask(of, [topic for topic in names if topic in start], now=True)
             self._compare(start, of)
             new = [topic for topic in names if topic not in start]
             made = [topic for topic in new if self._there(topic, self._found)]
             self._ask(of, now=True)
-            self._claim()
+            self._take_claim()
             if self._options.selection.pattern is None:
                 self._place(new, made)
             self._ask(of, now=True)
@@ -141,21 +138,21 @@ class Query:
 
     def _follow(self, names: Sequence[str]) -> None:
         """Claim the subscription of topics that match by now, and let go of those that are gone."""
-        hold = self._hold
-        assert hold is not None
+        claim = self._claim
+        assert claim is not None
         for topic in self._said.keys() - set(names):
-            hold.drop(topic)
+            claim.drop(topic)
         for topic in names:
             if topic not in self._said and self._there(topic, self._found) is not None:
-                said = self._there(topic, self._call_offsets, self._subscription)
+                said = self._there(topic, self._call_offsets, self._subscription.name)
                 if said is not None:
-                    hold.add(topic, self._identity(said, {}))
+                    claim.add(topic, identity_of(said, {}))
 
     def _found(self, topic: str) -> bool:
         """Make the subscription of a topic that is new to the query, at the earliest of one that matches."""
-        if self._options.selection.pattern is None:
-            return self._made(topic)
-        return self._remote.call(self._make, self._remote.client, topic, "earliest")
+        return self._subscription.create(
+            topic, None if self._options.selection.pattern is None else "earliest"
+        )
 
     def _there(self, topic: str, ask: Callable[..., T], *args: object) -> T | None:
         """What there is to know of a topic; None of one that matched and was deleted since."""
@@ -176,10 +173,10 @@ class Query:
         A partition that has not moved keeps its ledger: so the offset is the same if there is nothing new.
         """
         return {
-            topic: self._identity(
+            topic: identity_of(
                 [self._said[topic][partition] for partition in at],
                 {p: of[topic].ledgers.get(p, 0) for p in at if at[p] == start.get(topic, {}).get(p)}
-                if topic in of and _same(of[topic], self._said[topic][0])
+                if topic in of and same(of[topic], self._said[topic][0])
                 else {},
             )
             for topic, at in positions.items()
@@ -205,9 +202,9 @@ class Query:
 
     def commit(self, positions: Positions, of: Identities, *, wait: bool = False) -> None:
         """Drain what lies before, of what is still read; in the background, but one after the other."""
-        if self._hold is None:
+        if self._claim is None:
             return  # it is gone, which the next batch finds
-        held = self._hold.identities
+        held = self._claim.identities
         positions = {
             topic: at
             for topic, at in positions.items()
@@ -215,29 +212,9 @@ class Query:
             and topic in self._said
             and (of[topic].topic, of[topic].subscription) == (held[topic].topic, held[topic].subscription)
         }
-        these = positions, {topic: of[topic] for topic in positions}
-        if these != self._committed:
-            self._finish()
-            self._committing = self._remote.start(self._commit, self._remote.client, *these)
-            self._committed = these
+        self._commits.start(self._claim, positions, {topic: of[topic] for topic in positions})
         if wait:
-            self._finish()
-
-    def _finish(self, timeout: float | None = None) -> None:
-        """Wait for the commit that is under way; one for which the broker was away is made again later."""
-        future, self._committing = self._committing, None
-        try:
-            if future is not None:
-                future.result(timeout)
-        except SubscriptionMoved as error:
-            raise self._moved(str(error).partition(" since ")[0]) from error
-        except (TopicNotFound, SubscriptionNotFound, MessagesLost) as error:
-            self._report(f"what was read is not drained: {error}")
-        except BrokerError as error:
-            if not error.retriable:
-                raise
-            self._committed = {}, {}
-            _log.warning("subscription %r is drained later: %s", self._subscription, error)
+            self._commits.finish()
 
     def _leave_out(self, start: Positions) -> None:
         for topic in sorted(start):
@@ -246,23 +223,20 @@ class Query:
                     "topic %r is in the checkpoint and no longer in the options: delete its subscription %r, "
                     "for which messages are kept",
                     topic,
-                    self._subscription,
+                    self._subscription.name,
                 )
 
-    def _claim(self) -> None:
+    def _take_claim(self) -> None:
         """Claim the subscription of what was found there."""
-        found = {topic: self._identity(said, {}) for topic, said in self._said.items()}
-        hold = SubscriptionClaim(self._remote, found, self._subscription, self._options.session)
-        hold.take()
-        self._hold = hold
+        found = {topic: identity_of(said, {}) for topic, said in self._said.items()}
+        claim = SubscriptionClaim(self._remote, found, self._subscription.name, self._options.session)
+        claim.take()
+        self._claim = claim
 
     def _release(self) -> None:
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.release(_CLOSE)
-
-    def _made(self, topic: str) -> bool:
-        return self._remote.call(self._make, self._remote.client, topic, self._start())
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release(_CLOSE)
 
     def _ask(self, of: Identities, topics: Sequence[str] | None = None, *, now: bool = False) -> None:
         """Ask for offsets, and for what was given since those of a checkpoint, unless that is just done."""
@@ -279,14 +253,16 @@ class Query:
     def _offsets(self, topic: str, ledgers: dict[int, int]) -> list[PartitionOffsets]:
         for _ in range(2):
             try:
-                return self._call_offsets(topic, self._subscription, ledgers)
+                return self._call_offsets(topic, self._subscription.name, ledgers)
             except SubscriptionNotFound:
                 self._report(
-                    f"subscription {self._subscription!r} of topic {topic!r} was deleted, or its topic was, "
+                    f"subscription {self._subscription.name!r} of topic {topic!r}, or the topic itself, was deleted "
                     "since this query wrote its checkpoint, and what was published meanwhile is not known"
                 )
-                self._remote.call(self._make, self._remote.client, topic, "earliest")
-        raise SubscriptionNotFound(f"subscription {self._subscription!r} of topic {topic!r} is deleted again")
+                self._subscription.create(topic, "earliest")
+        raise SubscriptionNotFound(
+            f"subscription {self._subscription.name!r} of topic {topic!r} is deleted again"
+        )
 
     def _call_offsets(
         self, topic: str, subscription: str | None, ledgers: dict[int, int] | None = None
@@ -302,64 +278,31 @@ class Query:
         for topic, identity in known.items():
             self._check_same(topic, identity, self._said[topic][0])
         return {
-            topic: {one.partition: self._go_on(topic, one, start, known.get(topic)) for one in said}
+            topic: {one.partition: self._resume_position(topic, one, start, known.get(topic)) for one in said}
             for topic, said in self._chosen().items()
         }
 
     def _check_same(self, topic: str, identity: Identity, said: PartitionOffsets) -> None:
         """The topic and the subscription are those of the checkpoint, or their loss is reported."""
-        if _same(identity, said):
+        if same(identity, said):
             return
-        what = f"subscription {self._subscription!r} of topic {topic!r}"
+        what = f"subscription {self._subscription.name!r} of topic {topic!r}"
         if identity.topic != said.incarnation:
             what = f"topic {topic!r}"
         self._report(
             f"{what} was deleted and made anew since this query wrote its checkpoint, and what was published "
             "in between is not known"
         )
-        held = self._hold.identities.get(topic) if self._hold is not None else None
-        if held is not None and not _same(held, said):
+        held = self._claim.identities.get(topic) if self._claim is not None else None
+        if held is not None and not same(held, said):
             self._release()
-            self._claim()
+            self._take_claim()
 
-    def _go_on(self, topic: str, said: PartitionOffsets, start: Positions, of: Identity | None) -> int:
-        partition, position = said.partition, said.earliest if said.position is None else said.position
-        at = start.get(topic, {}).get(partition)
-        if at is None or of is None or not _same(of, said):
-            return position
-        if of.moves(partition) != said.sought:
-            raise self._moved(
-                f"subscription {self._subscription!r} of topic {topic!r} was moved by a seek: it is at "
-                f"offset {position} of partition {partition}"
-            )
-        where = f"the checkpoint is at offset {at} of topic {topic!r}, partition {partition}"
-        if at > said.latest:
-            self._report(
-                f"{where}, which ends at {said.latest}: the server has lost what it had written last, and "
-                f"{at - said.latest} messages of that were read"
-            )
-            return max(position, min(said.anew or said.latest, said.latest))
-        if 0 < said.anew < at:
-            self._report(
-                f"{where}, and the server has lost what it had written last: messages published since have "
-                f"the offsets from {said.anew} on again"
-            )
-            return max(position, said.anew)
-        if at < position:
-            self._report(
-                f"{where}, and the subscription {self._subscription!r} at {position}: somebody else has "
-                f"drained {position - at} messages, offsets {at}-{position - 1}"
-            )
-        return at
-
-    def _identity(self, said: Sequence[PartitionOffsets], kept: dict[int, int]) -> Identity:
-        """What was found, with the ledgers that are kept."""
-        return Identity(
-            said[0].incarnation,
-            said[0].subscription_incarnation,
-            {one.partition: one.sought for one in said if one.sought != one.subscription_incarnation},
-            {one.partition: kept.get(one.partition, one.ledger) for one in said},
-        )
+    def _resume_position(
+        self, topic: str, said: PartitionOffsets, start: Positions, of: Identity | None
+    ) -> int:
+        at = start.get(topic, {}).get(said.partition)
+        return resume_position(topic, self._subscription.name, said, at, of, self._report)
 
     def _report(self, text: str) -> None:
         """Fail, or warn once."""
@@ -370,72 +313,3 @@ class Query:
                 text,
                 "Start the query with a new checkpointLocation to read what there is now",
             )
-
-    def _moved(self, why: str) -> SubscriptionMoved:
-        return SubscriptionMoved(
-            f"{why}. Spark's checkpoint cannot follow, and nothing of what the query has read since was "
-            "drained: start the query with a new checkpointLocation, and it reads on from there"
-        )
-
-    async def _make(self, client: AsyncClient, topic: str, start: Position) -> bool:
-        """Whether the subscription had to be made."""
-        try:
-            info = await client.describe_subscription(topic, self._subscription)
-        except SubscriptionNotFound:
-            await client.create_subscription(
-                topic, self._subscription, mode="cursor", start=start, exist_ok=True
-            )
-            return True
-        if info.mode != "cursor":
-            raise InvalidArgument(
-                f"subscription {self._subscription!r} of topic {topic!r} is of mode {info.mode}, whose "
-                "consumers ack message by message: give the query a subscription of its own"
-            )
-        return False
-
-    def _start(self) -> Position:
-        """Where the subscription starts when it is made; what is asked for by partition is sought then."""
-        since, start = self._options.since, self._options.start
-        if since is not None:
-            return "earliest" if since.everywhere is None else moment(since.everywhere)
-        return start if isinstance(start, str) else "earliest"
-
-    def _first(self, topic: str, said: PartitionOffsets, *, new: bool) -> int:
-        """Where to start in a partition: what startingOffsets says only ever goes forward."""
-        bounds, start, since = seek.Bounds(said), self._options.start, self._options.since
-        if since is not None:
-            seek.check_partitions(since.option, since, topic, len(self._said[topic]))
-            (at,) = self._remote.call(seek.at_times, self._remote.client, topic, [bounds], since)
-            return bounds.floor if at is None else at
-        if isinstance(start, str):
-            return bounds.floor
-        seek.check_partitions("startingOffsets", start, topic, len(self._said[topic]))
-        at = wanted(start, topic, said.partition, bounds.floor)
-        if not new and (at == LATEST or at < bounds.floor):
-            return bounds.floor
-        return seek.start_in(topic, bounds, start, fail=self._options.fail_on_data_loss)
-
-    async def _commit(self, client: AsyncClient, positions: Positions, of: Identities) -> None:
-        hold = self._hold
-        assert hold is not None
-        for topic, at in positions.items():
-            commit = partial(
-                client.commit,
-                topic,
-                self._subscription,
-                hold.reader,
-                at,
-                sought={partition: of[topic].moves(partition) for partition in at},
-                ledgers=of[topic].ledgers,
-                incarnation=of[topic].topic,
-                subscription_incarnation=of[topic].subscription,
-            )
-            try:
-                await commit()
-            except InvalidArgument:  # the server has lost the claim
-                await hold.claim(client, topic)
-                await commit()
-
-
-def _same(of: Identity, said: PartitionOffsets) -> bool:
-    return (of.topic, of.subscription) == (said.incarnation, said.subscription_incarnation)

@@ -15,46 +15,22 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
-from pyspark.sql.types import StructType
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from keylane.errors import BrokerError
-from keylane_spark.plain_errors import plainly, plainly_each
-from keylane_spark.source import positions as offsets
-from keylane_spark.source.batch_limits import BatchLimiter
-from keylane_spark.source.options import ReadOptions
+from keylane_spark.plain_errors import plainly
+from keylane_spark.source.checkpoint import common, dump, load
 from keylane_spark.source.piece import Piece, share_out
-from keylane_spark.source.positions import Positions
+from keylane_spark.source.positions import ranges
 from keylane_spark.source.query import Query
-from keylane_spark.source.schema import check_columns
+from keylane_spark.source.stream_base import StreamBase
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of a streaming query."""
+class StreamReader(StreamBase):
+    """The source of a streaming query over topics."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options = options
-        self._columns = check_columns(options, schema)
-        # Made when Spark first asks for something: only one of the copies of this object ever is the query.
-        self._query: Query | None = None
-        self._target: Positions | None = None  # where a query with availableNow ends
-        self._latest: Positions = {}
-        self._limiter = BatchLimiter(options.limits)
-        self._lag = 0
-
-    # On the driver
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """What tells a batch that is limited from one that Spark wants to have all; all limits are ours."""
-        limits = self._options.limits
-        if limits.max_offsets is None and limits.max_bytes is None and limits.min_offsets is None:
-            return ReadAllAvailable()
-        return ReadMaxRows(limits.max_offsets or 2**53)
+    # Made when Spark first asks for something: only one of the copies of this object ever is the query.
+    _query: Query | None = None
 
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:
@@ -66,66 +42,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint starts; its subscription is made here."""
         query = self._opened()
         begin = query.begin()
-        return offsets.dump(begin, query.identities(begin, {}, {}))
+        return dump(begin, query.identities(begin, {}, {}))
 
     @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; what lies before its start is done with."""
         query = self._opened()
-        before, of = offsets.load(start)
+        before, of = load(start)
         begin = query.resume(before, of)
-        self._latest = query.latest()
         # A partition that is new since the target was noted is left to the next run.
-        end = _later(begin, self._latest, self._target)
-        if not isinstance(limit, ReadAllAvailable):
-            end = self._limiter.end(begin, end, query.read, wait=self._target is None)
+        end = self.end_of_batch(begin, query.latest(), limit, query.read)
         # With nothing to do there is time to wait, and with availableNow there is no later.
-        kept = offsets.common(before, begin)
+        kept = common(before, begin)
         query.commit(begin, query.identities(begin, kept, of), wait=end == begin)
-        self._lag = sum(range_.size for range_ in offsets.ranges(end, self._latest))
-        return offsets.dump(end, query.identities(end, kept, of))
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the topics end, and the lag: what will be left to read when the batch is done."""
-        return {**offsets.dump_positions(self._latest), "#lag": self._lag} if self._latest else None
+        return dump(end, query.identities(end, kept, of))
 
     @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Shares of what there is to read: of a large partition one or several, of small ones many in one."""
         query = self._opened()
-        planned, of = offsets.load(end)
-        begin, finish = query.resume(*offsets.load(start)), query.resume(planned, of)
+        planned, of = load(end)
+        begin, finish = query.resume(*load(start)), query.resume(planned, of)
         pieces = [
             Piece(
                 range_,
                 *query.bounds(range_.topic, range_.partition),
                 of[range_.topic].ledgers.get(range_.partition, 0),
             )
-            for range_ in offsets.ranges(begin, finish)
+            for range_ in ranges(begin, finish)
         ]
         return share_out(pieces, self._options.min_partitions)
 
     @plainly
     def commit(self, end: dict[str, Any]) -> None:
         """Let the broker forget what lies before."""
-        self._opened().commit(*offsets.load(end))
+        self._opened().commit(*load(end))
 
     def stop(self) -> None:
         """Let others have the subscription."""
         if self._query is not None:
             self._query.close()
             self._query = None
-
-    # On executors
-
-    @plainly_each
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a share."""
-        from keylane_spark.source.read_piece import (
-            read_share,  # it takes half a second, which those who plan need not wait
-        )
-
-        return read_share(self._options, self._columns, partition)
 
     def _opened(self) -> Query:
         if self._query is None:
@@ -178,15 +135,3 @@ def _stop_on_sigterm() -> None:
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
-
-
-def _later(start: Positions, latest: Positions, target: Positions | None) -> Positions:
-    """The latest, or the target if that comes first, but nowhere before the start."""
-    wanted = latest if target is None else target
-    return {
-        topic: {
-            partition: max(at, min(wanted.get(topic, {}).get(partition, at), latest[topic][partition]))
-            for partition, at in of.items()
-        }
-        for topic, of in start.items()
-    }
