@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from keylane import Client
-from keylane_spark.archiving import archive, replay
+from keylane_spark.archiving import archive
 from keylane_spark.auditing import audit
 from keylane_spark.connection import Connection
+from keylane_spark.replaying import replay
 from keylane_spark.skew import skew
 from tests.pipeline.traffic import HOT, Traffic
 from tests.support.running import RunningBroker

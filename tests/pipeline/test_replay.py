@@ -20,8 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from keylane import Client, InvalidArgument, SubscriptionNotFound
 from keylane.errors import TopicReplaced
-from keylane_spark.archiving.replay import REPLAYED_FROM, Options, Replayed, run
-from keylane_spark.archiving.replay_rounds import Cut, Stretch, gather, in_order
+from keylane_spark.replaying.options import Options
+from keylane_spark.replaying.publish import REPLAYED_FROM
+from keylane_spark.replaying.replay import Replayed, run
+from keylane_spark.replaying.rounds import Cut, Stretch, gather, in_order
 from keylane_spark.sink.options import SinkOptions
 from keylane_spark.sink.pace import paced
 from keylane_spark.sink.uids import Uids

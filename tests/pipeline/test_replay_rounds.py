@@ -9,9 +9,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from keylane import Client, InvalidArgument, SubscriptionNotFound, Tally
-from keylane_spark.archiving.replay import Note, Options, Replay
-from keylane_spark.archiving.replay_rounds import Cut, Found, Stretch
 from keylane_spark.files import LocalFiles
+from keylane_spark.replaying.options import Options
+from keylane_spark.replaying.progress import Note
+from keylane_spark.replaying.replay import Replay
+from keylane_spark.replaying.rounds import Cut, Found, Stretch
 from tests.pipeline.inbox import make_topic
 from tests.support.running import RunningBroker
 
@@ -42,8 +44,8 @@ class Rounds(Replay):
 def make(
     monkeypatch: pytest.MonkeyPatch, broker: RunningBroker, client: Client, topic: str, tmp_path: Path
 ) -> Callable[..., Rounds]:
-    monkeypatch.setattr("keylane_spark.archiving.replay.files_at", lambda path, spark: LocalFiles())
-    monkeypatch.setattr("keylane_spark.archiving.replay.found_in", lambda rows: rows.found)
+    monkeypatch.setattr("keylane_spark.replaying.replay.files_at", lambda path, spark: LocalFiles())
+    monkeypatch.setattr("keylane_spark.replaying.replay.found_in", lambda rows: rows.found)
     make_topic(client, topic)
 
     def make(**given: Any) -> Rounds:

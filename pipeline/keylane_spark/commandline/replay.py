@@ -56,7 +56,8 @@ def replay(
     from keylane_spark.archiving.parquet_reader import rows_in_archive
 
     spark = job.spark("keylane replay", rows_in_archive(path))
-    from keylane_spark.archiving.replay import Options, run
+    from keylane_spark.replaying.options import Options
+    from keylane_spark.replaying.replay import run
 
     options = Options(
         server=job.server,

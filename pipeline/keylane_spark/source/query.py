@@ -256,8 +256,8 @@ class Query:
                 return self._call_offsets(topic, self._subscription.name, ledgers)
             except SubscriptionNotFound:
                 self._report(
-                    f"subscription {self._subscription.name!r} of topic {topic!r}, or the topic itself, was deleted "
-                    "since this query wrote its checkpoint, and what was published meanwhile is not known"
+                    f"subscription {self._subscription.name!r} of topic {topic!r}, or the topic itself, was "
+                    "deleted since this query wrote its checkpoint, and what was published meanwhile is not known"
                 )
                 self._subscription.create(topic, "earliest")
         raise SubscriptionNotFound(

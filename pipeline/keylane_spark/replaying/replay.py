@@ -7,27 +7,25 @@ on with the round that was not finished. What that one had published already are
 as long as it remembers: a message's uid is made of where it comes from and goes, and the name of the run.
 """
 
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
 from keylane import Client, Tally, TopicInfo
 from keylane.errors import InvalidArgument, SubscriptionNotFound, TopicReplaced
 from keylane_spark.archiving.archive import COLUMNS
-from keylane_spark.archiving.replay_rounds import (
-    ORDER,
-    Cut,
+from keylane_spark.files import files_at
+from keylane_spark.replaying.options import Options
+from keylane_spark.replaying.progress import Note
+from keylane_spark.replaying.publish import publish_round
+from keylane_spark.replaying.rounds import (
     Found,
-    Stretch,
     between,
     found_in,
     last_of,
@@ -35,14 +33,9 @@ from keylane_spark.archiving.replay_rounds import (
     stretches_of,
     with_ledger,
 )
-from keylane_spark.files import files_at
-from keylane_spark.sink.pace import DUE
 from keylane_spark.source.schema import MESSAGES
 
-REPLAYED_FROM = "keylane-replayed-from"
 SAFE = 0.9  # of a dedupe window: clocks differ, and what is sent arrives a little later
-_TASK = "_task"
-_LONGEST = 240  # bytes of a note's name: file systems allow 255, and a draft of it has 15 more
 
 Progress = Callable[[str], None]
 
@@ -61,61 +54,6 @@ class Replayed(msgspec.Struct):
     seconds: float = 0.0
     resumed: bool = False  # a part was done before
     dry_run: bool = False
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is replayed, and where to."""
-
-    server: str
-    path: str
-    topic: str
-    source: str | None = None  # the archived topic; the only one if not named
-    run_id: str = "replay"
-    token: str | None = None
-    payloads: str | None = None
-    durability: str | None = None
-    rate: float | None = None  # rows a second, of all tasks together
-    since: datetime | None = None
-    until: datetime | None = None
-    keys: list[str] | None = None
-    round_rows: int = 250_000
-    dry_run: bool = False
-    accept_duplicates: bool = False  # go on with a round of which the broker may have forgotten the uids
-
-    @property
-    def root(self) -> str:
-        """The archive, without a slash at its end."""
-        return self.path.rstrip("/")
-
-    @property
-    def note(self) -> str:
-        """The file that says how far it is."""
-        name = f"{self.topic}@{self.run_id}.json"
-        if len(name.encode()) > _LONGEST:
-            name = f"{self.topic[:100]}@{sha256(name.encode()).hexdigest()}.json"
-        return f"{self.root}.keylane/replays/{name}"
-
-
-class Note(msgspec.Struct):
-    """How far a run is: which rows are in which round is settled when it begins."""
-
-    choice: dict[str, Any]
-    target: int  # the incarnation of the topic
-    stretches: list[Stretch]
-    cuts: list[Cut]  # the last row of each round
-    done: int = 0  # rounds
-    begun: float | None = None  # unix time at which the next one was begun, if it was
-    sizes: list[int] = []  # the rows of each round; none in the note of an older version
-
-    @property
-    def rows(self) -> int:
-        """How many there are to replay."""
-        return sum(self.sizes) if self.sizes else sum(item.rows for item in self.stretches)
-
-    @property
-    def rounds(self) -> int:
-        """How many there are."""
-        return len(self.cuts)
 
 
 def run(spark: SparkSession, options: Options, progress: Progress = print) -> Replayed:
@@ -151,7 +89,7 @@ class Replay:
             rows = self._chosen(note, number)
             found = found_in(rows)
             self._check_found(note, number, found)
-            tally = self._publish(note, rows, found, about.dedupe_window)
+            tally = self._publish(note, rows, found.rows, about.dedupe_window)
             self._check_target(note)  # a round that went elsewhere is not done
             self._check_tally(note, number, found, tally)
             result.stored += tally.stored
@@ -318,56 +256,11 @@ class Replay:
         after = note.cuts[number - 1] if number else None
         return self._rows().where(between(after, note.cuts[number], last_of(note.stretches)))
 
-    def _publish(self, note: Note, rows: DataFrame, found: Found, window: float) -> Tally:
-        """Publish the rows of a round: a task has whole keys, in the order of time."""
+    def _publish(self, note: Note, rows: DataFrame, count: int, window: float) -> Tally:
+        """Publish the rows of a round, which is noted before it begins."""
         again = note.begun is not None
         if note.begun is None:
             note.begun = time.time()
             self._write(note)
-        tasks = self._spark.sparkContext.defaultParallelism
-        rows = rows.withColumn(_TASK, F.pmod(F.hash(F.coalesce("key", "message_id")), F.lit(tasks)))
-        order = [*ORDER]
-        extra: list[Column] = []
-        if self._options.rate is not None:
-            # Every task takes as long as the whole round is to take.
-            seconds = found.rows / self._options.rate
-            place = F.row_number().over(Window.partitionBy(_TASK).orderBy(*ORDER)) - 1
-            total = F.count(F.lit(1)).over(Window.partitionBy(_TASK))
-            rows = rows.withColumn(DUE, place / total * seconds)
-            order, extra = [DUE, *ORDER], [F.col(DUE)]
-        rows = rows.repartitionById(tasks, F.col(_TASK)).sortWithinPartitions(*order)
-        own = {"_until": str(note.begun + SAFE * window)}
-        own |= {"_again": "true"} if again else {}
-        own |= {"_paced": "true"} if extra else {}
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.json"
-            sink = rows.select("key", "value", self._attributes(), self._uid(), *extra).write.format(
-                "keylane"
-            )
-            sink.options(**self._target(), **own, _report=str(report)).mode("append").save()
-            told = msgspec.json.decode(report.read_bytes(), type=dict[str, Tally])
-        return told.get(self._options.topic, Tally())
-
-    def _attributes(self) -> Column:
-        """Those that a message had, and where it comes from."""
-        before = F.map_filter(F.col("attributes"), lambda name, _: name != REPLAYED_FROM)
-        origin = F.create_map(F.lit(REPLAYED_FROM), F.col("message_id"))
-        return F.coalesce(F.map_concat(before, origin), origin).alias("attributes")
-
-    def _uid(self) -> Column:
-        """The same whenever a message is replayed into the topic by the same run."""
-        options = self._options
-        parts = [F.lit(text) for text in (options.run_id, options.topic, self._source)]
-        parts += [F.col("message_id"), F.unix_micros("timestamp").cast("string")]  # a topic may be made anew
-        return F.substring(F.sha2(F.concat_ws("\0", *parts), 256), 1, 32).alias("uid")
-
-    def _target(self) -> dict[str, str]:
-        options = self._options
-        given = {
-            "server": options.server,
-            "topic": options.topic,
-            "token": options.token,
-            "payloads": options.payloads,
-            "durability": options.durability,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        until = note.begun + SAFE * window
+        return publish_round(rows, count, self._options, self._source, until=until, again=again)

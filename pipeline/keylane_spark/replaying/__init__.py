@@ -1,0 +1,1 @@
+"""Archives replayed into topics."""
