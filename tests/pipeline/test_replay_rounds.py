@@ -34,7 +34,7 @@ class Rounds(Replay):
     def _chosen(self, note: Note, number: int) -> Any:
         return self
 
-    def _publish(self, note: Note, rows: object, found: Found, window: float) -> Tally:
+    def _publish(self, note: Note, rows: object, count: int, window: float) -> Tally:
         self.published += 1
         self._write(note)
         return self.told

@@ -257,7 +257,7 @@ class Query:
             except SubscriptionNotFound:
                 self._report(
                     f"subscription {self._subscription.name!r} of topic {topic!r}, or the topic itself, was "
-                    "deleted since this query wrote its checkpoint, and what was published meanwhile is not known"
+                    "deleted since this query wrote its checkpoint; what was published meanwhile is unknown"
                 )
                 self._subscription.create(topic, "earliest")
         raise SubscriptionNotFound(
