@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 
 from keylane import Client
-<<<<<<< HEAD
-from keylane_broker.commandline.command import Trouble
-from keylane_broker.commandline.plan import PlannedMove, check, moves_of, read_plan
-from tests.integration.test_cli_cluster import run
-=======
 from keylane.commandline.output import CommandError
 from keylane.commandline.rebalance_plan import PlannedMove, read_plan
 from keylane_broker.commandline.rebalance import check, moves_of
-from tests.integration.test_cli_cluster import run, wait_until
->>>>>>> 43aff31 (commandline: one kit for broker and pipeline, and plain English in every --help)
+from tests.integration.test_cli_cluster import run
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
