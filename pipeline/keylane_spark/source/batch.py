@@ -91,13 +91,14 @@ class FilteredReader(BatchReader):
 
 async def topics_of(client: AsyncClient, options: ReadOptions) -> list[str]:
     """The topics that a batch reads: those that were named, or those that match now."""
-    if options.selection.pattern is None:
+    pattern = options.selection.pattern
+    if pattern is None:
         return options.selection.topics
     there = await client.topics()
     found = [topic for topic in there if options.selection.covers(topic)]
     if not found:
         raise TopicNotFound(
-            f"no topic's whole name matches option 'subscribePattern', {options.selection.pattern!r}; "
+            f"no topic matches option 'subscribePattern', {pattern!r}, which must match the whole name; "
             f"there {'are ' + few(there) if there else 'is none'}"
         )
     return found
