@@ -6,8 +6,8 @@ from typing import NoReturn
 from keylane.errors import InvalidArgument, did_you_mean
 
 
-def known(options: Mapping[str, str], names: tuple[str, ...], does: str) -> dict[str, str]:
-    """The options under their proper names; one that there is not is refused."""
+def known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:
+    """The options under their proper names; an unknown one is refused."""
     proper = {name.lower(): name for name in names}
     given = {}
     for name, value in options.items():
@@ -15,12 +15,12 @@ def known(options: Mapping[str, str], names: tuple[str, ...], does: str) -> dict
             given[proper[name.lower()]] = value
         elif name.lower() == "path":
             raise InvalidArgument(
-                f"keylane has no path {value!r}: name the topic with .option('subscribe', …) to read and "
+                f"keylane takes no path ({value!r}): name the topic with .option('subscribe', …) to read and "
                 ".option('topic', …) to write"
             )
         else:
             hint = did_you_mean(name, names) or f"; there are {', '.join(names)}"
-            raise InvalidArgument(f"keylane has no option {name!r} where it {does}{hint}")
+            raise InvalidArgument(f"keylane has no option {name!r} for {doing}{hint}")
     return given
 
 

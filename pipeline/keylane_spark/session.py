@@ -44,10 +44,10 @@ def require_java() -> None:
     """Raise JavaMissing, with the command that brings it, unless there is a Java that Spark can use."""
     java = find_java()
     if java is None:
-        raise JavaMissing(f"there is no Java here, and Spark needs {LEAST_JAVA} or newer: {BRING_JAVA}")
+        raise JavaMissing(f"no Java found; Spark needs {LEAST_JAVA} or newer: {BRING_JAVA}")
     version = java_version(java)
     if version < LEAST_JAVA:
-        raise JavaMissing(f"{java} is Java {version}, and Spark needs {LEAST_JAVA} or newer: {BRING_JAVA}")
+        raise JavaMissing(f"{java} is Java {version}; Spark needs {LEAST_JAVA} or newer: {BRING_JAVA}")
 
 
 def find_java() -> str | None:

@@ -99,7 +99,7 @@ class SnapshotTaker:
         last = self._client.offsets(self.topic)
         if self.incarnation != last[0].incarnation:
             raise JobError(
-                f"topic {self.topic!r} was deleted and made anew while it was looked at: try again"
+                f"topic {self.topic!r} was deleted and recreated while it was looked at: try again"
             )
         return Snapshot(
             topic=self.topic,
@@ -128,15 +128,15 @@ def load(path: str, topic: str, files: Files) -> tuple[Snapshot, str]:
         if text := files.read(f"{folder}/{ABOUT}"):
             seen = msgspec.json.decode(text, type=Snapshot)
             if seen.topic != topic:
-                raise JobError(f"{folder} is of an audit of topic {seen.topic!r}, not of {topic!r}")
+                raise JobError(f"{folder} holds an audit of topic {seen.topic!r}, not of {topic!r}")
             return seen, folder
-    raise JobError(f"no {ABOUT} in {path}: name the folder that an earlier audit has written with --out")
+    raise JobError(f"no {ABOUT} in {path}: give the --out folder of an earlier audit")
 
 
 def check_free(out: str, files: Files) -> None:
     """Refuse a folder that has something else in it than an audit."""
     if files.entries(out) and not files.exists(f"{out}/{ABOUT}"):
-        raise JobError(f"{out} is not empty, and not of an earlier audit: name another folder with --out")
+        raise JobError(f"{out} is not empty, and not from an earlier audit: choose another --out folder")
 
 
 def prepare(out: str, files: Files) -> None:

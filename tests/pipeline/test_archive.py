@@ -93,7 +93,7 @@ def test_a_second_writer_is_refused_and_hears_of_the_first(
     with (
         archiving(LocalFiles(), str(path), "archive"),
         pytest.raises(
-            SubscriptionBusy, match=r"process \d+ on \S+ archives into .* with subscription 'archive'"
+            SubscriptionBusy, match=r"process \d+ on \S+ is archiving into .* with subscription 'archive'"
         ),
     ):
         archive()
@@ -192,7 +192,7 @@ def test_an_archive_goes_on_while_another_process_merges_its_files(spark: SparkS
     archive._progress = lines.append
     with compacting(LocalFiles(), str(path)):
         archive.write(made(spark, 10), 0)
-    assert "no files are merged now: process" in lines[-1]
+    assert "not merging files now: process" in lines[-1]
     assert sum(ids_in(path).values()) == 10
 
 

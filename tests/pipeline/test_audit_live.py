@@ -317,5 +317,5 @@ def test_a_snapshot_of_another_topic_is_refused(broker: RunningBroker, tmp_path:
         connection=Connection(broker.url),
         journal=str(tmp_path / "first"),
     )
-    with pytest.raises(JobError, match=f"is of an audit of topic '{topic}', not of 'another'"):
+    with pytest.raises(JobError, match=f"holds an audit of topic '{topic}', not of 'another'"):
         run(options, no_spark)

@@ -158,7 +158,7 @@ def test_who_was_taken_for_dead_cannot_add_what_others_did_long_ago(path: Path) 
     staged = stage(zombie, 0, BATCHES[0])
     for number, folders in enumerate(BATCHES):
         add(other, number, folders)
-    with pytest.raises(ConsumerReplaced, match=r"batch 0 of .* another process goes on with this archive"):
+    with pytest.raises(ConsumerReplaced, match=r"batch 0 of .* another process continues this archive"):
         zombie.add(QUERY, 0, staged, 3)
     assert ids_in(path) == ROWS
 
@@ -219,7 +219,7 @@ def test_a_second_process_is_refused_and_hears_of_the_first(path: Path) -> None:
     with archiving(LocalFiles(), str(path), "archive"):
         with (
             pytest.raises(
-                SubscriptionBusy, match=r"process \d+ on \S+ archives into .* with subscription 'arch"
+                SubscriptionBusy, match=r"process \d+ on \S+ is archiving into .* with subscription 'arch"
             ),
             archiving(LocalFiles(), str(path), "archive"),
         ):
@@ -233,7 +233,7 @@ def test_a_second_process_is_refused_and_hears_of_the_first(path: Path) -> None:
 def test_a_second_compaction_is_refused(path: Path) -> None:
     with (
         compacting(LocalFiles(), str(path)),
-        pytest.raises(Overloaded, match=r"process \d+ on \S+ compacts"),
+        pytest.raises(Overloaded, match=r"process \d+ on \S+ is compacting"),
         compacting(LocalFiles(), str(path)),
     ):
         pass
@@ -262,7 +262,7 @@ def test_who_cannot_archive_hears_so_without_java(path: Path, monkeypatch: pytes
     assert (result.exit_code, "by subscription 'archive', and its rows" in result.stderr) == (1, True)
     with archiving(LocalFiles(), str(path), "archive"):
         result = CliRunner().invoke(pipeline, command)
-    assert (result.exit_code, f"archives into {path} with" in result.stderr) == (1, True)
+    assert (result.exit_code, f"is archiving into {path} with" in result.stderr) == (1, True)
 
 
 def test_names_as_long_as_they_may_be_have_room(path: Path) -> None:

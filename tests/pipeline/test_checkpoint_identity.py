@@ -78,7 +78,7 @@ def test_a_checkpoint_of_what_was_made_anew_is_refused_every_time_and_nothing_is
         client.create_subscription(topic, "spark", mode="cursor", start="earliest")
         publish(client, topic, 300, "new")
     for _ in range(3):
-        with pytest.raises(DataLoss, match=rf"{what} .*made anew.*{ADVICE}"):
+        with pytest.raises(DataLoss, match=rf"{what} .*recreated.*{ADVICE}"):
             run(options, checkpoint)
         assert owed(client, topic) == 300
         assert not claimed(client, topic)
@@ -107,7 +107,7 @@ def test_without_fail_on_data_loss_a_query_goes_on_from_the_beginning_of_the_new
         done = run({**options, "failOnDataLoss": "false"}, checkpoint)
     assert sorted(done.values) == sorted(values)
     assert owed(client, topic) == 0
-    assert "made anew" in caplog.text
+    assert "recreated" in caplog.text
     assert "failOnDataLoss is false" in caplog.text
     assert run(options, done.checkpoint).values == []  # it is a checkpoint of the new one
 
@@ -137,7 +137,7 @@ def test_a_topic_made_anew_under_a_running_query_is_noticed_at_the_next_batch(
         values = make(client, topic, 300)
         if fail:
             for _ in range(3):
-                with pytest.raises(DataLoss, match=rf"made (anew|since).*{ADVICE}"):
+                with pytest.raises(DataLoss, match=rf"(recreated|made since).*{ADVICE}"):
                     wait_until(lambda: not query.batch() and False)
             assert owed(client, topic) == 300
             assert not claimed(client, topic)
@@ -161,7 +161,7 @@ def test_a_batch_that_was_planned_and_not_done_is_not_read_from_a_topic_made_sin
     values = make(client, topic, 300)
     again = Run(options)
     start = again.reader.initialOffset()  # the first batch has no start in the checkpoint
-    with pytest.raises(DataLoss, match="made anew"):
+    with pytest.raises(DataLoss, match="recreated"):
         again.read(start, end)
     again.reader.stop()
     assert owed(client, topic) == 300

@@ -58,7 +58,7 @@ def test_what_cannot_be_meant_is_status_2(words: list[str]) -> None:
             ["archive", "orders", "--to", "x", "--conf", "nonsense"],
             "--conf 'nonsense' is not of the form NAME=VALUE",
         ),
-        (["replay", "x", "orders", "--rate", "-1"], "--rate -1: it must be more than 0"),
+        (["replay", "x", "orders", "--rate", "-1"], "--rate -1 is not more than 0"),
         (
             ["audit", "orders", "--since", "noon"],
             "--since 'noon' is not a time; write it as 2026-12-31T23:59:00Z",
@@ -81,7 +81,7 @@ def test_what_cannot_be_meant_is_said_before_spark_starts(words: list[str], comp
 def test_without_java_the_command_that_brings_it_is_told() -> None:
     done = run("archive", "--compact", "--to", "x", **NO_JAVA)
     assert done.exit_code == 1
-    assert "error: there is no Java here" in done.stderr
+    assert "error: no Java found" in done.stderr
     assert "apt-get install openjdk-17" in done.stderr
 
 
@@ -116,11 +116,11 @@ def test_a_folder_in_use_is_said_without_java(
     words = ["audit", topic, "--server", broker.url, "--master", "local[2]"]
     done = run(*words, "--out", str(tmp_path), **NO_JAVA)
     assert done.exit_code == 1
-    assert "is not empty, and not of an earlier audit" in done.stderr
+    assert "is not empty, and not from an earlier audit" in done.stderr
     done = run(*words, "--out", str(tmp_path / "out"), "--archive", str(tmp_path), **NO_JAVA)
     assert f"no archive of {topic!r}" in done.stderr
     done = run(*words, "--out", str(tmp_path / "out"), **NO_JAVA)
-    assert "error: there is no Java here" in done.stderr, "who names a master wants Spark"
+    assert "error: no Java found" in done.stderr, "who names a master wants Spark"
 
 
 def test_a_small_job_on_this_machine_gets_a_java_that_starts_quickly() -> None:

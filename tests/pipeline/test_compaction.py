@@ -225,7 +225,7 @@ def test_a_merge_that_lost_rows_changes_nothing(path: Path) -> None:
 
     before = files_in(path)
     broken: Callable[..., int] = lossy
-    with pytest.raises(Exception, match="of 200 rows"):
+    with pytest.raises(Exception, match="wrote 200 rows"):
         Compactor(LocalFiles(), str(path), Limits(), broken).compact([YESTERDAY], print)
     assert files_in(path) == before
 

@@ -14,6 +14,7 @@ from keylane_spark.archiving import archive
 from keylane_spark.auditing import audit
 from keylane_spark.connection import Connection
 from keylane_spark.replaying import replay
+from keylane_spark.replaying.options import Options as ReplayOptions
 from keylane_spark.skew import skew
 from tests.pipeline.traffic import HOT, Traffic
 from tests.support.running import RunningBroker
@@ -87,7 +88,7 @@ def test_traffic_is_archived_proven_complete_and_replayed_in_order(
         client.create_topic("again", partitions=PARTITIONS + 3)
         client.create_subscription("again", "keeper", mode="cursor")
         replayed = replay.run(
-            spark, replay.Options(server=cluster.url, path=folder, topic="again", round_rows=80_000)
+            spark, ReplayOptions(server=cluster.url, path=folder, topic="again", round_rows=80_000)
         )
         assert (replayed.rows, replayed.stored, replayed.duplicates) == (MESSAGES, MESSAGES, 0)
         again = (

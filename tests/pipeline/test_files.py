@@ -81,7 +81,7 @@ def test_rows_that_executors_wrote_elsewhere_are_missed(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [1, 2, 3]}), folder / "part-0.parquet")
     pq.write_table(pa.table({"n": [1]}), folder / "_metadata.parquet")
     check_written(LocalFiles(), str(tmp_path / "staging"), 3)
-    with pytest.raises(InvalidArgument, match=r"of 5 rows that Spark has written to .* 3 are there"):
+    with pytest.raises(InvalidArgument, match=r"Spark wrote 5 rows to .*, but 3 are there"):
         check_written(LocalFiles(), str(tmp_path / "staging"), 5)
 
 

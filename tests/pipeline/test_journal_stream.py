@@ -152,7 +152,7 @@ def test_a_topic_made_anew_under_a_stream_is_a_loss(client: Client, topic: str, 
     client.delete_topic(topic)
     make(client, topic)
     fill(client, topic, 9)
-    with pytest.raises(DataLoss, match="was deleted and made anew"):
+    with pytest.raises(DataLoss, match="was deleted and recreated"):
         latest(made, end)
     assert published(careless, end, latest(careless, end)) == 9
 

@@ -133,7 +133,7 @@ def test_a_batch_of_a_stream_is_limited_in_several_ways() -> None:
     [
         ({"subscribe": "a", "subscribePattern": "b"}, "'subscribe' and 'subscribePattern', not both"),
         ({"assign": '{"a":[1]}', "subscribePattern": "b"}, "'subscribePattern' and 'assign', not both"),
-        ({"subscribePattern": "a("}, "option 'subscribePattern' is 'a\\(': it is no regular expression"),
+        ({"subscribePattern": "a("}, "option 'subscribePattern' is 'a\\(': it is not a regular expression"),
         ({"subscribePattern": ""}, "use a regular expression"),
         ({"assign": "orders"}, "option 'assign' is 'orders': use the partitions of each topic as JSON"),
         ({"assign": "{}"}, "it leaves nothing to read"),
@@ -162,7 +162,7 @@ def test_a_choice_that_cannot_be_meant_is_named(options: dict[str, str], error: 
         ({"subscribe": "a,a"}, "names a topic twice"),
         ({"startingOffset": "latest"}, "no option 'startingOffset' .* did you mean 'startingOffsets'"),
         ({"wibble": "1"}, "no option 'wibble' .* there are server, token"),
-        ({"path": "orders"}, "no path 'orders': name the topic with .option\\('subscribe'"),
+        ({"path": "orders"}, "no path \\('orders'\\): name the topic with .option\\('subscribe'"),
         ({"server": "localhost:9999"}, "option 'server' is 'localhost:9999': use keylane://host:port"),
         ({"startingOffsets": "erliest"}, "option 'startingOffsets' is 'erliest': use earliest, latest"),
         (
@@ -194,10 +194,10 @@ def test_a_choice_that_cannot_be_meant_is_named(options: dict[str, str], error: 
         ({"columns": "key", "includeValue": "true"}, "'columns' and 'includeValue', not both"),
         ({"failOnDataLoss": ""}, "option 'failOnDataLoss' is '': use true or false"),
         ({"maxOffsetsPerTrigger": "5"}, "option 'maxOffsetsPerTrigger' is for spark.readStream only"),
-        ({"journal": "true", "subscription": "s"}, "'subscription' means nothing with journal=true"),
+        ({"journal": "true", "subscription": "s"}, "'subscription' does not apply to journal=true"),
         (
             {"journal": "true", "startingTimestamp": "1"},
-            "'startingTimestamp' means nothing with journal=true",
+            "'startingTimestamp' does not apply to journal=true",
         ),
     ],
 )
@@ -212,12 +212,12 @@ def test_an_option_that_cannot_be_right_is_named(options: dict[str, str], error:
         ({}, "option 'subscription' is missing: a streaming query is a subscription"),
         ({"subscription": "s", "endingOffsets": "latest"}, "'endingOffsets' is for spark.read only"),
         ({"subscription": "s", "endingTimestamp": "1"}, "'endingTimestamp' is for spark.read only"),
-        ({"journal": "true", "subscription": "s"}, "'subscription' means nothing with journal=true"),
-        ({"journal": "true", "maxBytesPerTrigger": "1"}, "'maxBytesPerTrigger' means nothing with journal"),
-        ({"subscription": "s", "maxTriggerDelay": "1s"}, "nothing without 'minOffsetsPerTrigger'"),
+        ({"journal": "true", "subscription": "s"}, "'subscription' does not apply to journal=true"),
+        ({"journal": "true", "maxBytesPerTrigger": "1"}, "'maxBytesPerTrigger' does not apply to journal"),
+        ({"subscription": "s", "maxTriggerDelay": "1s"}, "no effect without 'minOffsetsPerTrigger'"),
         (
             {"subscription": "s", "minOffsetsPerTrigger": "9", "maxTriggerDelay": "60"},
-            "'maxTriggerDelay' is '60': use a time with its unit, such as 500ms",
+            "'maxTriggerDelay' is '60': use a duration with its unit, such as 500ms",
         ),
         (
             {"subscription": "s", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},

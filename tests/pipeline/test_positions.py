@@ -28,9 +28,9 @@ def test_what_spark_keeps_is_what_comes_back() -> None:
 
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="is no offset of keylane"):
+    with pytest.raises(InvalidArgument, match="is not an offset of keylane"):
         checkpoint.load({"index": 3})
-    with pytest.raises(InvalidArgument, match="is no offset of keylane"):
+    with pytest.raises(InvalidArgument, match="is not an offset of keylane"):
         checkpoint.load({"orders": {"0": 5}, "#identity": {"orders": {"topic": 7}}})
     with pytest.raises(InvalidArgument, match=r"which topic 'orders' .* an older Keylane.*new checkpoint"):
         checkpoint.load({"orders": {"0": 5}, "orders#sought": {"0": 1}})

@@ -185,7 +185,7 @@ def test_times_and_keys_choose(client: Client, topic: str, replay: Callable[...,
     assert (planned.rows, planned.stored, client.describe_topic(topic).published) == (len(expected), 0, 0)
     assert replay(**options).stored == len(expected)
     assert origins(arrivals(client, topic)) == Counter(one["message_id"] for one in expected)
-    with pytest.raises(InvalidArgument, match="was begun with other rows"):
+    with pytest.raises(InvalidArgument, match="was started with other rows"):
         replay(since=since)
 
 
@@ -347,7 +347,7 @@ def test_what_cannot_be_replayed_is_said(path: Path, replay: Callable[..., Repla
     with pytest.raises(InvalidArgument, match="rate of -1 rows a second"):
         replay(rate=-1.0)
     put(path, ALL[:3], "payments")
-    with pytest.raises(InvalidArgument, match="has topics orders, payments: say which with --from"):
+    with pytest.raises(InvalidArgument, match="has topics orders, payments: choose one with --from"):
         replay()
     with pytest.raises(InvalidArgument, match=r"has no topic=… folder"):
         replay(path=f"{path}/nowhere")

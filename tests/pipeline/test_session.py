@@ -37,7 +37,7 @@ def test_a_java_says_how_old_it_is(
     assert java is not None
     assert java_version(java) == version
     if version < 17:
-        with pytest.raises(JavaMissing, match=f"is Java {version}, and Spark needs 17 or newer"):
+        with pytest.raises(JavaMissing, match=f"is Java {version}; Spark needs 17 or newer"):
             require_java()
     else:
         require_java()
@@ -48,7 +48,7 @@ def test_without_java_the_error_has_the_command_that_brings_it(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaMissing, match="there is no Java here") as raised:
+    with pytest.raises(JavaMissing, match="no Java found") as raised:
         require_java()
     assert BRING_JAVA in str(raised.value)
 

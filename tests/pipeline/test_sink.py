@@ -214,7 +214,7 @@ def test_what_the_broker_refuses_fails_the_job_by_name(
         write(frame, topic="no-such-topic")
     with pytest.raises(PySparkException, match=r"no topic: name it with .option\('topic', …\)"):
         write(frame)
-    with pytest.raises(PySparkException, match="no option 'topc' where it writes; did you mean 'topic'"):
+    with pytest.raises(PySparkException, match="no option 'topc' for writing; did you mean 'topic'"):
         write(frame, topc=topic)
     with pytest.raises(PySparkException, match="MessageTooLarge: a message's key has 5000 bytes"):
         write(spark.sql("SELECT repeat('k', 5000) AS key"), topic=topic)
@@ -237,7 +237,7 @@ def test_the_driver_warns_of_rows_that_nobody_is_owed(caplog: pytest.LogCaptureF
     tasks = [Written({"a": Tally(no_subscribers=5), "b": Tally(stored=1)}), None, Written({"a": Tally(7)})]
     report(tasks)
     assert [record.message for record in caplog.records] == [
-        "5 rows for topic 'a' were not stored: it has no subscription; make one before you write"
+        "5 rows for topic 'a' were not stored: it has no subscription; create one before you write"
     ]
 
 

@@ -300,7 +300,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
     fill(client, topic, 100, first=10)
     for _ in range(2):
         why = failure(table.start(stream()))
-        assert f"topic '{topic}' was deleted and made anew since this query wrote its checkpoint" in why
+        assert f"topic '{topic}' was deleted and recreated since this query wrote its checkpoint" in why
         assert "Start the query with a new checkpointLocation" in why
         assert "set option failOnDataLoss to false" in why
         assert backlog(client, topic) == 100

@@ -72,7 +72,7 @@ def run(spark: SparkSession, options: Options, progress: Progress = print) -> Ar
     files = files_at(options.path, spark)
     if files.plain(options.path).strip("/") == "":
         raise InvalidArgument(
-            f"{options.path} is a whole file system: name a folder in it, beside which the state can be"
+            f"{options.path} is a whole file system: name a folder in it, so that its state can be next to it"
         )
     with archiving(files, options.root, options.subscription):
         check_topics(files, options.root, options.subscription, options.topics)
@@ -126,7 +126,9 @@ class Archive:
         self._query = self._query_id()
         done = done_of(self._files, self._checkpoint, lambda batch: self._find(batch) is not None)
         for topic in leave(self._source(), done) if done else ():
-            self._progress(f"topic {topic} is archived no more, and its subscription keeps what is published")
+            self._progress(
+                f"topic {topic} is no longer archived, but its subscription still keeps what is published"
+            )
 
     def write(self, frame: DataFrame, batch: int) -> None:
         """Add a batch to the archive, unless it is there already."""
@@ -178,7 +180,7 @@ class Archive:
         try:
             done = self._compactor.compact(sorted(self._touched), self._progress)
         except Overloaded as busy:
-            self._progress(f"no files are merged now: {busy}")
+            self._progress(f"not merging files now: {busy}")
             return
         self._touched.clear()
         self.result.compactions += done.compactions

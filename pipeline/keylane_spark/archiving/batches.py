@@ -71,7 +71,7 @@ class Batches:
         if later := [other for other in self._names() if other.startswith(f"{query}-") and other > name]:
             raise ConsumerReplaced(
                 f"batch {batch} of {self._root} cannot be added, since {self._notes} has {later[-1]}: "
-                "another process goes on with this archive, or its checkpoint was replaced by an older one"
+                "another process continues this archive, or its checkpoint was replaced by an older one"
             )
         self._files.make_folder(self._notes)
         text = msgspec.json.encode(Note(rows, moves, plan)).decode()
@@ -89,7 +89,7 @@ class Batches:
             raise ConsumerReplaced(
                 f"batch {batch} of {self._root} is planned with other rows than those that were archived by "
                 f"this number, as {self._notes}/{name} says: the checkpoint was replaced by an older one, or "
-                "has lost its end in a power cut. To go on, delete this file: all that is planned is then "
+                "has lost its end in a power cut. To continue, delete this file: all that is planned is then "
                 "archived, and rows that were archived before are there twice"
             )
         return note

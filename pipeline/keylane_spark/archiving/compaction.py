@@ -197,7 +197,7 @@ def merging(spark: "SparkSession") -> Merge:
         frame.coalesce(1).sortWithinPartitions("partition", "offset").write.parquet(folder)
         written = session.read.schema(frame.schema).parquet(folder).count()
         if written != rows:
-            raise RuntimeError(f"of {rows} rows {written} were merged; the files stay as they are")
+            raise RuntimeError(f"only {written} of {rows} rows were merged; the files stay as they are")
         return rows
 
     return merge

@@ -21,7 +21,7 @@ def compacting(files: Files, root: str) -> Iterator[None]:
     """Keep another compaction out."""
 
     def busy(other: str) -> Exception:
-        return Overloaded(f"{other} compacts {root} just now: try again later")
+        return Overloaded(f"{other} is compacting {root}: try again later")
 
     with _alone(files, f"{root}.keylane/compaction", busy):
         yield
@@ -33,8 +33,8 @@ def archiving(files: Files, root: str, subscription: str) -> Iterator[None]:
 
     def busy(other: str) -> Exception:
         return SubscriptionBusy(
-            f"{other} archives into {root} with subscription {subscription!r}: stop it, or name all topics "
-            "in one command"
+            f"{other} is archiving into {root} with subscription {subscription!r}: stop it, or name all "
+            "topics in one command"
         )
 
     with _alone(files, state_of(root, subscription), busy):
@@ -85,8 +85,8 @@ def check_topics(files: Files, root: str, subscription: str, topics: Sequence[st
             if other != subscription:
                 raise InvalidArgument(
                     f"topic {topic!r} is archived into {root} by subscription {other!r}, and its rows would "
-                    f"be there twice: go on with that one, or name another folder. If {other!r} is not to be "
-                    f"used any more, delete {path}"
+                    f"be there twice: continue with that one, or use another folder. If {other!r} is no "
+                    f"longer used, delete {path}"
                 )
 
 

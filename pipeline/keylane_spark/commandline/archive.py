@@ -11,6 +11,11 @@ from keylane_spark.commandline.command import Job, command
 __all__ = ["add_archive"]
 
 MEGABYTE = 1024 * 1024
+WORDING = {  # flags of this command, where the data source names its options
+    "set option failOnDataLoss to false": "use --skip-lost",
+    "Start the query with a new checkpointLocation to read": "Use another --to folder to archive",
+    "start the query with a new checkpointLocation, and it reads on from there": "use another --to folder",
+}
 
 
 def add_archive(app: typer.Typer) -> None:
@@ -49,6 +54,8 @@ def archive(
         raise UsageError(
             "give the topics to archive, or --compact without topics to merge the files of an archive"
         )
+    job.wording = WORDING
+    job.check_folder(to)
     target = file_size * MEGABYTE
     waiting = None
     if topics:

@@ -49,6 +49,7 @@ def audit(
     start = None if since is None else parse_time(since, "--since")
     if no_bodies and sample is not None:
         raise UsageError("give --sample or --no-bodies, not both")
+    job.check_folder(out)
     job.needs("pyarrow", "matplotlib")
     from keylane_spark.auditing.audit import SMALL, WITH_SPARK, Options, run
     from keylane_spark.auditing.findings import STATUS

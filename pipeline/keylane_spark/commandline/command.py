@@ -14,6 +14,7 @@ from keylane.commandline.typed import parse_pair
 from keylane_spark.commandline.spark_errors import explain_spark_error
 from keylane_spark.connection import Connection
 from keylane_spark.errors import JobError
+from keylane_spark.files import check_folder, local_at
 from keylane_spark.session import JavaMissing, session
 
 if TYPE_CHECKING:  # takes a second to import, and may not be installed
@@ -84,6 +85,9 @@ class Job(Run):
         if token:  # for all that this process starts, as if it had been there from the beginning
             os.environ["KEYLANE_TOKEN"] = token
         self.master = master
+        self.wording: dict[
+            str, str
+        ] = {}  # what errors of the data source advise -> what this command has instead
         self._conf = QUIET | dict(parse_pair(word, "--conf") for word in conf or ())
 
     @property
@@ -105,6 +109,11 @@ class Job(Run):
             found = [at for topic in topics for at in client.offsets(topic)]
         return sum(at.latest - at.earliest for at in found)
 
+    def check_folder(self, path: str) -> None:
+        """Check that a folder can be written to, which takes no Java if it is on this machine."""
+        if (files := local_at(path)) is not None:
+            check_folder(files.plain(path))
+
     def spark(self, app: str, rows: int | None = None) -> "SparkSession":
         """The session for so many rows, if that is known; quiet unless spark.log.level says otherwise."""
         self.needs("pyspark", "pyarrow")
@@ -121,7 +130,7 @@ class Job(Run):
         if isinstance(error, JavaMissing):
             return CommandError(str(error))
         if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
-            return explain_spark_error(str(error))
+            return explain_spark_error(str(error), self.wording)
         return None
 
 

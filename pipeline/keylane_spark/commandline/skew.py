@@ -29,6 +29,7 @@ def skew(
     top: Annotated[int, typer.Option(help="Number of hot keys to list.", min=1, max=1_000)] = 20,
 ) -> None:
     """Find skew: hot keys and partitions; writes a plan for `keylane rebalance --plan`."""
+    job.check_folder(out)
     waiting = job.check_topics(topic)
     spark = job.spark("keylane skew", waiting if archive is None and journal is None else None)
     from keylane_spark.files import files_at

@@ -96,8 +96,17 @@ class LocalFiles(Files):
         return draft
 
 
+def check_folder(path: str) -> None:
+    """Refuse a path of this machine that cannot be a folder to write to."""
+    place = next(part for part in (Path(path).absolute(), *Path(path).absolute().parents) if part.exists())
+    if not place.is_dir():
+        raise InvalidArgument(f"{path} cannot be a folder: {place} is a file")
+    if not os.access(place, os.W_OK):
+        raise InvalidArgument(f"cannot write to {path}: no permission for {place}")
+
+
 def check_written(files: Files, folder: str, rows: int) -> None:
-    """See that what executors wrote to a folder is here: on other machines they have folders of their own.
+    """Check that what executors wrote to a folder is here: on other machines they have their own folders.
 
     Only a local file system has to be looked at: any other is the same one for all.
     """
@@ -113,6 +122,6 @@ def check_written(files: Files, folder: str, rows: int) -> None:
     )
     if found != rows:
         raise InvalidArgument(
-            f"of {rows:,} rows that Spark has written to {folder} {found:,} are there: its executors run on "
-            "other machines and wrote to their own disks. Name a folder that all of them share: hdfs:, s3a: …"
+            f"Spark wrote {rows:,} rows to {folder}, but {found:,} are there: its executors run on other "
+            "machines and wrote to their own disks. Use a folder that all of them share: hdfs:, s3a: …"
         )

@@ -130,7 +130,7 @@ class Replay:
         ]
         if len(found) != 1:
             what = (
-                f"has topics {', '.join(found)}: say which with --from" if found else "has no topic=… folder"
+                f"has topics {', '.join(found)}: choose one with --from" if found else "has no topic=… folder"
             )
             raise InvalidArgument(f"the archive {self._options.root} {what}")
         return found[0]
@@ -150,7 +150,7 @@ class Replay:
         note = msgspec.json.decode(text, type=Note)
         if note.choice != choice:
             raise InvalidArgument(
-                f"run {options.run_id!r} into {options.topic!r} was begun with other rows: {note.choice}; "
+                f"run {options.run_id!r} into {options.topic!r} was started with other rows: {note.choice}; "
                 "give another --run-id to publish these"
             )
         self._check_target(note)
@@ -185,8 +185,8 @@ class Replay:
         )
         if not options.accept_duplicates:
             raise InvalidArgument(
-                f"{what}. Go on nevertheless with --accept-duplicates; or publish all of it with another "
-                "--run-id into a topic that is empty, with a longer dedupe_window"
+                f"{what}. Continue anyway with --accept-duplicates, or publish all of it with another "
+                "--run-id into an empty topic with a longer dedupe_window"
             )
         self._progress(what)
         note.begun = None
@@ -196,7 +196,7 @@ class Replay:
         options = self._options
         if self._incarnation() != note.target:
             raise TopicReplaced(
-                f"topic {options.topic!r} was deleted and made anew since run {options.run_id!r} began: what "
+                f"topic {options.topic!r} was deleted and recreated since run {options.run_id!r} began: what "
                 f"{note.done} of {note.rounds} rounds had published is gone; give another --run-id to "
                 "publish it all into the new one"
             )
@@ -246,7 +246,7 @@ class Replay:
             about = client.describe_topic(options.topic)
         if not about.subscriptions:
             raise SubscriptionNotFound(
-                f"topic {options.topic!r} has no subscription, so nothing would be stored; make one first: "
+                f"topic {options.topic!r} has no subscription, so nothing would be stored; create one first: "
                 f"keylane subscription create {options.topic} NAME"
             )
         return about

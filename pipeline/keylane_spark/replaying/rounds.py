@@ -69,7 +69,7 @@ def stretches_of(frame: DataFrame) -> list[Stretch]:
     rows = found.collect()
     if any(value is None for row in rows for value in row):
         raise InvalidArgument(
-            "the archive has rows without partition, offset, time or id: it is none of ours"
+            "the archive has rows without partition, offset, time or id: Keylane did not write them"
         )
     stretches = [Stretch(**{("ledger" if n == LEDGER else n): row[n] for n in found.columns}) for row in rows]
     return in_order(stretches)

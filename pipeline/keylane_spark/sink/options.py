@@ -35,7 +35,7 @@ class SinkOptions(msgspec.Struct, frozen=True):
         """From the options as Spark has them; InvalidArgument names the one that cannot be right."""
         own = {name: value for name, value in options.items() if name in _OWN}
         rest = {name: value for name, value in options.items() if name.lower() not in (*_OWN, *_SPARKS)}
-        given = known(rest, _OPTIONS, "writes")
+        given = known(rest, _OPTIONS, "writing")
         return cls(
             Connection.parse(given),
             given.get("topic") or None,

@@ -174,7 +174,7 @@ def report(messages: Sequence[WriterCommitMessage | None]) -> dict[str, Tally]:
     for topic, tally in sorted(tallies.items()):
         if tally.no_subscribers:
             _log.warning(
-                "%d rows for topic %r were not stored: it has no subscription; make one before you write",
+                "%d rows for topic %r were not stored: it has no subscription; create one before you write",
                 tally.no_subscribers,
                 topic,
             )
@@ -187,8 +187,8 @@ def _check_window(client: Client, topic: str) -> None:
     window = client.describe_topic(topic).dedupe_window
     if window < SHORT_WINDOW:
         _log.warning(
-            "topic %r forgets uids after %g s: what is run again later than that is published twice; "
-            "make the topic with --dedupe-window 3600 or more",
+            "topic %r forgets uids after %g s: rows that are retried later than that are published twice; "
+            "create the topic with --dedupe-window 3600 or more",
             topic,
             window,
         )

@@ -53,12 +53,13 @@ def load(offset: Mapping[str, Any]) -> tuple[Positions, Identities]:
         identities = msgspec.convert(offset.get(_IDENTITY, {}), type=Identities, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidArgument(
-            f"the checkpoint has {offset!r}, which is no offset of keylane ({error}): is it of another query?"
+            f"the checkpoint has {offset!r}, which is not an offset of keylane ({error}): is it another "
+            "query's?"
         ) from None
     if unknown := positions.keys() - identities.keys():
         raise InvalidArgument(
-            f"the checkpoint does not say which topic {min(unknown)!r} it is of: it was written by an older "
-            "Keylane. Start the query with a new checkpointLocation"
+            f"the checkpoint does not say which topic {min(unknown)!r} it is from: it was written by an "
+            "older Keylane. Start the query with a new checkpointLocation"
         )
     return positions, identities
 
@@ -92,6 +93,6 @@ def load_journal(offset: Mapping[str, Any]) -> tuple[Positions, dict[str, int], 
         )
     except msgspec.ValidationError as error:
         raise InvalidArgument(
-            f"the checkpoint has {offset!r}, which is no offset of a journal ({error}): is it of another "
-            "query?"
+            f"the checkpoint has {offset!r}, which is not an offset of a journal ({error}): is it another "
+            "query's?"
         ) from None

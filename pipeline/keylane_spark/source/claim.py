@@ -69,7 +69,7 @@ class SubscriptionClaim:
         if self._lost is not None:
             raise ConsumerReplaced(
                 f"{self._lost} has taken over subscription {self._subscription!r}: this query did not renew "
-                f"its claim within {self._session:g} s (option sessionTimeout), and must not go on"
+                f"its claim within {self._session:g} s (option sessionTimeout), and has to stop"
             )
 
     def release(self, timeout: float) -> None:

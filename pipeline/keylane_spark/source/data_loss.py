@@ -12,9 +12,9 @@ _log = logging.getLogger("keylane.spark")
 def report(fail: bool, text: str, advice: str = "") -> None:
     """Raise or log it; where there is something else to be done about it, `advice` says what."""
     if fail:
-        advice = f"{advice}. To go on" if advice else "To go on"
+        advice = f"{advice}. To continue" if advice else "To continue"
         raise DataLoss(f"{text}. {advice} with what is left, set option failOnDataLoss to false")
-    _log.warning("%s; going on with what is left, since failOnDataLoss is false", text)
+    _log.warning("%s; continuing with what is left, since failOnDataLoss is false", text)
 
 
 def gaps(ranges: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:

@@ -114,7 +114,7 @@ class JournalQuery:
             return said.journal_earliest
         if incarnation != said.incarnation:
             self._report(
-                f"topic {topic!r} was deleted and made anew, and what was not read of its journal is gone"
+                f"topic {topic!r} was deleted and recreated, and what was not read of its journal is gone"
             )
             return said.journal_earliest
         where = f"of the journal of topic {topic!r}, partition {said.partition}"

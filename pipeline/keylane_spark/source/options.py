@@ -63,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True):
                 f"option 'minOffsetsPerTrigger' is {least}, more than 'maxOffsetsPerTrigger', {most}"
             )
         if least is None and "maxTriggerDelay" in given:
-            raise InvalidArgument("option 'maxTriggerDelay' means nothing without 'minOffsetsPerTrigger'")
+            raise InvalidArgument("option 'maxTriggerDelay' has no effect without 'minOffsetsPerTrigger'")
         return cls(
             most,
             _number(given, "maxBytesPerTrigger", int, "a number of bytes from 1 on"),
@@ -101,7 +101,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
         `streaming` is None where it is not known yet.
         """
-        given = known(options, READ_OPTIONS, "reads")
+        given = known(options, READ_OPTIONS, "reading")
         for name in () if streaming is None else _BATCH_ONLY if streaming else _STREAM_ONLY:
             if name in given:
                 raise InvalidArgument(
@@ -142,13 +142,13 @@ def _check_journal(given: dict[str, str], subscription: str | None) -> None:
     """Refuse what means nothing for a journal."""
     if subscription is not None:
         raise InvalidArgument(
-            "option 'subscription' means nothing with journal=true: the journal is of all subscriptions; "
+            "option 'subscription' does not apply to journal=true: the journal is of all subscriptions; "
             "use .where(\"subscription = '…'\")"
         )
     for name in (*_STARTS[1:], *_ENDS[1:], "maxBytesPerTrigger", "sessionTimeout"):
         if name in given:
             hint = ": use .where(\"timestamp >= '…'\")" if "Timestamp" in name else ""
-            raise InvalidArgument(f"option {name!r} means nothing with journal=true{hint}")
+            raise InvalidArgument(f"option {name!r} does not apply to journal=true{hint}")
 
 
 def _columns(given: dict[str, str]) -> list[str] | None:
@@ -185,7 +185,7 @@ def _duration(given: dict[str, str], name: str, default: float) -> float:
         return default
     found = _DURATION.fullmatch(given[name].strip().lower())
     if found is None:
-        refuse(name, given[name], "a time with its unit, such as 500ms, 30s, 15m or 1h")
+        refuse(name, given[name], "a duration with its unit, such as 500ms, 30s, 15m or 1h")
     return int(found[1]) * _UNITS[found[2]]
 
 

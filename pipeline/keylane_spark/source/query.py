@@ -290,7 +290,7 @@ class Query:
         if identity.topic != said.incarnation:
             what = f"topic {topic!r}"
         self._report(
-            f"{what} was deleted and made anew since this query wrote its checkpoint, and what was published "
+            f"{what} was deleted and recreated since this query wrote its checkpoint, and what was published "
             "in between is not known"
         )
         held = self._claim.identities.get(topic) if self._claim is not None else None

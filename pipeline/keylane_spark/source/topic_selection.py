@@ -66,7 +66,7 @@ def _pattern(text: str) -> str:
         re.compile(text)
     except re.error as error:
         raise InvalidArgument(
-            f"option 'subscribePattern' is {text!r}: it is no regular expression ({error})"
+            f"option 'subscribePattern' is {text!r}: it is not a regular expression ({error})"
         ) from None
     if not text:
         raise InvalidArgument("option 'subscribePattern' is '': use a regular expression such as 'orders-.*'")
