@@ -371,7 +371,7 @@ def test_an_archive_of_a_topic_made_anew_is_refused_every_time(
     client.delete_topic(topic)
     make(client, topic, 300)
     for _ in range(2):
-        with pytest.raises(StreamingQueryException, match=rf"(?s)made anew.*{ADVICE}"):
+        with pytest.raises(StreamingQueryException, match=rf"(?s)recreated.*{ADVICE}"):
             archive()
         assert owed(client, topic) == 300
         assert not claimed(client, topic)
