@@ -39,14 +39,14 @@ end
 local function depart(consumer, how, limit)
   local crashed = begin_departure(consumer, how)
   local names = redis.call('ZRANGE', leases_of(deadlines, consumer), 0, limit - 1)
-  load(names)
+  load_lanes(names)
   local lanes_released, work = 0, 0
   for _, lane in ipairs(names) do
     if work >= limit then
       return lanes_released, work, false
     end
     local charged = crashed and not is_run(lane) and 'head' or 'none'
-    local count, all = release(get(lane), charged, now, crashed and 'crashed' or 'released', limit - work)
+    local count, all = release(get_lane(lane), charged, now, crashed and 'crashed' or 'released', limit - work)
     if not all then
       return lanes_released, limit, false
     end

@@ -1,9 +1,9 @@
--- lanes: the lanes that a script has read or changed; flush() writes them, and makes the indexes over them follow.
+-- lanes: the lanes that a script has read or changed; flush_lanes() writes them, and makes the indexes over them follow.
 --
 -- Needs  subscription holders queue lane
 --
 -- What was read is text, in `texts`. What happens to a lane of a key most of the time needs no more: rewrite() and
--- end_lane() change the text. For all else get() takes it apart; from then on the lane is in `records`, and in
+-- end_lane() change the text. For all else get_lane() takes it apart; from then on the lane is in `records`, and in
 -- `texts` no more.
 --
 -- runs, ready and the leases of each consumer are indexes over the records. One place writes an index itself:
@@ -20,7 +20,7 @@ local queued = {} -- 0, member, ...: messages of lanes of keys that have come ba
 local added = {} -- 0, member, ...: what is leased beyond records from now on
 
 -- Reads many lanes at once.
-local function load(names)
+local function load_lanes(names)
   local missing = {}
   for _, lane in ipairs(names) do
     if texts[lane] == nil and not records[lane] then
@@ -37,13 +37,13 @@ local function load(names)
 end
 
 -- Takes over the text of a lane that a scan has found.
-local function offer(lane, text)
+local function add_scanned(lane, text)
   if texts[lane] == nil and not records[lane] then
     texts[lane] = text
   end
 end
 
--- Marks a record for flush().
+-- Marks a record for flush_lanes().
 local function touch(record)
   if not record.touched then
     record.touched = true
@@ -52,12 +52,12 @@ local function touch(record)
 end
 
 -- Returns the record of a lane, or nil.
-local function get(lane)
+local function get_lane(lane)
   if records[lane] then
     return records[lane]
   end
   if texts[lane] == nil then
-    load({ lane })
+    load_lanes({ lane })
   end
   if not texts[lane] then
     return nil
@@ -122,7 +122,7 @@ end
 
 -- Puts the range that was leased last, which a record keeps apart while it may grow, behind the others: into the
 -- text, or beyond it. Of a lane that is leased from no record is taken apart.
-local function close(record)
+local function close_range(record)
   local first, last, token = unpack(record.open)
   record.open = nil
   if record.beyond > 0 or #record.leased >= RECORD_LIMIT then
@@ -170,7 +170,7 @@ end
 local function save_record(record, writes)
   local lane = record.lane
   if record.open then
-    close(record)
+    close_range(record)
   end
   if record.waiting == 0 and is_free(record) then
     writes.removed[#writes.removed + 1] = record.stored and lane
@@ -209,7 +209,7 @@ end
 
 -- Writes every lane that was changed and makes the indexes follow. With the option "GT" a deadline only ever
 -- moves on: of the old and the new one the later counts.
-local function flush(option)
+local function flush_lanes(option)
   local set, removed = {}, {}
   local writes = { set = set, removed = removed, opened = {}, closed = {}, listed = {}, unlisted = {} }
   for _, lane in ipairs(rewritten) do

@@ -84,7 +84,7 @@ local function each_receipt(receipts, settle, most, cost, whole)
       end
     end
   end
-  load(names)
+  load_lanes(names)
   for index = 1, #receipts, 4 do
     local lane, item, first, last = receipts[index], receipts[index + 1], receipts[index + 2], receipts[index + 3]
     if left <= 0 and not (whole and lane ~= '' and lane == before) then

@@ -42,7 +42,7 @@ local function release_first(record, what)
   local due = charge(first)
   if last > first and due > now then
     cut_run(record, first, first)
-    free_run(get(RUN .. first + 1), now)
+    free_run(get_lane(RUN .. first + 1), now)
   end
   free_run(record, due)
 end
@@ -68,7 +68,7 @@ local function release_run(record, charged, due, what)
   for entry = first, last do
     if dues[entry] ~= dues[entry + 1] then -- the end of a stretch that falls due together
       free_run(cut_run(record, from, entry), dues[entry])
-      record = get(RUN .. entry + 1)
+      record = get_lane(RUN .. entry + 1)
       from = entry + 1
     end
   end

@@ -10,10 +10,10 @@ local function runs_between(first, last)
       names[#names + 1] = lane
     end
   end
-  load(names)
+  load_lanes(names)
   local found = {}
   for _, lane in ipairs(names) do
-    local record = get(lane)
+    local record = get_lane(lane)
     local range = record and ranges_of(record)[1]
     if range and range[2] >= first then
       found[#found + 1] = record

@@ -105,7 +105,7 @@ local function settle_lane(lane, item, first, last)
   if text and take_from_text(lane, text, item) then
     return { { first, last } }
   end
-  local record = get(lane)
+  local record = get_lane(lane)
   local found = take_as_leased(record, item, first, last) or take_from_record(record, item, first, last)
   if #found == 0 then
     return found
@@ -136,9 +136,9 @@ local stale, next_receipt, next_entry = each_receipt(receipts, function(lane, it
   return found
 end, most, cost)
 
-flush('GT')
+flush_lanes('GT')
 write_notes()
 drop_retries(settled)
 local part = whose == 'some' or next_receipt < #receipts / 4
-local gone, record = forget(settled, name, names, part)
+local gone, record = forget_lane(settled, name, names, part)
 return { 'OK', stale, flat(gone), record, next_receipt, next_entry }

@@ -57,9 +57,9 @@ end
 local function time_out(consumer)
   local names = late_lanes(leases_of(deadlines, consumer))
   local upto = tonumber(redis.call('HGET', charged_at, consumer) or 0)
-  load(names)
+  load_lanes(names)
   for _, lane in ipairs(names) do
-    local record = get(lane)
+    local record = get_lane(lane)
     if left <= 0 then
       return
     elseif record.consumer == '' then -- it was named twice
@@ -108,7 +108,7 @@ end
 
 local gone, cleared = clear_sessions()
 local seen = time_out_late()
-flush()
+flush_lanes()
 write_notes()
 for _, consumer in ipairs(seen) do
   look_again(consumer)

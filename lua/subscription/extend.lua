@@ -58,9 +58,9 @@ local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), fu
   if extend_text(lane, item, first, last) then
     return { { first, last } }
   elseif lane ~= '' then
-    local found = held_of_lane(get(lane), settler, item, first, last)
+    local found = held_of_lane(get_lane(lane), settler, item, first, last)
     if found[1] then
-      extend(get(lane), found)
+      extend(get_lane(lane), found)
     end
     return found
   end
@@ -71,6 +71,6 @@ local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), fu
   end
   return found
 end, SETTLE_EFFORT, cost)
-flush()
+flush_lanes()
 write_notes()
 return { 'OK', stale, deadline, now, next_receipt, next_entry }

@@ -62,7 +62,7 @@ else
   serve_fresh()
 end
 
-flush()
+flush_lanes()
 if call.cursor > cursor then
   redis.call('HSET', subs, name, call.cursor)
 end

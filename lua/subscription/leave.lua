@@ -21,7 +21,7 @@ if not session or how == 'ended' and session > now then
   return { 'OK', 1, 0 }
 end
 local lanes_released, _, done = depart(consumer, how, limit)
-flush()
+flush_lanes()
 write_notes()
 if done then
   forget_consumer(consumer)

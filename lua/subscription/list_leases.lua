@@ -45,9 +45,9 @@ local function add_beyond(lane, entry, deadline)
 end
 
 local function add_lanes(names, ends)
-  load(names)
+  load_lanes(names)
   for index, lane in ipairs(names) do
-    local record, deadline = get(lane), ends[index]
+    local record, deadline = get_lane(lane), ends[index]
     for _, range in ipairs(ranges_of(record)) do
       add(lane, range[1], range[2], range[3], deadline)
     end

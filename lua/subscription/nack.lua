@@ -34,7 +34,7 @@ end
 
 local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), function(lane, item, first, last)
   if lane ~= '' then
-    local found = held_of_lane(get(lane), settler, item, first, last)
+    local found = held_of_lane(get_lane(lane), settler, item, first, last)
     if found[1] and found[1][1] < (earliest[lane] or { END })[1] then
       earliest[lane] = { found[1][1], token_of(item) }
     end
@@ -52,7 +52,7 @@ for lane, from in pairs(earliest) do
   local first, token = from[1], from[2]
   local count, all = 0, false
   if left > 0 then
-    count, all = release_lane(get(lane), first, charged, due, what, left)
+    count, all = release_lane(get_lane(lane), first, charged, due, what, left)
     left = left - count
   end
   if not all then
@@ -61,6 +61,6 @@ for lane, from in pairs(earliest) do
     going_back[at + 3], going_back[at + 4] = first, first
   end
 end
-flush('GT')
+flush_lanes('GT')
 write_notes()
 return { 'OK', stale, released, next_receipt, next_entry, going_back }

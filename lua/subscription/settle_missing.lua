@@ -83,16 +83,16 @@ if redis.call('HGET', sub, 'mode') == 'key_shared' then
   for index = 1, #step[2], 2 do
     local lane = step[2][index]
     if not is_run(lane) then
-      offer(lane, step[2][index + 1])
-      records[#records + 1] = get(lane)
+      add_scanned(lane, step[2][index + 1])
+      records[#records + 1] = get_lane(lane)
     end
   end
   take_from_lanes(records)
   next_position = step[1] ~= '0' and step[1] or ''
 else
-  take_from_lanes({ get(WHOLE) })
+  take_from_lanes({ get_lane(WHOLE) })
 end
-flush()
+flush_lanes()
 write_notes()
 drop_retries(settled)
 return { 'OK', next_position, flat(normalise(settled)) }

@@ -114,10 +114,14 @@ DEFECTS = {
     "a charge is remembered when its consumer has gone": Defect(
         SharedMachine, "lib/departures", "redis.call('HDEL', charged_at, consumer)", ""
     ),
-    "an ack cuts an extension short": Defect(KeySharedMachine, "subscription/ack", "flush('GT')", "flush()"),
-    "a nack cuts an extension short": Defect(KeySharedMachine, "subscription/nack", "flush('GT')", "flush()"),
+    "an ack cuts an extension short": Defect(
+        KeySharedMachine, "subscription/ack", "flush_lanes('GT')", "flush_lanes()"
+    ),
+    "a nack cuts an extension short": Defect(
+        KeySharedMachine, "subscription/nack", "flush_lanes('GT')", "flush_lanes()"
+    ),
     "an extension never shortens a lease": Defect(
-        KeySharedMachine, "subscription/extend", "flush()", "flush('GT')"
+        KeySharedMachine, "subscription/extend", "flush_lanes()", "flush_lanes('GT')"
     ),
     "a consumer's deadlines are looked at too late": Defect(
         KeySharedMachine,

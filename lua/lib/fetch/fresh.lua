@@ -55,7 +55,7 @@ end
 
 -- Exclusive and failover: the one lane, unless something of it waits or is with another consumer.
 local function extend_whole_lane(call, heap)
-  local consumer, record = roomiest(heap), get(WHOLE)
+  local consumer, record = roomiest(heap), get_lane(WHOLE)
   while consumer and call.limit > 0 and call.cursor < last_entry do
     if record and (record.waiting > 0 or record.consumer ~= consumer.name) then
       return
@@ -68,7 +68,7 @@ local function extend_whole_lane(call, heap)
       record = new_record(WHOLE, '', 0, '')
       lease_to(consumer, record)
     end
-    append(call, consumer, record, first, last)
+    lease_more(call, consumer, record, first, last)
     deliver(call, consumer, first, last)
     call.cursor = last
     consumer = roomiest(heap)

@@ -109,10 +109,10 @@ local function append_or_park(call, capacity, lane, entry)
   if text and extend_text(call, capacity, lane, text, entry) then
     return
   end
-  local record = get(lane)
+  local record = get_lane(lane)
   local holder = capacity.by_name[record.consumer]
   if holder and holder.permits > 0 and record.waiting == 0 then
-    append(call, holder, record, entry, entry)
+    lease_more(call, holder, record, entry, entry)
     return deliver(call, holder, entry, entry)
   end
   if holder then
@@ -173,7 +173,7 @@ local function sort_next(call, capacity, keys, most)
   else
     names, entries = lanes_of_log(call.cursor, most)
   end
-  load(names)
+  load_lanes(names)
   local share = math.ceil(#names / #capacity.heap)
   for index, lane in ipairs(names) do
     local first = entries and entries[index] or call.cursor + 1

@@ -52,7 +52,7 @@ local function keep_deadline(call, consumer, lane)
 end
 
 -- Adds first..last to what is leased of a key's lane.
-local function append(call, consumer, record, first, last)
+local function lease_more(call, consumer, record, first, last)
   if not record.deadline and not record.told then
     keep_deadline(call, consumer.name, record.lane)
     record.told = true
@@ -61,7 +61,7 @@ local function append(call, consumer, record, first, last)
     record.open[2] = last
   else
     if record.open then
-      close(record)
+      close_range(record)
     end
     record.open = { first, last, call.token }
   end

@@ -58,7 +58,7 @@ local function serve_run(call, consumer, record, most)
   lease_to(consumer, record)
   touch(record)
   deliver_again(call, consumer, first, last)
-  return rest and get(RUN .. last + 1) or nil
+  return rest and get_lane(RUN .. last + 1) or nil
 end
 
 -- Serves a run to one consumer after the other, as long as there is room.
@@ -90,7 +90,7 @@ local function serve_lane(call, consumer, record, most, taken, rests)
       rests[#rests + 1] = queue_member(record.lane, first + most, last)
       last = first + most - 1
     end
-    append(call, consumer, record, first, last)
+    lease_more(call, consumer, record, first, last)
     deliver_again(call, consumer, first, last)
     record.waiting = record.waiting - (last - first + 1)
     most = most - (last - first + 1)
@@ -107,7 +107,7 @@ local function serve_waiting(call, capacity)
   for index, item in ipairs(found) do
     names[index] = item.lane
   end
-  load(names)
+  load_lanes(names)
   for _, item in ipairs(found) do
     if call.limit <= 0 or call.effort <= 0 then
       break
@@ -115,7 +115,7 @@ local function serve_waiting(call, capacity)
     local consumer = capacity.by_name[item.owner] or item.owner == '' and roomiest(heap)
     if consumer and consumer.permits > 0 then
       call.effort = call.effort - LANE_EFFORT
-      local record = get(item.lane)
+      local record = get_lane(item.lane)
       if is_run(item.lane) then
         share_run(call, heap, consumer, record)
       else
