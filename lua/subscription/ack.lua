@@ -1,6 +1,6 @@
 -- ack: settle leased messages; what nobody owes any more leaves the log.
 --
--- Needs  subscription require_lease ranges queue lane lanes beyond receipts retries owed forget journal_notes
+-- Needs  subscription require_lease ranges queue lane lane_text lanes beyond receipts retries owed forget journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
 --        5 names: JSON array of entry, name of each body that they have, "" for none
@@ -40,18 +40,7 @@ local function holder_of(lane)
   if records[lane] then
     return records[lane].consumer
   end
-  return texts[lane] and string.match(texts[lane], '^[^|]*')
-end
-
-local holder, prefix = nil, '\0' -- of the last lane: mostly they are all with one consumer
-
--- Returns who holds the lane of a text.
-local function holder_in(text)
-  if string.find(text, prefix, 1, true) ~= 1 then
-    holder = string.match(text, '^[^|]*')
-    prefix = holder .. '|'
-  end
-  return holder
+  return texts[lane] and holder_in(texts[lane])
 end
 
 -- Takes what is beyond a record as it was leased, which is what happens in a long lane most of the time.
@@ -63,26 +52,6 @@ local function take_as_leased(record, item, first, last)
     record.beyond = record.beyond - (last - first + 1)
     return { { first, last } }
   end
-end
-
--- Takes what a receipt holds of a key's lane in its text, if that is the first in flight and nothing waits; returns
--- whether it is.
-local function take_from_text(lane, text, item)
-  if settler ~= '' and holder_in(text) ~= settler then
-    return false
-  end
-  if string.sub(text, -#item - 5) == '|0|0|' .. item then -- the only one: nothing remains of the lane
-    end_lane(lane, holder_in(text))
-    return true
-  end
-  local at = string.find(text, '|0|0|' .. item .. ' ', 1, true)
-  if at then
-    local lease_ms = string.match(text, '|(%d+)')
-    rewrite(lane, string.sub(text, 1, at + 4) .. string.sub(text, at + #item + 6))
-    set_deadline(lane, holder_in(text), now + lease_ms)
-    return true
-  end
-  return false
 end
 
 -- Takes what a receipt holds of a key's lane out of its record, and beyond it.
@@ -102,8 +71,16 @@ end
 
 local function settle_lane(lane, item, first, last)
   local text = texts[lane]
-  if text and take_from_text(lane, text, item) then
-    return { { first, last } }
+  if text and (settler == '' or holder_in(text) == settler) then
+    local rest = text_without(text, item)
+    if rest == '' then
+      end_lane(lane, holder_in(text))
+      return { { first, last } }
+    elseif rest then
+      rewrite(lane, rest)
+      set_deadline(lane, holder_in(text), now + lease_ms_in(text))
+      return { { first, last } }
+    end
   end
   local record = get_lane(lane)
   local found = take_as_leased(record, item, first, last) or take_from_record(record, item, first, last)

@@ -1,6 +1,6 @@
 -- extend: move the deadline of leased messages; in a lane, the lane's one deadline.
 --
--- Needs  subscription require_lease lanes receipts journal_notes
+-- Needs  subscription require_lease lane_text lanes receipts journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
 --        5 deadline_ms, by Redis time, or ""   6 lease_ms from now, instead of deadline_ms, or ""
@@ -29,10 +29,8 @@ end
 
 -- Extends a lane of a key whose text says that the receipt holds, which stays as it is; returns whether it does.
 local function extend_text(lane, item, first, last)
-  local consumer, leased = string.match(texts[lane] or '', '^([^|]+)|.*|([^|]*)$')
+  local consumer = texts[lane] and holder_of_item(texts[lane], item)
   if not consumer or settler ~= '' and consumer ~= settler then
-    return false
-  elseif leased ~= item and not string.find(' ' .. leased .. ' ', ' ' .. item .. ' ', 1, true) then
     return false
   end
   set_deadline(lane, consumer, deadline)
@@ -47,7 +45,7 @@ local function is_long(lane)
   if records[lane] then
     return records[lane].beyond > 0
   end
-  return texts[lane] and string.find(texts[lane], '|+', 1, true)
+  return texts[lane] and is_long_text(texts[lane])
 end
 
 local function cost(lane)

@@ -70,7 +70,7 @@ DEFECTS = {
         "record.deadline = consumer.deadline",
     ),
     "a fresh message overtakes those of its lane that wait, where no record is made": Defect(
-        KeySharedMachine, "lib/fetch/keyed", "^([^|]*)|%d+|0|0|", "^([^|]*)|%d+|%d+|%d+|"
+        KeySharedMachine, "lib/lane_text", "^([^|]*)|%d+|0|0|", "^([^|]*)|%d+|%d+|%d+|"
     ),
     "a lane's text is taken apart without what this call did to it": Defect(
         KeySharedMachine,

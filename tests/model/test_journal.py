@@ -50,9 +50,7 @@ GAPS = {
         "note('extended', record.consumer,",
     ),
     "acks of lanes": Gap(KeySharedJournal, "subscription/ack", "if by then", "if false then"),
-    "acks by others": Gap(
-        KeySharedJournal, "subscription/ack", "string.match(texts[lane], '^[^|]*')", "'c1'"
-    ),
+    "acks by others": Gap(KeySharedJournal, "subscription/ack", "and holder_in(texts[lane])", "and 'c1'"),
     "nacks": Gap(SharedJournal, "subscription/nack", "write_notes()\n", "local _ = 0\n"),
     "timeouts": Gap(SharedJournal, "subscription/expire", "write_notes()\n", "local _ = 0\n"),
     "leaves": Gap(KeySharedJournal, "subscription/leave", "write_notes()\n", "local _ = 0\n"),

@@ -83,7 +83,7 @@ def parts_of(name: str, sources: dict[str, str]) -> list[str]:
 
     def add(file: str, path: tuple[str, ...]) -> None:
         if file in path:
-            raise ValueError(f"{' needs '.join([*path, file])}")
+            raise ValueError(" needs ".join([*path, file]))
         if file not in sources:
             raise ValueError(f"{path[-1]} needs {file}, which does not exist")
         if file not in ordered:

@@ -1,6 +1,6 @@
 -- keyed: serve what lies after the cursor, each message into the lane of its key.
 --
--- Needs  subscription ledgers queue lane lanes journal_notes fetch/capacity fetch/leasing
+-- Needs  subscription ledgers queue lane lane_text lanes journal_notes fetch/capacity fetch/leasing
 
 local PARKED_EFFORT = 3 -- for a lane that has to wait, besides its messages
 
@@ -64,26 +64,22 @@ end
 
 -- A lane with nothing in flight and nothing waiting.
 local function begin_lane(call, top, lane, entry)
-  top.begin = top.begin or top.name .. '|' .. top.lease_ms .. '|0|0|' .. call.token .. ':'
+  top.begin = top.begin or text_of_one(top.name, top.lease_ms, call.token)
   rewrite(lane, top.begin .. entry)
   set_deadline(lane, top.name, top.deadline)
   deliver(call, top, entry, entry)
 end
 
-local function ends_with(text, tail)
-  return string.sub(text, -#tail) == tail
-end
-
 -- A lane with messages in flight, all of them in its text, and none waiting, whose consumer has room; returns whether
 -- it is one. What goes on where the last addition ended is left to the record, which keeps ranges short.
 local function extend_text(call, capacity, lane, text, entry)
-  local holder = capacity.by_name[string.match(text, '^([^|]*)|%d+|0|0|%d')]
+  local holder = capacity.by_name[holder_without_waiting(text)]
   if not holder or holder.permits <= 0 or #text >= RECORD_LIMIT then
     return false
   end
   if not is_rewritten[lane] then
     keep_deadline(call, holder.name, lane)
-  elseif ends_with(text, call.token .. ':' .. entry - 1) then
+  elseif text_ends_with(text, call.token, entry - 1) then
     return false
   end
   rewrite(lane, text .. ' ' .. call.token .. ':' .. entry)
