@@ -333,7 +333,7 @@ async def test_the_checker_compares_every_partition_with_the_record(url: str, to
         assert problem.startswith("partition 1: subscription s is not here, and its record says ")
         await engine.store.command("HDEL", records_key(topic), "s")
         assert await check_topic(engine, topic) == [
-            f"partition {number}: subscription s has no record, and is owed messages for ever: make it, "
+            f"partition {number}: subscription s has no record, and is owed messages forever: create it, "
             "and delete it"
             for number in (0, 2)
         ]

@@ -28,7 +28,7 @@ def checked(
         case "NO_SUBSCRIPTION":
             raise SubscriptionNotFound(f"no subscription {subscription!r} on {topic!r}")
         case "OTHER_TOPIC":
-            raise _replaced(topic)
+            raise replaced(topic)
         case "OTHER_SUBSCRIPTION":
             raise SubscriptionNotFound(made_anew(topic, subscription))
         case "BY_POSITION":
@@ -52,10 +52,11 @@ def by_position(topic: str, subscription: str) -> str:
 def check_incarnation(topic: str, meant: int, there: int) -> None:
     """Raise TopicReplaced if a topic is not the one that was meant; 0 is any."""
     if meant not in (0, there):
-        raise _replaced(topic)
+        raise replaced(topic)
 
 
-def _replaced(topic: str) -> TopicReplaced:
+def replaced(topic: str) -> TopicReplaced:
+    """Return the error for a topic that is not the one that was meant."""
     return TopicReplaced(
         f"topic {topic!r} was deleted and recreated: subscribe again, and publish by its number of partitions"
     )

@@ -6,9 +6,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from keylane.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound, TopicReplaced, Unavailable
+from keylane.errors import BrokerError, Fenced, InvalidArgument, TopicNotFound, Unavailable
 from keylane_broker.cluster.membership import Membership
-from keylane_broker.engine.answers import check_incarnation
+from keylane_broker.engine.answers import check_incarnation, replaced
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Delivery, Lease
 from keylane_broker.errors import NotOwner
@@ -143,11 +143,8 @@ class LeasedPartition:
     def _adopt(self, lease: Lease) -> None:
         """Hold a lease; consumers of a topic that had the name before have nothing more to come."""
         if self.incarnation not in (0, lease.incarnation):
-            self.end_consumers(self._replaced())
+            self.end_consumers(replaced(self.topic))
         self.current_lease, self.epoch, self.incarnation = lease, lease.epoch, lease.incarnation
-
-    def _replaced(self) -> TopicReplaced:
-        return TopicReplaced(f"topic {self.topic!r} was deleted, and another one of that name made since")
 
     async def lease_of(self, incarnation: int) -> Lease:
         """Return the lease, if the topic is the one that is meant, else TopicReplaced; 0 is any."""
@@ -176,7 +173,7 @@ class LeasedPartition:
             beyond = InvalidArgument(
                 f"topic {self.topic!r} has no partition {self.number}: it has 0 to {about.partitions - 1}"
             )
-            self.close(self._replaced() if self.incarnation else beyond)
+            self.close(replaced(self.topic) if self.incarnation else beyond)
             raise beyond
 
     # Losing it

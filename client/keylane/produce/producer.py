@@ -229,7 +229,7 @@ class Producer:
         ]
         if not old:
             return
-        error = TopicReplaced(f"topic {topic!r} was deleted, and another one of that name made since")
+        error = TopicReplaced(f"topic {topic!r} was deleted and recreated")
         for place in old:
             outbox = self._outboxes.pop(place)
             outbox.retire(error)
