@@ -238,7 +238,7 @@ class AsyncClient(Administration, Reading):
         return consumer
 
     async def _owed(self, topic: str, before: str) -> set[str]:
-        """The names of bodies that a topic needs still; none, if there is no such topic."""
+        """Return the names of the bodies that a topic still needs; none if there is no such topic."""
         names = set[str]()
         try:
             count = (await self.describe_topic(topic)).partitions

@@ -27,7 +27,7 @@ class Call(Generic[T]):
         self._error: BaseException | None = None
 
     def wait(self, timeout: float = -1.0) -> T:
-        """What came of it; TimeoutError if nothing did in time."""
+        """Wait for the result, or raise TimeoutError."""
         if not self._gate.wait(timeout):
             raise TimeoutError
         if self._error is not None:
@@ -62,7 +62,7 @@ class Bridge:
         return self.call_within(-1.0, work, *args, **options)
 
     def call_within(self, timeout: float, work: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
-        """The same, waiting at most so many seconds."""
+        """Run it on the loop and wait at most so many seconds."""
         call: Call[T] = Call()
         # Known before it is posted: if the loop ends before it begins, close() still finds it.
         self._calls.add(call)

@@ -57,7 +57,7 @@ class BrokerError(Exception):
         return _made_again, (type(self), self.args), vars(self)
 
     def again(self) -> Self:
-        """The same, to be raised once more: what is kept must not keep the frames of all who raise it."""
+        """Return a copy to raise: an error that is kept must not keep the frames of all who raise it."""
         error = copy.copy(self)
         error.__cause__ = self.__cause__
         return error

@@ -68,7 +68,7 @@ def take(count: int, drift: float = 0.0) -> list[str]:
 
 
 def time_of(ksuid: str) -> float:
-    """The unix time in seconds at which a KSUID was made.
+    """Return the unix time in seconds at which a KSUID was made.
 
     >>> time_of("0ujtsYcgvSTl8PAuAdqWYSMnLOv")
     1507608047.0
@@ -77,12 +77,12 @@ def time_of(ksuid: str) -> float:
 
 
 def first_at(instant: float) -> str:
-    """The KSUID that sorts before all others of that second, in unix time."""
+    """Return the KSUID that sorts before all others of that second, in unix time."""
     return _encode(max(0, int(instant) - EPOCH) << 128, 27)
 
 
 def raw(ksuid: str) -> bytes:
-    """The 20 bytes that a KSUID writes; InvalidArgument if it is none."""
+    """Return the 20 bytes of a KSUID. Raises InvalidArgument if it is not one."""
     number = 0
     if len(ksuid) == LENGTH and _VALUES.keys() >= set(ksuid):
         for digit in ksuid:

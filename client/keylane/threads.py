@@ -23,7 +23,7 @@ def gevent_monkey() -> Any:
 
 
 def native_lock() -> Any:
-    """A lock between threads of the operating system, to be held for a moment only."""
+    """Return a lock between threads of the operating system, to be held for a moment only."""
     monkey = gevent_monkey()
     return threading.Lock() if monkey is None else monkey.get_original("_thread", "allocate_lock")()
 
@@ -57,7 +57,7 @@ class Gate(Protocol):
 
 
 def gate() -> Gate:
-    """A gate for the thread, or greenlet, that calls this."""
+    """Return a gate for the thread, or greenlet, that calls this."""
     return _ThreadGate() if gevent_monkey() is None else _GreenletGate()
 
 

@@ -19,7 +19,7 @@ def seconds(what: str, value: Seconds) -> float:
 
 
 def milliseconds(what: str, value: Seconds | None) -> int | None:
-    """A duration as the protocol has it; anything above zero is at least one."""
+    """Return a duration as the protocol has it; anything above zero is at least one."""
     if value is None:
         return None
     amount = seconds(what, value)
@@ -27,7 +27,7 @@ def milliseconds(what: str, value: Seconds | None) -> int | None:
 
 
 def instant_ms(what: str, value: datetime | None) -> int | None:
-    """A point in time as the protocol has it."""
+    """Return a point in time as the protocol has it."""
     if value is None:
         return None
     if not isinstance(value, datetime) or value.tzinfo is None:
@@ -36,12 +36,12 @@ def instant_ms(what: str, value: datetime | None) -> int | None:
 
 
 def position_text(what: str, value: Position) -> str:
-    """A place to start from: "earliest", "latest", an id, or a time."""
+    """Return a position as the protocol has it: "earliest", "latest", an id, or a time."""
     return value if isinstance(value, str) else f"time:{instant_ms(what, value)}"
 
 
 def moment(ms: float) -> datetime:
-    """A datetime from milliseconds since 1970."""
+    """Return a datetime from milliseconds since 1970."""
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 

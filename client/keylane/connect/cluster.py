@@ -77,7 +77,7 @@ class Cluster(Events):
         return self._pool.home.current if self._pool.home is not None else None
 
     async def connection(self, within: float | None = None) -> Connection:
-        """The same, waiting for it if need be; ConnectionFailed when that takes too long."""
+        """Return that connection, waiting for it if need be. Raises ConnectionFailed if it takes too long."""
         if self._closed:
             raise ConnectionClosed("the client was closed")
         if not self._opened:
@@ -161,7 +161,7 @@ class Cluster(Events):
     # Maps
 
     async def map(self, topic: str) -> TopicMap:
-        """Who serves the partitions of a topic, asked for if it is not known."""
+        """Return the partition map of a topic, asking for it if it is not known."""
         known = self.maps.get(topic)
         if known is None:
             if not isinstance(topic, str) or not topic:  # INFO takes "" for "no topic"

@@ -35,7 +35,7 @@ Redirected.code = Fenced.code  # to users it is the same
 
 
 def error_from(said: wire.Error) -> BrokerError:
-    """The exception for what an ERROR frame says."""
+    """Return the exception for what an ERROR frame says."""
     kind = _ERRORS.get(said.code, BrokerError)
     if kind is DurabilityNotReached:
         return DurabilityNotReached(said.message, stored=said.stored)

@@ -25,14 +25,14 @@ class Resolver:
         self._lookups: SingleFlight[str, list[str] | OSError] = SingleFlight(tasks, "the client was closed")
 
     async def addresses(self, host: str) -> list[str]:
-        """The addresses of a host, both families in turn; OSError if there are none."""
+        """Return the addresses of a host, both families in turn; OSError if there are none."""
         found = await self._lookups.run(host, partial(self._look_up, host))
         if isinstance(found, OSError):
             raise OSError(*found.args)  # to each its own
         return found
 
     async def _look_up(self, host: str) -> list[str] | OSError:
-        """A name that nobody knows is an answer: what a background task raises is logged as a bug."""
+        """Look up a host. An unknown one is an answer: what a background task raises is logged as a bug."""
         try:
             found = await in_thread(_getaddrinfo, host)
         except OSError as error:
@@ -50,7 +50,7 @@ def _getaddrinfo(host: str) -> list[Any]:
 async def open_any(
     make: Callable[[], P], host: str, addresses: list[str], port: int, context: ssl.SSLContext | None
 ) -> P:
-    """A connection to the first address that answers; the next is tried when one fails, or takes its time."""
+    """Connect to the first address that answers; the next is tried when one fails or is slow."""
     loop = asyncio.get_running_loop()
 
     async def attempt(address: str) -> P:

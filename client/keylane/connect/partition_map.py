@@ -45,13 +45,13 @@ class TopicMap:
         return bool(self.owners)
 
     def owner(self, partition: int) -> Peer | None:
-        """Who serves a partition; of one that is not there, who will say so."""
+        """Return who serves a partition; if there is no such partition, a worker that will say so."""
         if 0 <= partition < len(self.owners):
             return self.owners[partition]
         return next(filter(None, self.owners), None)
 
     def names(self, peer: Peer) -> bool:
-        """Whether a worker serves something of the topic."""
+        """Return whether a worker serves something of the topic."""
         return peer in self.owners
 
     async def refresh(self) -> None:

@@ -39,7 +39,7 @@ class Peer:
         self._since = 0.0
 
     async def connect(self) -> Connection:
-        """The connection; if there is none, one attempt to make it, shared by all who want it."""
+        """Return the connection; if there is none, try once to make it, for all who want it."""
         if self.current is not None:
             return self.current
         if self._pool.closed:
@@ -134,7 +134,7 @@ class Pool:
         self._found.set()
 
     def peer(self, address: str) -> Peer:
-        """The worker at an address."""
+        """Return the worker at an address."""
         peer = self._peers.get(address)
         if peer is None:
             peer = self._peers[address] = Peer(self, address)
@@ -156,14 +156,14 @@ class Pool:
                 raise error or ConnectionFailed(f"no connection to {self.where}") from None
 
     def answering(self) -> list[Peer]:
-        """The workers to which there is a connection, those that answer; home first."""
+        """Return the workers to which there is a connection, those that answer; home first."""
         found = [
             peer for peer in self._peers.values() if peer.current is not None and not peer.current.silent
         ]
         return sorted(found, key=lambda peer: peer is not self.home)
 
     def strangers(self) -> list[Peer]:
-        """The workers that are known to be there, without a connection, in random order."""
+        """Return the workers that are known to be there, without a connection, in random order."""
         addresses = {
             *self._known,
             *(seed.address for seed in self._seeds if seed.address not in self._led_to),
@@ -307,7 +307,7 @@ class Pool:
 
 
 def unused(peers: Iterable[Peer], home: Peer | None, now: float) -> list[Peer]:
-    """Those whose connection has been idle for long enough; never home."""
+    """Return those whose connection has been idle for long enough; never home."""
     return [
         peer
         for peer in peers

@@ -13,17 +13,17 @@ DEFAULT_SERVER = f"keylane://127.0.0.1:{wire.PORT}"
 
 
 def named_server(server: str | None) -> str | None:
-    """What was given, else what KEYLANE_SERVER says; None if neither says anything."""
+    """Return the given server, else KEYLANE_SERVER, else None."""
     return server or os.environ.get("KEYLANE_SERVER") or None
 
 
 def server_or_default(seeds: str | Iterable[str] | None) -> str | Iterable[str]:
-    """What was given, else what KEYLANE_SERVER says, else this machine."""
+    """Return the given seeds, else KEYLANE_SERVER, else this machine."""
     return named_server(None) or DEFAULT_SERVER if seeds is None else seeds
 
 
 def token_or_default(token: str | None) -> str | None:
-    """What was given, else what KEYLANE_TOKEN says."""
+    """Return the given token, else KEYLANE_TOKEN."""
     return os.environ.get("KEYLANE_TOKEN") or None if token is None else token
 
 

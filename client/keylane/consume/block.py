@@ -95,7 +95,7 @@ class Block:
         return len(self.states)
 
     def about(self, index: int) -> wire.About:
-        """What the producer said about a message."""
+        """Return what the producer said about a message."""
         about = self.abouts.get(index)
         if about is None:
             text, uid = self.texts[index * 3 + 2], self.texts[index * 3 + 1]
@@ -103,17 +103,17 @@ class Block:
         return about
 
     def body_size(self, index: int) -> int:
-        """The bytes of a message's body."""
+        """Return the size of a message's body in bytes."""
         return body_size(self.texts[index * 3 + 2])
 
     def body_names(self) -> list[str]:
-        """The name of each body, "" where there is none; empty if there is none at all."""
+        """Return the name of each body, "" where there is none; empty if there is none at all."""
         if self.names is None:
             self.names = body_names(self.texts[1::3], self.texts[2::3])
         return self.names
 
     def body_name(self, index: int) -> str:
-        """The name of a message's body, "" if it has none."""
+        """Return the name of a message's body, "" if it has none."""
         names = self.body_names()
         return names[index] if names else ""
 
@@ -122,7 +122,7 @@ class Block:
         return f"{self.partition}:{id_maker(self.ledgers)(self.entries[index])}"
 
     def handed_at(self, index: int) -> float:
-        """About when a message went to the application; long ago where nobody has noted it."""
+        """Return about when a message went to the application; -inf where nobody has noted it."""
         if (alone := self.taken.get(index)) is not None:
             return alone
         at = bisect_right(self.handed, index, key=lambda item: item[0])

@@ -51,7 +51,7 @@ class Buffer:
         return None
 
     def take(self, limit: int, *, handed: bool = True) -> list[Span]:
-        """The next messages, at most so many; what is not handed to the application may still go back."""
+        """Take up to `limit` messages; what is not handed to the application may still go back."""
         spans: list[Span] = []
         now = monotonic()
         while self._blocks and limit > 0:

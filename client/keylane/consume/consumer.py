@@ -215,7 +215,7 @@ class Consumer:
         return Batches(self, min(max_messages, self._permits), seconds("max_wait", max_wait))
 
     async def take(self, limit: int, wait: float = 0.0, *, handed: bool = True) -> Batch:
-        """At least one message, and what else is there or comes within so many seconds."""
+        """Return at least one message, and what else is there or arrives within `wait` seconds."""
         end: float | None = None
         while not self._closed:
             # Nothing is taken before it is returned: who is cancelled while waiting loses nothing.
@@ -237,7 +237,7 @@ class Consumer:
         return message
 
     async def pull(self, limit: int, wait: float = 0.0, timeout: Seconds | None = None) -> Batch:  # noqa: ASYNC109
-        """The same, to be handed to the application one by one: see hand. At the end ConnectionClosed."""
+        """Take messages to be handed out one by one, see `hand`. Raises ConnectionClosed at the end."""
         return await self._within(timeout, self.take(limit, wait, handed=False))
 
     async def hand(self, message: Message) -> bool:
@@ -392,5 +392,5 @@ class Batches:
         return await self._consumer.take(self._max_messages, self._max_wait)
 
     async def pull(self) -> Batch:
-        """The next batch, to be handed to the application message by message: see Consumer.hand."""
+        """Return the next batch, to be handed to the application message by message: see Consumer.hand."""
         return await self._consumer.pull(self._max_messages, self._max_wait)

@@ -21,7 +21,7 @@ class Downloads:
         self._tasks = Tasks()
 
     async def one(self, block: Block, index: int) -> bytes:
-        """The body of a message."""
+        """Return the body of a message."""
         if not block.body_name(index):
             return b""
         fetch = block.fetches.get(index)
@@ -32,7 +32,7 @@ class Downloads:
         return self._checked(block, index, found.get(index))
 
     async def all(self, spans: Sequence[Span]) -> list[bytes]:
-        """The bodies of messages in their order."""
+        """Return the bodies of messages in their order."""
         wanted = [
             (block, index, name)
             for block, start, stop in spans
@@ -90,7 +90,7 @@ def _keep(block: Block, index: int, body: bytes) -> None:
 
 
 def _ahead(block: Block, index: int) -> list[int]:
-    """The message's index and those of the next ones with bodies, as far as it is worth it."""
+    """Return the indexes of a message and of the next ones whose bodies are worth fetching along."""
     wanted = [index]
     room = _AHEAD_BYTES - block.body_size(index)
     for following in range(index + 1, min(index + _AHEAD, len(block))):

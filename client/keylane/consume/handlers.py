@@ -163,7 +163,7 @@ class Handlers:
             settle_later(block, index, ACK)
 
     def _is_failure(self, error: BaseException) -> bool:
-        """Whether it is about the message, and not about us or the whole program."""
+        """Return whether an error is about the message, rather than about us or the whole program."""
         if isinstance(error, asyncio.CancelledError):
             return not self._closing
         return isinstance(error, Exception) or (isinstance(error, SystemExit) and not self._is_async)

@@ -31,7 +31,7 @@ class Lanes:
         return "="
 
     def deadline(self, block: Block, index: int) -> float:
-        """When the message's lease ends, by time.monotonic."""
+        """Return when the message's lease ends, by time.monotonic."""
         lane = self.lane(block, index)
         if not lane:
             return block.deadlines.get(index, block.deadline)
@@ -105,7 +105,7 @@ class Lanes:
         yield lane, begin, stop
 
     def each(self) -> Iterator[tuple[Block, int]]:
-        """Every message that is buffered or with the application."""
+        """Yield every message that is buffered or with the application."""
         for block in list(self.blocks):
             for index, state in enumerate(block.states):
                 if state <= HANDED:

@@ -31,7 +31,7 @@ class Leases(Lanes):
         self._rewinding: dict[tuple[int, str], dict[tuple[Block, int], int]] = {}
 
     def perhaps(self, block: Block, index: int) -> str:
-        """What else may be true of a lease that has ended."""
+        """Return what else may be true of a lease that has ended."""
         return "; or it was settled before and the answer was lost" if index in block.doubtful else ""
 
     def check(self, block: Block, index: int, under_way: int | None = None) -> None:
@@ -70,7 +70,7 @@ class Leases(Lanes):
         return True
 
     def withdraw(self, spans: Iterable[Span] | None = None) -> list[Span]:
-        """Those messages, or all, that the application does not have in its hands: they are to go back."""
+        """Take back those messages, of the given or of all, that the application does not have."""
         if spans is None:
             spans = [(block, 0, len(block)) for block in self.blocks]
         withdrawn: list[Span] = []

@@ -159,7 +159,7 @@ class Message:
 
 
 def kind_after(error: type[BaseException] | None) -> SettleKind:
-    """How to settle a message after what was done with it; what is no Exception is not about the message."""
+    """Return how to settle a message when its block ends; what is no Exception is not about the message."""
     if error is None:
         return ACK
     return NACK if issubclass(error, Exception) else GIVE_BACK

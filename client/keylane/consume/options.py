@@ -32,7 +32,7 @@ class ConsumerOptions(NamedTuple):
     concurrency: int
 
     def request(self, topic: str, subscription: str, name: str) -> wire.Subscribe:
-        """What to ask of the worker; InvalidArgument if it cannot be right."""
+        """Return what to ask of the workers. Raises InvalidArgument if an option is not valid."""
         if type(self.permits) is not int or not 1 <= self.permits <= MAX_PERMITS:
             raise InvalidArgument(f"permits is {self.permits!r}: use 1 to {MAX_PERMITS}")
         if self.partitions is not None and not self.partitions:
@@ -57,6 +57,6 @@ class ConsumerOptions(NamedTuple):
 
 
 def unique_name() -> str:
-    """A name for a consumer that no other has."""
+    """Return a name that no other consumer has."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:100] or "host"
     return f"{host}-{getpid()}-{secrets.token_hex(4)}"

@@ -23,7 +23,7 @@ class SettleKind(NamedTuple):
     charged: bool = True
 
     def properties(self, stream: int, partition: int, batch: "ReceiptBatch") -> Properties:
-        """The properties of the frame that says so."""
+        """Return the properties of the frame that says so."""
         if self.type == Type.ACK:
             return wire.Ack(stream, partition, _names(batch))
         if self.type == Type.NACK:
@@ -94,7 +94,7 @@ def receipt_batches(lanes: Lanes, spans: Iterable[Span]) -> Iterator[ReceiptBatc
 
 
 def stale_messages(batch: ReceiptBatch, reply: wire.SettleReply) -> Iterator[tuple[Block, int]]:
-    """The messages that the broker calls stale."""
+    """Yield the messages that the broker calls stale."""
     for at in range(0, len(reply.stale), 3):
         place, first, last = reply.stale[at : at + 3]
         if not 0 <= place < len(batch.places):
@@ -117,7 +117,7 @@ def _names(batch: "ReceiptBatch") -> list[int | str]:
 
 
 def bodies_in(block: Block, ranges: Sequence[int]) -> list[str]:
-    """The names of the bodies of a block's messages that are in ranges of entries: first, last, …"""
+    """Return the names of the bodies of a block's messages that are in ranges of entries: first, last, …"""
     names = block.body_names()
     if not names:
         return []

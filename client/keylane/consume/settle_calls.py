@@ -145,7 +145,7 @@ class SettleCalls:
         leases.restart(_without(batch.spans, stale), now + leases.lease)
 
     def _was_done(self, block: Block, index: int, now: float) -> bool:
-        """What is stale though its lease goes on was nacked by an attempt whose answer was lost.
+        """Return whether a stale nack was done: its lease goes on, and an answer was lost before.
 
         Or its session is being ended, in steps, and nobody has told us yet. It has gone back either way.
         Of an ack that says nothing: what is told to be settled must be.
@@ -178,7 +178,7 @@ class SettleCalls:
 
 
 def _without(spans: list[Span], stale: list[tuple[Block, int]]) -> list[Span]:
-    """The spans without the messages that are stale."""
+    """Return the spans without the messages that are stale."""
     if not stale:
         return spans
     gone = set(stale)

@@ -78,7 +78,7 @@ class Settler:
     def _accept(
         self, kind: SettleKind, spans: list[Span], waiter: Waiter
     ) -> tuple[list[Span], list[Span], set[int]]:
-        """Those that can be settled, those that are being settled as asked, and the places of the others."""
+        """Return what can be settled, what is being settled as asked, and the places of the others."""
         now = monotonic()
         if len(set(spans)) == len(spans) and all(
             block.states.count(HANDED, start, stop) == stop - start and now < block.soonest
@@ -121,7 +121,7 @@ class Settler:
         return False
 
     def _under_way(self, block: Block, index: int) -> tuple[int | None, SettleGroup | None]:
-        """How a message is being settled, and with which others."""
+        """Return how a message is being settled, and with which others."""
         queued = ((group, kind) for (_, kind, _), group in self._groups.items())
         for group, kind in (*self._sent.items(), *queued):
             if kind.type != Type.EXTEND and any(

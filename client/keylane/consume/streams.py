@@ -127,11 +127,11 @@ class Streams:
             self._cluster.forget(self._map)
 
     def serving(self, partition: int) -> WorkerStream | None:
-        """Who serves a partition."""
+        """Return who serves a partition."""
         return self._serving.get(partition)
 
     async def reach(self, partition: int, within: float) -> WorkerStream:
-        """The same, waiting for it if need be."""
+        """Return who serves a partition, waiting for it if need be."""
         end = monotonic() + within
         while (stream := self.serving(partition)) is None:
             if self.error is not None:
@@ -166,7 +166,7 @@ class Streams:
     # What streams call
 
     def request(self, partitions: Collection[int], permits: int) -> wire.Subscribe:
-        """What to ask of a worker."""
+        """Return what to ask of a worker."""
         return msgspec.structs.replace(
             self._request,
             incarnation=self._incarnation,
@@ -176,7 +176,10 @@ class Streams:
         )
 
     def may_open(self, stream: WorkerStream) -> bool:
-        """The worker of the lowest partition says who is alone on an exclusive subscription: ask it first."""
+        """Return whether to subscribe now, or once the worker of the lowest partition has answered.
+
+        That one decides who is alone on an exclusive subscription.
+        """
         lowest = min(self._to_serve)
         first = self._exclusive or not self.opened_all
         return not first or lowest in self._serving or lowest in stream.wanted

@@ -274,5 +274,5 @@ class WorkerStream:
 
 
 def final(error: BrokerError) -> bool:
-    """Whether it is of no use to subscribe again."""
+    """Return whether there is no use in subscribing again."""
     return not error.retriable or isinstance(error, SubscriptionBusy)

@@ -97,7 +97,7 @@ class Bodies:
         return found
 
     async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
-        """Which bodies are there."""
+        """Return which bodies exist."""
         found: list[bool] = []
         for start in range(0, len(names), _AT_ONCE):
             some = names[start : start + _AT_ONCE]
@@ -123,7 +123,7 @@ class Bodies:
                     raise
 
     async def _greeted_since(self, greetings: int) -> bool:
-        """Whether a worker has greeted since then, once one answers: the store may be another by now."""
+        """Return whether a worker has greeted since, once one answers: the store may be another now."""
         if self._named:
             return False
         with suppress(BrokerError):  # what has gone wrong before says more

@@ -47,7 +47,7 @@ _now = time.time  # which a test may replace
 
 
 def open_files(url: str, *, lifetime: float) -> "FileStore":
-    """The store at a URL; InvalidArgument if fsspec does not know it or lacks a package for it."""
+    """Open the store at a URL. Raises InvalidArgument if fsspec cannot, or lacks a package."""
     shown = public(url)
     try:
         # Listings are for sweeps, an hour apart: a remembered one is a wrong one.
@@ -104,7 +104,7 @@ class Files:
         return found
 
     def there(self, paths: Sequence[str]) -> set[str]:
-        """Those files that are there: one question for each folder."""
+        """Return which files exist, with one request per folder."""
         found: set[str] = set()
         for folder in {os.path.dirname(path) for path in paths}:
             self._system.invalidate_cache(folder)
@@ -125,7 +125,7 @@ class Files:
                     self._system.rm_file(path)
 
     def folders(self, folder: str) -> list[str]:
-        """The names of the folders in a folder."""
+        """Return the names of the folders in a folder."""
         try:
             found = self._system.ls(folder, detail=True)
         except FileNotFoundError:
@@ -177,7 +177,7 @@ class LocalFiles(Files):
         return found
 
     def there(self, paths: Sequence[str]) -> set[str]:
-        """Those files that are there."""
+        """Return which files exist."""
         return {path for path in paths if os.path.exists(path)}
 
     def remove(self, paths: Sequence[str]) -> None:
@@ -240,7 +240,7 @@ class FileStore(PayloadStore):
         return [found.get(paths.get(name, "")) for name in names]
 
     async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
-        """Which bodies are there, in the order asked for."""
+        """Return which bodies exist, in the order of `names`."""
         paths = self._paths(topic, names)
         found = await self._work(self._files.there, list(set(paths.values())))
         return [paths.get(name) in found for name in names]
@@ -259,7 +259,7 @@ class FileStore(PayloadStore):
         return f"{self._root}/{topic}"
 
     def _paths(self, topic: str, names: Sequence[str]) -> dict[str, str]:
-        """Where the bodies are; a name that no put can have stored has no place."""
+        """Return where the bodies are; a name that no put can have stored has no place."""
         folder, paths = self._folder(topic), {}
         for name in names:
             with suppress(InvalidArgument):
@@ -312,7 +312,7 @@ def _path(folder: str, name: str) -> str:
 
 
 def _start(folder: str) -> float:
-    """The unix time at which a folder's range begins; one that is not ours is of no time at all."""
+    """Return the unix time at which a folder's range begins; one that is not ours is of no time at all."""
     if not re.fullmatch(rf"[0-9a-f]{{{_FOLDER_DIGITS}}}", folder):
         return float("inf")
     return float(EPOCH + int(folder, 16) * _FOLDER_SECONDS)

@@ -55,7 +55,7 @@ class PayloadStore(ABC):
 
 
 def cannot_sync(store: str, reason: str) -> InvalidArgument:
-    """Why no message with a body can be published with fsync."""
+    """Return why no message with a body can be published with fsync."""
     return InvalidArgument(
         f"durability 'fsync' is not possible with a body in the payload store {store}: {reason}; use another "
         "store, or another durability"
@@ -63,12 +63,12 @@ def cannot_sync(store: str, reason: str) -> InvalidArgument:
 
 
 def is_redis(url: str) -> bool:
-    """Whether a URL is that of a store in Redis."""
+    """Return whether a URL is that of a store in Redis."""
     return url.partition("://")[0] in SCHEMES
 
 
 def public(url: str) -> str:
-    """A URL as it may be shown: without credentials and options.
+    """Return a URL as it may be shown: without credentials and options.
 
     >>> public("redis://bob:secret@db:6379/0?password=secret")
     'redis://db:6379/0'

@@ -134,7 +134,7 @@ class CallQueue:
         self._tasks = Tasks()
 
     def clear(self, topic: str) -> bool:
-        """Whether who comes now need not wait in any line."""
+        """Return whether a call may go in without waiting."""
         return topic not in self._lines and self._limit.free
 
     async def enter(self, topic: str, call: PublishCall, long: object = None) -> None:

@@ -111,7 +111,7 @@ def _sort(columns: Columns, count: int, group: str, drift: float) -> list[Slice]
 
 
 def _dues(columns: Columns, now: float) -> Sequence[int | None] | None:
-    """When each is to be published, by the cluster's clock; None if all are at once."""
+    """Return when each is to be published, by the cluster's clock; None if all are at once."""
     if columns.delays is None:
         return columns.dues
     dues = columns.dues or [None] * len(columns.delays)
@@ -124,7 +124,7 @@ def _dues(columns: Columns, now: float) -> Sequence[int | None] | None:
 
 
 def check_delay(delay: float) -> float:
-    """A delay in seconds; InvalidArgument if it cannot be one."""
+    """Return a delay in seconds. Raises InvalidArgument if it is not one."""
     if not 0 <= delay < 2**40:  # NaN is not either
         raise InvalidArgument(f"a delay of {delay!r} s: it must be 0 or more")
     return delay
@@ -150,7 +150,7 @@ def _slice(
 
 
 def _places(columns: Columns, keys: Sequence[str], count: int) -> dict[int, list[int]]:
-    """The rows of each partition: the one that is named, the key's, the uid's, or one for all the others."""
+    """Return the rows of each partition: the one given, the key's, the uid's, or one for all others."""
     size = len(keys)
     named = columns.partitions
     if count == 1 and named is None:
@@ -178,7 +178,7 @@ def _places(columns: Columns, keys: Sequence[str], count: int) -> dict[int, list
 def _abouts(
     columns: Columns, names: Sequence[str], bodies: Sequence[bytes | None], group: str
 ) -> Sequence[str]:
-    """The text that describes each message.
+    """Return the text that describes each message.
 
     What has a uid may be a duplicate: the name of its body must not be that of the first.
     """

@@ -43,7 +43,7 @@ def sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: flo
 
 
 def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.0) -> Slice:
-    """What sort does, for the one message of a call."""
+    """Do what `sort` does for the only message of a call."""
     if message.partition is not None or message.data is not None or message.attributes or _is_later(message):
         (item,) = sort([message], count, group, drift)
         return item
@@ -68,7 +68,7 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
 
 
 def _unusable(messages: Sequence[OutgoingMessage]) -> InvalidArgument:
-    """Why messages cannot be published that are not what they should be."""
+    """Return why messages of the wrong type cannot be published."""
     for message in messages:
         if not isinstance(message, OutgoingMessage):
             return InvalidArgument(f"a message is {message!r:.80}: use OutgoingMessage(data, key=…)")
@@ -79,12 +79,12 @@ def _unusable(messages: Sequence[OutgoingMessage]) -> InvalidArgument:
 
 
 def _empty_key(key: object) -> InvalidArgument:
-    """Why a key cannot be empty: on the wire that is no key, which has no lane and no order."""
+    """Return why a key cannot be empty: on the wire that is no key, which has no lane and no order."""
     return InvalidArgument(f"key is {key!r}: use None for a message without a key, or non-empty text")
 
 
 def _empty_uid(uid: object) -> InvalidArgument:
-    """Why a uid cannot be empty: all that have it would be one message."""
+    """Return why a uid cannot be empty: all that have it would be one message."""
     return InvalidArgument(f"uid is {uid!r}: omit it to have one generated, or use non-empty text")
 
 
@@ -93,7 +93,7 @@ def _is_later(message: OutgoingMessage) -> bool:
 
 
 def _due(message: OutgoingMessage, now: float) -> int:
-    """When a message is to be published that is not to be at once, in ms."""
+    """Return when a delayed message is due, in ms."""
     if message.delay is None:
         return instant_ms("deliver_at", message.deliver_at) or 0
     if message.deliver_at is not None:
@@ -172,7 +172,7 @@ def texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def check_partition(partition: int, count: int) -> int:
-    """A partition that was named; InvalidArgument if the topic has no such one."""
+    """Return a given partition. Raises InvalidArgument if the topic has no such partition."""
     if type(partition) is not int or not 0 <= partition < count:
         raise InvalidArgument(f"partition {partition!r} is out of range: the topic has 0 to {count - 1}")
     return partition

@@ -337,7 +337,7 @@ class Producer:
         return answers
 
     async def _again(self, topic: str, call: PublishCall, size: int) -> Sequence[Published | Exception]:
-        """The answers to the messages of a call that were refused since the topic is another one."""
+        """Return the answers to the messages of a call that were refused since the topic was replaced."""
         if call.replacement is None and topic in self._maps:  # the map is still that of the topic before
             try:
                 await self._cluster.learn(self._maps[topic][0])
@@ -362,7 +362,7 @@ class Producer:
     async def _answers(
         self, topic: str, call: PublishCall, size: int
     ) -> tuple[list[Published | Exception], bool]:
-        """The same, and whether any is an error, without a second attempt."""
+        """Return the answers, and whether any is an error, without a second attempt."""
         answers: list[Any] = [None] * size
         for place, refusal in call.refused.items():
             answers[place] = refusal
@@ -426,7 +426,7 @@ def _answered(call: PublishCall, answer: "asyncio.Future[wire.PublishReply | Non
 
 
 def _replaced(item: Added) -> Iterator[int]:
-    """The places in the call of messages that were refused since their topic is another one."""
+    """Yield the places in the call of messages that were refused since their topic was replaced."""
     at = 0
     for waiter in item.waiters:
         size = waiter.count + len(waiter.refused)

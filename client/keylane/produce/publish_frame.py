@@ -161,7 +161,7 @@ class PublishFrame:
         self.size -= len(gone)
 
     def unused(self, reply: wire.PublishReply) -> list[str]:
-        """The names of bodies that no message in the log needs."""
+        """Return the names of bodies that no message in the log needs."""
         if not self.bodies or not (reply.duplicates or reply.unowed):
             return []
         return [
@@ -172,7 +172,7 @@ class PublishFrame:
         ]
 
     def may_be_stored(self, error: BaseException) -> bool:
-        """Whether messages that are given up may be in the log all the same: then their bodies stay."""
+        """Return whether messages that are given up may still be in the log: then their bodies stay."""
         if self.answer is None:  # never sent
             return False
         if isinstance(error, TopicNotFound):  # gone with the topic
@@ -184,7 +184,7 @@ class PublishFrame:
 
 
 def _fitting(flat: list[str], start: int, count: int, room: int) -> int:
-    """How many of the messages it takes to use up the room, at most `count`."""
+    """Return how many messages use up so many characters, at most `count`."""
     for taken in range(1, count):
         at = (start + taken - 1) * 3
         room -= sum(map(len, flat[at : at + 3]))

@@ -151,7 +151,7 @@ class SyncConsumer:
             return None
 
     def _next(self) -> SyncMessage | None:
-        """The next of the messages at hand that have not gone back."""
+        """Return the next message at hand that has not gone back."""
         consumer = self._consumer
         while True:
             try:

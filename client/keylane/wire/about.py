@@ -30,7 +30,7 @@ def pack_about(
     size: int = 0,
     body: str = "",
 ) -> str:
-    """What a producer says about a message: `<produced_ms> <group> <body> <attributes as JSON>`.
+    """Return the about text of a producer: `<produced_ms> <group> <body> <attributes as JSON>`.
 
     `body` is empty where there is none, `<size>` where its name in the payload store is the uid, else
     `<size>:<name>`. The broker puts its own time in front and stores the text as it is.
@@ -42,9 +42,9 @@ def pack_about(
 
 
 def about_faults(abouts: Sequence[str], *, stored: bool = False) -> dict[int, str]:
-    """What is wrong with what producers say about messages, by their places; as it is stored, or as they do.
+    """Return what is wrong with about texts, by place; as producers write them, or as they are `stored`.
 
-    Nearly always one look at all of them finds that nothing is.
+    Nearly always one look at all of them finds nothing.
 
     >>> about_faults(["1794803456029 web 5 ", '1794803456029 web 5 {"region": 7}'])
     {1: 'its attributes are not a JSON object of text: Expected `str`, got `int` - at `$[...]`'}
@@ -81,7 +81,7 @@ def _stored_fault(text: str) -> str:
 
 
 def unpack_about(text: str, uid: str = "") -> About:
-    """The same as stored: `<published_ms> <produced_ms> <group> <body> <attributes>`."""
+    """Parse a stored about text: `<published_ms> <produced_ms> <group> <body> <attributes>`."""
     published, produced, group, where, attributes = text.split(" ", 4)
     size, _, body = where.partition(":")
     return About(

@@ -87,12 +87,12 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def pack(value: object) -> bytes:
-    """As MessagePack."""
+    """Pack a value as MessagePack."""
     return _encoder.encode(value)
 
 
 def unpack(data: bytes | memoryview, type: Any) -> Any:
-    """From MessagePack, checked against a type; ProtocolError if it is something else."""
+    """Unpack MessagePack of a type. Raises ProtocolError if it is something else."""
     decoder = _decoders.get(type)
     if decoder is None:
         decoder = _decoders[type] = msgspec.msgpack.Decoder(type)
@@ -103,7 +103,7 @@ def unpack(data: bytes | memoryview, type: Any) -> Any:
 
 
 def properties_of(frame: Frame, type: type[P]) -> P:
-    """The properties of a frame, of which an empty map need not be there at all."""
+    """Return the properties of a frame; an empty map may be left out."""
     found: P = unpack(frame.properties if frame.properties else b"\x80", type)
     return found
 
@@ -115,7 +115,7 @@ def frame(
     body: bytes = b"",
     type: int | None = None,
 ) -> bytes:
-    """A whole frame."""
+    """Pack a frame."""
     packed = _encoder.encode(properties)
     return b"".join(
         (
@@ -134,7 +134,7 @@ def frame(
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames; what is whole is not copied.
+    """Cuts a stream of bytes into frames, which are not copied if they came whole.
 
     >>> reader = FrameReader()
     >>> [item.type for item in reader.feed(frame(Properties(), sequence=7))]
@@ -151,7 +151,7 @@ class FrameReader:
         return len(self._partial)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete now; ProtocolError at the first that cannot be one."""
+        """Yield the frames that are complete now. Raises ProtocolError at the first that is not valid."""
         if self._partial:
             self._partial += data
             if len(self._partial) < self._needed():

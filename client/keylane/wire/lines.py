@@ -14,7 +14,7 @@ _fields = itemgetter(1)
 
 
 def count(answer: bytes) -> int:
-    """How many lines there are in an answer."""
+    """Return how many lines there are in an answer."""
     head, _, _ = answer[:32].partition(_END)
     if not (head.startswith(b"*") and head[1:].isdigit()):
         raise ProtocolError(f"no lines of a stream: {answer[:32]!r}")
@@ -22,7 +22,7 @@ def count(answer: bytes) -> int:
 
 
 def parse(answer: bytes) -> list[Any]:
-    """The lines, `[id, [field, value, …]]` each."""
+    """Return the lines, `[id, [field, value, …]]` each."""
     reader = hiredis.Reader(encoding="utf-8")
     reader.feed(answer)
     found = reader.gets()
@@ -44,7 +44,7 @@ def read(answers: Iterable[bytes]) -> tuple[list[int], list[str]]:
 
 
 def entry_of(line: list[Any]) -> int:
-    """The entry that a line of a stream has in its id."""
+    """Return the entry that a line of a stream has in its id."""
     id: str = line[0]
     return int(id[id.index("-") + 1 :])
 
@@ -67,7 +67,7 @@ def _add_range(ranges: list[int], first: int, last: int) -> None:
 
 
 def pack(value: Any) -> bytes:
-    """An answer as a server would send it."""
+    """Return an answer as a server would send it."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return b"*%d\r\n%b" % (len(value), b"".join(map(pack, value)))
     text = value.encode() if isinstance(value, str) else value

@@ -6,7 +6,7 @@ PORT = 9999
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """The partition of a key: CRC-32 (as in zlib, PNG and Ethernet) of its UTF-8 bytes, modulo the count.
+    """Return the partition of a key: CRC-32 (as in zlib and PNG) of its UTF-8 bytes, modulo the count.
 
     Every client language has it, and it will not change: a key's order depends on it.
 
