@@ -46,7 +46,7 @@ class Buffer:
             if block.states[index] == BUFFERED and (now < block.soonest or self._alive(block, index, now)):
                 self._note(block, index, now)
                 block.states[index] = HANDED
-                self._make_room(block, 1)
+                self._credit(block, 1)
                 return Message(block, index, self._origin)
         return None
 
@@ -66,7 +66,7 @@ class Buffer:
             if handed:
                 self._note(block, start, now)
                 block.states[start:stop] = _HANDED * (stop - start)
-            self._make_room(block, stop - start)
+            self._credit(block, stop - start)
             self._step(block, stop)
             if spans and spans[-1][0] is block and spans[-1][2] == start:
                 spans[-1] = (block, spans[-1][1], stop)
@@ -93,6 +93,6 @@ class Buffer:
             block.noted = now
             block.handed.append((index, now))
 
-    def _make_room(self, block: Block, count: int) -> None:
+    def _credit(self, block: Block, count: int) -> None:
         if block.gone is not None:  # settled before it came: there will be no ACK to make room
             self._leases.credit(block.partition, count)

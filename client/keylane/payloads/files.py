@@ -219,7 +219,7 @@ class FileStore(PayloadStore):
         self._root = root
         self._files = files
         self._lifetime = lifetime
-        self._room = anyio.CapacityLimiter(_AT_ONCE)
+        self._threads = anyio.CapacityLimiter(_AT_ONCE)
         self._closed = False
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
@@ -269,7 +269,7 @@ class FileStore(PayloadStore):
     async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a thread; whatever it raises gets a name."""
         try:
-            return await in_threads(self._room, function, *arguments)
+            return await in_threads(self._threads, function, *arguments)
         except Exception as error:  # each file system has errors of its own
             raise self._named(error) from error
 
