@@ -3,13 +3,11 @@
 import asyncio
 import os
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from typing import cast
 
 from keylane import errors, wire
-from keylane.connect.dialling import Resolver, open_any
 from keylane.errors import BrokerError, ConnectionClosed, DurabilityNotReached, Fenced, ProtocolError
 from keylane.wire import Frame, Properties, Type
 
@@ -68,7 +66,7 @@ class Events:
 
 
 class Connection(asyncio.Protocol):
-    """Made by `connect`; `closed` is done when it has ended, with the reason as its result."""
+    """Made by `dialling.connect`; `closed` is done when it has ended, with the reason as its result."""
 
     def __init__(self, address: str, events: Events) -> None:
         self.address = address
@@ -161,8 +159,14 @@ class Connection(asyncio.Protocol):
             self._write(wire.frame(Properties(), sequence))
 
     def abort(self) -> None:
-        """End at once."""
-        self._end(ConnectionClosed("the client was closed"))
+        """End at once: nobody wants it any more."""
+        self.end(ConnectionClosed("the client was closed"))
+
+    def end(self, reason: BrokerError) -> None:
+        """End at once, for a reason."""
+        if self._reason is None:
+            self._reason = reason
+        self._transport.abort()
 
     async def close(self) -> None:
         """Send what is queued, and end."""
@@ -212,7 +216,7 @@ class Connection(asyncio.Protocol):
         interval = self.info.heartbeat_ms / 1000
         silent = self._loop.time() - self._heard
         if silent > interval * _LOST_AFTER:
-            self._end(ConnectionClosed(f"no data from the worker at {self.address} for {silent:.1f} s"))
+            self.end(ConnectionClosed(f"no data from the worker at {self.address} for {silent:.1f} s"))
             return
         if self._reason is None:
             self._beat()
@@ -279,7 +283,7 @@ class Connection(asyncio.Protocol):
         elif frame.type == Type.ERROR:
             said = wire.properties_of(frame, wire.Error)
             if said.stream is None:
-                self._end(error_from(said))
+                self.end(error_from(said))
                 return
             stream = said.stream
         elif frame.type in (Type.REDIRECT, Type.FLOW, Type.ENDED):
@@ -336,12 +340,7 @@ class Connection(asyncio.Protocol):
         self._out.clear()
 
     def _break_off(self, error: ProtocolError) -> None:
-        self._end(ConnectionClosed(f"the worker at {self.address} broke the protocol: {error}"))
-
-    def _end(self, reason: BrokerError) -> None:
-        if self._reason is None:
-            self._reason = reason
-        self._transport.abort()
+        self.end(ConnectionClosed(f"the worker at {self.address} broke the protocol: {error}"))
 
     def _look(self) -> None:
         """While answers are owed: is the worker there at all? Ask it before it is suspected."""
@@ -379,24 +378,3 @@ class Connection(asyncio.Protocol):
 
 class _Stream(Properties, frozen=True):
     stream: int
-
-
-async def connect(
-    host: str, port: int, *, tls: bool, token: str | None, events: Events, resolver: Resolver
-) -> Connection:
-    """Open a connection and greet the worker; OSError if nobody is there."""
-    context = ssl.create_default_context() if tls else None
-    address = wire.address_of(host, port)
-    addresses = await resolver.addresses(host)
-    connection = await open_any(lambda: Connection(address, events), host, addresses, port, context)
-    try:
-        await connection.greet(token)
-    except BaseException as error:
-        connection._end(ConnectionClosed("the worker did not greet"))
-        if isinstance(error, ConnectionClosed) and not tls:
-            raise ConnectionClosed(
-                f"{error} before the worker greeted; for a TLS port use keylanes://"
-            ) from error
-        raise
-    connection.begin_heartbeats()
-    return connection

@@ -1,4 +1,4 @@
-"""The way to a host: its addresses, asked for in a thread of our own, and the first of them that answers."""
+"""Opening a connection: a host's addresses, the first of them that answers, and the greeting."""
 
 import asyncio
 import socket
@@ -8,6 +8,9 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
+from keylane import wire
+from keylane.connect.connection import Connection, Events
+from keylane.errors import ConnectionClosed
 from keylane.tasks import SingleFlight, Tasks
 from keylane.threads import in_thread
 
@@ -93,3 +96,24 @@ def _drop(task: "asyncio.Task[Any]") -> None:
 
 def _abort(protocol: Any) -> None:
     protocol.abort()
+
+
+async def connect(
+    host: str, port: int, *, tls: bool, token: str | None, events: Events, resolver: Resolver
+) -> Connection:
+    """Open a connection and greet the worker; OSError if nobody is there."""
+    context = ssl.create_default_context() if tls else None
+    address = wire.address_of(host, port)
+    addresses = await resolver.addresses(host)
+    connection = await open_any(lambda: Connection(address, events), host, addresses, port, context)
+    try:
+        await connection.greet(token)
+    except BaseException as error:
+        connection.end(ConnectionClosed("the worker did not greet"))
+        if isinstance(error, ConnectionClosed) and not tls:
+            raise ConnectionClosed(
+                f"{error} before the worker greeted; for a TLS port use keylanes://"
+            ) from error
+        raise
+    connection.begin_heartbeats()
+    return connection

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from keylane import wire
-from keylane.connect.connection import Connection, Events, connect
-from keylane.connect.dialling import Resolver
+from keylane.connect.connection import Connection, Events
+from keylane.connect.dialling import Resolver, connect
 from keylane.connect.seeds import Seed, parse_address
 from keylane.errors import BrokerError, ConnectionClosed, ConnectionFailed
 from keylane.retry import backoff

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -15,13 +14,13 @@ from keylane.errors import BrokerError, ConnectionClosed, TopicNotFound, TopicRe
 from keylane.payloads.bodies import Bodies
 from keylane.produce.answers import count_answers, read_answers
 from keylane.produce.call_queue import CallQueue, PublishCall, Sort, TopicReplacement
-from keylane.produce.columns import Columns, Tally, sort_columns
+from keylane.produce.columns import Columns, Tally
 from keylane.produce.limit import QueueLimit
 from keylane.produce.outbox import Added, Outbox
-from keylane.produce.outgoing import Slice, check_texts, sort, sort_one
+from keylane.produce.outgoing import Slice
+from keylane.produce.sorting import Sorting
 from keylane.tasks import Tasks
 from keylane.types import OutgoingMessage, Published
-from keylane.wire import pack_about
 
 _QUEUED_MESSAGES = 100_000
 _QUEUED_BYTES = 64 * 1024 * 1024
@@ -34,8 +33,7 @@ class Producer:
     def __init__(self, cluster: Cluster, bodies: Bodies, group: str | None) -> None:
         self._cluster = cluster
         self._bodies = bodies
-        self._group = group or ""
-        pack_about(0, self._group)  # raises InvalidName for a group that cannot be
+        self._sorting = Sorting(group or "", lambda: cluster.drift, self._incarnation)
         self._partitions: dict[str, int] = {}
         self._maps: dict[str, tuple[TopicMap, Callable[[], None]]] = {}  # and what hears of their changes
         self._outboxes: dict[tuple[str, int], Outbox] = {}
@@ -65,7 +63,7 @@ class Producer:
         try:
             while some := list(islice(rest, _SLICE)):
                 try:
-                    call = await self._enter(topic, partial(self._sort, topic, some), some, long)
+                    call = await self._enter(topic, partial(self._sorting.many, topic, some), some, long)
                     under_way.append((call, len(some)))
                 except BrokerError as error:
                     if not (under_way or answers):
@@ -91,7 +89,7 @@ class Producer:
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
-        call = await self._enter(topic, partial(self._sort_columns, topic, columns), strict=True)
+        call = await self._enter(topic, partial(self._sorting.columns, topic, columns), strict=True)
         counting = self._collecting.start(self._count(topic, call))
         # Not by itself: cancelled before its first step it would never get there.
         counting.add_done_callback(lambda _: self._end(topic, call))
@@ -99,7 +97,7 @@ class Producer:
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
-        call = await self._enter(topic, partial(self._sort_one, topic, message), [message])
+        call = await self._enter(topic, partial(self._sorting.one, topic, message), [message])
         (item,) = call.added
         (waiter,) = item.waiters
         try:
@@ -128,45 +126,6 @@ class Producer:
             outbox.close(error)
         await self._collecting.finish()  # by now everything has an answer
         await self._tasks.cancel()
-
-    def _sort_one(
-        self, topic: str, message: OutgoingMessage, count: int, _: dict[int, Exception]
-    ) -> list[Slice]:
-        return self._measured(topic, [sort_one(message, count, self._group, self._cluster.drift)])
-
-    def _sort(
-        self, topic: str, messages: Sequence[OutgoingMessage], count: int, refused: dict[int, Exception]
-    ) -> list[Slice]:
-        def sorted_by_partition(some: Sequence[OutgoingMessage]) -> list[Slice]:
-            return self._measured(topic, sort(some, count, self._group, self._cluster.drift))
-
-        with suppress(Exception):  # of one of them, or more: the others go without these
-            return sorted_by_partition(messages)
-        good = []
-        for place, message in enumerate(messages):
-            try:
-                sorted_by_partition([message])
-                good.append(place)
-            except Exception as error:
-                refused[place] = error.with_traceback(None)  # which would keep all the messages
-        slices = sorted_by_partition([messages[place] for place in good])
-        for item in slices:
-            item.places = [good[place] for place in item.places]
-        return slices
-
-    def _sort_columns(self, topic: str, columns: Columns, count: int, _: dict[int, Exception]) -> list[Slice]:
-        if not len(columns):
-            return []
-        return self._measured(topic, sort_columns(columns, count, self._group, self._cluster.drift))
-
-    def _measured(self, topic: str, slices: list[Slice]) -> list[Slice]:
-        """Slices whose texts are right, and counted."""
-        incarnation = self._incarnation(topic)
-        for item in slices:
-            check_texts(item.flat)
-            item.text = sum(map(len, item.flat))
-            item.incarnation = incarnation
-        return slices
 
     def _incarnation(self, topic: str) -> int:
         return self._maps[topic][0].incarnation if topic in self._maps else 0
@@ -259,7 +218,7 @@ class Producer:
         places = sorted(place for item in call.added for place in _replaced(item))
         messages = [call.messages[place] for place in places]
         again = PublishCall(
-            partial(self._sort, topic, messages), partial(self._add, topic, strict=False), messages
+            partial(self._sorting.many, topic, messages), partial(self._add, topic, strict=False), messages
         )
         try:
             if messages:

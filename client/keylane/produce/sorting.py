@@ -1,0 +1,60 @@
+"""From the messages of a call to slices for each partition, checked and counted."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from keylane.produce.columns import Columns, sort_columns
+from keylane.produce.outgoing import Slice, check_texts, sort, sort_one
+from keylane.types import OutgoingMessage
+from keylane.wire import pack_about
+
+
+class Sorting:
+    """Sorts messages for one producer: by a topic's number of partitions, and for the topic as it is now."""
+
+    def __init__(self, group: str, drift: Callable[[], float], incarnation: Callable[[str], int]) -> None:
+        pack_about(0, group)  # raises InvalidName for a group that cannot be
+        self._group = group
+        self._drift = drift  # seconds that the cluster's clock is ahead of ours
+        self._incarnation = incarnation  # of a topic
+
+    def one(self, topic: str, message: OutgoingMessage, count: int, _: dict[int, Exception]) -> list[Slice]:
+        """Sort the only message of a call."""
+        return self._measured(topic, [sort_one(message, count, self._group, self._drift())])
+
+    def many(
+        self, topic: str, messages: Sequence[OutgoingMessage], count: int, refused: dict[int, Exception]
+    ) -> list[Slice]:
+        """Sort messages; those that cannot be sent are `refused`, by their places, and keep none back."""
+
+        def sorted_by_partition(some: Sequence[OutgoingMessage]) -> list[Slice]:
+            return self._measured(topic, sort(some, count, self._group, self._drift()))
+
+        with suppress(Exception):  # of one of them, or more: the others go without these
+            return sorted_by_partition(messages)
+        good = []
+        for place, message in enumerate(messages):
+            try:
+                sorted_by_partition([message])
+                good.append(place)
+            except Exception as error:
+                refused[place] = error.with_traceback(None)  # which would keep all the messages
+        slices = sorted_by_partition([messages[place] for place in good])
+        for item in slices:
+            item.places = [good[place] for place in item.places]
+        return slices
+
+    def columns(self, topic: str, columns: Columns, count: int, _: dict[int, Exception]) -> list[Slice]:
+        """Sort messages given as columns."""
+        if not len(columns):
+            return []
+        return self._measured(topic, sort_columns(columns, count, self._group, self._drift()))
+
+    def _measured(self, topic: str, slices: list[Slice]) -> list[Slice]:
+        """Slices whose texts are right, and counted."""
+        incarnation = self._incarnation(topic)
+        for item in slices:
+            check_texts(item.flat)
+            item.text = sum(map(len, item.flat))
+            item.incarnation = incarnation
+        return slices
