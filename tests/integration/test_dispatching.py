@@ -252,7 +252,7 @@ async def test_nothing_is_leased_to_a_consumer_that_went_while_the_lease_was_tak
             await dispatcher.wait_for_fetch()
             assert await worker.engine.list_leases(lease, "s", consumer.name) == []
             async with asyncio.timeout(SOON):
-                while dispatcher._lost:  # noqa: ASYNC110 -- nothing tells when a fetch is made good
+                while dispatcher.recovery.lost:  # noqa: ASYNC110 -- nothing tells when a fetch is made good
                     await asyncio.sleep(0.01)
             assert consumer.listing.get(0) is ended, "whoever makes the fetch good leaves that to it"
             monkeypatch.undo()

@@ -188,7 +188,7 @@ class Consumer:
         self.credit -= messages
 
     def recount(self, partition: int, messages: int) -> int:
-        """So many messages of a partition are out, as Redis says; answers how many more were."""
+        """So many messages of a partition are out, as Redis says; return how many more there seemed to be."""
         more = self.out[partition] - messages
         if more > 0:
             self.take_back(more, partition)
@@ -218,7 +218,7 @@ class Consumer:
             self.give(messages)
 
     def limit(self, permits: int, sequence: int, gone: int) -> None:
-        """Allow more or fewer unsettled messages; answers once no more than that are out.
+        """Allow more or fewer unsettled messages; the client is answered once no more than that are out.
 
         `gone` is what the client knew to have gone with partitions: what has since is not for us any more.
         """

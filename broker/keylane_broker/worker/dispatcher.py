@@ -13,12 +13,12 @@ from keylane import wire
 from keylane.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
 from keylane_broker.engine.codec import flat_receipts
 from keylane_broker.engine.receipts import receipts_of
-from keylane_broker.engine.values import Delivery, Fetched, Lease, Room, Share
+from keylane_broker.engine.values import Fetched, Lease, Room, Share
 from keylane_broker.errors import NotOwner
 from keylane_broker.worker.clock import NEVER, instant
 from keylane_broker.worker.consumer import SHARE, Consumer, Consumers
 from keylane_broker.worker.due_timer import DueTimer
-from keylane_broker.worker.held_frames import count_messages, held_frames, without
+from keylane_broker.worker.lease_recovery import LeaseRecovery
 from keylane_broker.worker.leased_partition import LeasedPartition
 
 # Consumers with the most room that a fetch names; many while there is more to give than to few.
@@ -59,11 +59,9 @@ class Dispatcher:
         self._settles = delivery == "at_most_once"
         self._cursor = 0  # the last entry that a fetch has passed
         self._expected = 0  # the last entry that was published while a fetch was under way
-        self._token = 0  # of the last fetch that was answered
-        self._void: int | None = None  # up to which token a seek has ended leases; not known yet
-        self._lost: dict[str, Consumer] = {}  # who was in a fetch without an answer, which may have leased
-        self._lost_since = 0  # the token before that fetch
-        self._uncertain: dict[str, Consumer] = {}  # whose leases may have ended without our hearing of it
+        self.recovery = LeaseRecovery(
+            partition, subscription, self.incarnation, self.consumers, at_most_once=self._settles
+        )
         self._timer = DueTimer(partition.background, self._step, self, due=0.0)  # what may have timed out
         self.wake = self._timer.wake  # somebody has room, or something has fallen due
         self.expect = self._timer.expect  # something falls due then, by the event loop's clock
@@ -88,8 +86,7 @@ class Dispatcher:
     def attach(self, consumer: Consumer) -> None:
         """Serve one more consumer."""
         self.consumers[consumer.name] = consumer
-        for known in (self._lost, self._uncertain):
-            known.pop(consumer.name, None)  # it has just been handed all that it holds
+        self.recovery.knows_all(consumer.name)  # it has just been handed all that it holds
         consumer.dispatchers[self.partition.number] = self
         if consumer.out[self.partition.number]:
             self._holders[consumer.name] = consumer
@@ -98,8 +95,9 @@ class Dispatcher:
     def detach(self, consumer: Consumer) -> None:
         """Serve it no more."""
         if self.consumers.get(consumer.name) is consumer:
-            for known in (self.consumers, self._holders, self._asking, self._later, self._uncertain):
+            for known in (self.consumers, self._holders, self._asking, self._later):
                 known.pop(consumer.name, None)
+            self.recovery.uncertain.pop(consumer.name, None)
         consumer.waiting.pop(self.partition.number, None)
         if not self.consumers:
             self.expect(0.0)  # are there sessions left to be ended?
@@ -127,12 +125,6 @@ class Dispatcher:
             consumer.redirect(self.partition.number, gone.address)
         self._finish()
 
-    def send_held(self, consumer: Consumer, held: list[Delivery]) -> None:
-        """Send what a consumer holds already."""
-        for data, ranges, texts, retries in held_frames(held, consumer.stream, self.partition.number):
-            self._token = max(self._token, data.token)
-            consumer.deliver(data, ranges, texts, retries, [])
-
     # What happens
 
     def notify(self) -> None:
@@ -156,7 +148,7 @@ class Dispatcher:
         """Something was asked of Redis that ends or moves leases, and not answered: it may have been done."""
         if not self._settles:  # else what is out is not leased
             found = {one.name: one for one in consumers if one is self.consumers.get(one.name)}
-            self._uncertain.update(found)
+            self.recovery.uncertain.update(found)
             self._asking.update(found)
             self.expect(0.0)
             self.notify()
@@ -179,10 +171,8 @@ class Dispatcher:
         more = False
         try:
             overdue = self._timer.is_due and await self._expire()
-            if self._lost:
-                await self._recover()
-            if self._uncertain:
-                await self._count_again()
+            if self.recovery.lost or self.recovery.uncertain:
+                await self.recovery.recover()
             rooms = self._rooms() if self.has_work or self._asking else []
             if rooms:
                 await self._fetch(rooms)
@@ -213,8 +203,7 @@ class Dispatcher:
         self.has_work = True
         self.end_sessions(result.expired_consumers)
         self._tell_ended(result.ended)
-        if result.void != self._void:
-            await self._follow_seek(result.void)
+        await self.recovery.follow_seek(result.void)
         return result.more
 
     def _tell_ended(self, ended: list[tuple[str, int, int, int]]) -> None:
@@ -225,36 +214,6 @@ class Dispatcher:
         for name, its in parts.items():
             if (consumer := self._known.get(self.partition.topic, self.subscription, name)) is not None:
                 consumer.ended(self.partition.number, its)
-
-    async def _follow_seek(self, void: int) -> None:
-        """The subscription was moved, by whichever worker: find out what is still leased, and tell."""
-        number = self.partition.number
-        if self._void is not None or void >= self._token:  # else all was listed to us after it
-            for consumer in [one for one in self.consumers.values() if one.out[number]]:
-                _, more = await self._recount(consumer)
-                if more > 0:
-                    consumer.connection.send(wire.Ended(consumer.stream, number, more, void))
-        self._void = void
-
-    async def _recount(self, consumer: Consumer) -> tuple[list[Delivery], int]:
-        """What a consumer holds; and how many more messages had seemed to be out."""
-        number, listing = self.partition.number, list[tuple[int, int, int]]()
-        if self.consumers.get(consumer.name) is not consumer:
-            return [], 0  # it went: what it has is listed where it comes back, perhaps just now
-        consumer.listing[number] = listing
-        held: list[Delivery] | None = None
-        try:
-            held = await self.partition.held_by(self.subscription, consumer.name, self.incarnation)
-        finally:
-            came_back = consumer.listing.get(number) is not listing
-            if not came_back:
-                del consumer.listing[number]
-                if held is None:
-                    consumer.take_back(sum(last - first + 1 for _, first, last in listing), number)
-        held = without(held, listing)
-        if came_back or self.consumers.get(consumer.name) is not consumer:
-            return [], 0  # it went meanwhile
-        return held, consumer.recount(number, count_messages(held))
 
     async def renew_sessions(self, session_ms: int) -> None:
         """Tell Redis that the consumers are still here."""
@@ -271,40 +230,6 @@ class Dispatcher:
         for name in names:
             if name in self.consumers:
                 self.consumers[name].end("unavailable", "its session ended while Redis was away")
-
-    async def _recover(self) -> None:
-        """Hand over what was leased by a fetch whose answer was lost, before anything that comes after it."""
-        for name, consumer in list(self._lost.items()):
-            if self._settles:
-                await self._return_lost(name)
-            else:
-                held, _ = await self._recount(consumer)  # nothing of one that came back: it was given all
-                # Tokens only grow: what is newer was never sent.
-                self.send_held(consumer, [one for one in held if one.receipt.token > self._lost_since])
-            self._lost.pop(name, None)  # unless it was attached anew, and so handed all
-
-    async def _count_again(self) -> None:
-        """Give back the permits of leases that have ended without our hearing of it."""
-        uncertain = list(self._uncertain.values())
-        for consumer, counted in zip(
-            uncertain,
-            await asyncio.gather(*map(self._recount, uncertain), return_exceptions=True),
-            strict=True,
-        ):
-            if isinstance(counted, BaseException):
-                raise counted
-            if self._uncertain.get(consumer.name) is consumer:
-                del self._uncertain[consumer.name]
-
-    async def _return_lost(self, name: str) -> None:
-        """At most once: what was leased and not settled was never sent."""
-        held = await self.partition.held_by(self.subscription, name, self.incarnation)
-        receipts = [one.receipt for one in held if one.receipt.token > self._lost_since][: wire.MAX_BATCH]
-        if receipts:
-            await self.partition.call(
-                lambda engine, lease: engine.nack(lease, self.subscription, receipts, charged=False),
-                self.incarnation,
-            )
 
     def _set_due(self, due: float) -> None:
         """When to look again: by a script's answer, by what came meanwhile, and for those it did not name."""
@@ -365,8 +290,8 @@ class Dispatcher:
         return found.values()
 
     async def _fetch(self, rooms: list[Room]) -> None:
-        spare = {room.consumer: room.permits for room in rooms}
-        takers = {name: self.consumers[name] for name in spare}
+        left = {room.consumer: room.permits for room in rooms}
+        takers = {name: self.consumers[name] for name in left}
         for name in takers:
             self._asking.pop(name, None)
             self._later.pop(name, None)
@@ -382,35 +307,33 @@ class Dispatcher:
                 # Another worker may have the partition by now, and has handed over what this fetch leased.
                 raise Unavailable("the lease of the partition may have ended meanwhile")
         except BaseException:
-            if not self._lost:
-                self._lost_since = self._token
-            self._lost.update(takers)
+            self.recovery.answer_lost(takers)
             self.has_work, self._all_full = True, False
             self._asking.update(self.consumers)  # whoever may have been left out
-            self._give_back(rooms, takers, spare)
+            self._give_back(rooms, takers, left)
             raise
         finally:
             self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
-        there = spare.keys() - fetched.unknown_consumers
+        there = left.keys() - fetched.unknown_consumers
         for share in fetched.shares:
             if self.consumers.get(share.consumer) is not takers[share.consumer] and not self._settles:
                 there.discard(share.consumer)
                 continue  # it went meanwhile: what it has is listed where it comes back
-            spare[share.consumer] -= len(share.flat) // 3
+            left[share.consumer] -= len(share.flat) // 3
             self._send(takers[share.consumer], share, fetched, settled)
         if fetched.shares:
-            self._token = max(self._token, fetched.token)
+            self.recovery.token = max(self.recovery.token, fetched.token)
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected
-        full = not any(spare[name] for name in there)  # others may have room
+        full = not any(left[name] for name in there)  # others may have room
         self._all_full = self._all_full and full
         self._width = min(self._width * 2, MANY) if fetched.more or full else FEW
         if behind or fetched.more or full or (settled is not None and fetched.shares):
             self.has_work = True
-        self._ask_next(fetched, spare)
+        self._ask_next(fetched, left)
         self._set_due(instant(fetched.next_due_ms, fetched.now_ms))
         self.end_sessions(fetched.unknown_consumers)
-        self._give_back(rooms, takers, spare)
+        self._give_back(rooms, takers, left)
 
     def _give_back(self, rooms: list[Room], takers: dict[str, Consumer], left: dict[str, int]) -> None:
         """Let the other partitions have the permits that are left: all of them, before the first is told."""
@@ -424,10 +347,10 @@ class Dispatcher:
         for connection in connections:
             connection.relieve()
 
-    def _ask_next(self, fetched: Fetched, spare: dict[str, int]) -> None:
+    def _ask_next(self, fetched: Fetched, left: dict[str, int]) -> None:
         """Note for whom there may be more than this fetch has given."""
-        more = [name for name in fetched.left_out if name not in spare]
-        more += [name for name, left in spare.items() if not left]
+        more = [name for name in fetched.left_out if name not in left]
+        more += [name for name, permits in left.items() if not permits]
         for name, due_ms in fetched.later:
             if due_ms <= fetched.now_ms:
                 more.append(name)

@@ -239,7 +239,7 @@ def _begin(
             consumer.end(TopicReplaced.code, f"topic {consumer.topic!r} was made anew")
             return
         dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
-        dispatcher.send_held(consumer, held[number])
+        dispatcher.recovery.send_held(consumer, held[number])
         dispatcher.attach(consumer)
 
 
