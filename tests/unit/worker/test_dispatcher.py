@@ -1,6 +1,7 @@
 """Dispatching on fake time: who gets what, and when anybody looks."""
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -8,6 +9,7 @@ from fakeredis import FakeServer
 
 from keylane import wire
 from keylane.errors import Unavailable
+from keylane_broker.engine.values import Lease, Room
 from tests.support.fake_time import on_fake_time
 from tests.support.peer import Peer, Stream, publish
 from tests.support.small_worker import SmallWorker
@@ -141,3 +143,34 @@ async def test_a_lane_goes_on_at_once_when_its_head_is_settled(server: FakeServe
         await holder.ack(head)
         await asyncio.sleep(0.01)
         assert [item.uid for one in streams for item in await one.waiting()] == ["second"]
+
+
+@on_fake_time
+async def test_a_fetch_names_those_with_the_most_room_first_and_of_many_not_all(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        streams = [await stream(worker, f"c{size:02}", permits=size) for size in range(1, 21)]
+        await asyncio.sleep(1)
+        fetch, named = worker.engine.fetch_flat, list[list[str]]()
+
+        async def noted(lease: Lease, subscription: str, rooms: list[Room], *others: Any, **more: Any) -> Any:
+            named.append([room.consumer for room in rooms])
+            return await fetch(lease, subscription, rooms, *others, **more)
+
+        worker.engine.fetch_flat = noted  # type: ignore[method-assign, assignment]
+        await publish(streams[0].peer, "t", 0, "a")
+        await asyncio.sleep(1)
+        assert named[0] == [f"c{size:02}" for size in range(20, 12, -1)]
+
+
+@on_fake_time
+async def test_of_many_with_the_same_room_each_has_its_turn(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        streams = [await stream(worker, f"c{number}") for number in range(20)]
+        got: Counter[str] = Counter()
+        for number in range(40):
+            await publish(streams[0].peer, "t", 0, f"m{number}")
+            await asyncio.sleep(0.1)
+            [taker] = [one for one in streams if await one.waiting()]
+            await taker.ack(*await taker.receive(1))
+            got[taker.name] += 1
+        assert set(got.values()) == {2}
