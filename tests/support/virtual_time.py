@@ -1,13 +1,18 @@
 """Time that passes only while everybody waits, and then at once: hours of timers in milliseconds."""
 
 import asyncio
+import functools
 import sys
+import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+_EPOCH = 1_700_000_000.0
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -30,22 +35,35 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """What the clock shows."""
         return self.now
 
+    def since_1970(self) -> float:
+        """The same, as time.time() says it."""
+        return _EPOCH + self.now
 
-@pytest.fixture
-def virtual(monkeypatch: pytest.MonkeyPatch) -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Run a coroutine in virtual time, which is also `monotonic` of every module of ours that is loaded."""
-    loops: list[VirtualLoop] = []
 
-    def make() -> VirtualLoop:
-        loops.append(VirtualLoop())
-        return loops[-1]
+def run_in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in virtual time, which is also that of the time module, and so of a fake Redis."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner, pytest.MonkeyPatch.context() as patches:
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+        patches.setattr(time, "monotonic", loop.time)
+        patches.setattr(time, "time", loop.since_1970)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("keylane") and "monotonic" in vars(module):
+                patches.setattr(module, "monotonic", loop.time)
+        return runner.run(work)
 
-    def run(work: Coroutine[Any, Any, T]) -> T:
-        with asyncio.Runner(loop_factory=make) as runner:
-            runner.get_loop()
-            for name, module in list(sys.modules.items()):
-                if name.startswith("keylane") and "monotonic" in vars(module):
-                    monkeypatch.setattr(module, "monotonic", loops[-1].time)
-            return runner.run(work)
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Decorate a test that runs in virtual time."""
+
+    @functools.wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        run_in_virtual_time(test(*arguments, **named))
 
     return run
+
+
+@pytest.fixture
+def virtual() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Run coroutines in virtual time."""
+    return run_in_virtual_time

@@ -1,4 +1,4 @@
-"""Workers of a cluster on fake time: who serves what when they come, go, and die."""
+"""Workers of a cluster in virtual time: who serves what when they come, go, and die."""
 
 import asyncio
 from collections import Counter
@@ -9,10 +9,10 @@ import pytest
 from fakeredis import FakeServer
 
 from keylane.errors import InvalidArgument, Unavailable
-from tests.support.fake_time import on_fake_time
 from tests.support.ownership import epochs, holders
 from tests.support.peer import Elsewhere, publish
 from tests.support.small_worker import SmallWorker
+from tests.support.virtual_time import in_virtual_time
 
 LEASE = 5.0  # seconds
 
@@ -36,7 +36,7 @@ def served(all: list[SmallWorker]) -> Counter[str]:
     return Counter({worker.name: len(worker.partitions.leased()) for worker in all})
 
 
-@on_fake_time
+@in_virtual_time
 async def test_leases_are_renewed_for_as_long_as_a_worker_lives(server: FakeServer) -> None:
     async with workers(server, 1) as [only]:
         before = await epochs(only.engine)
@@ -45,13 +45,13 @@ async def test_leases_are_renewed_for_as_long_as_a_worker_lives(server: FakeServ
         assert set((await holders(only.engine)).values()) == {"w0"}
 
 
-@on_fake_time
+@in_virtual_time
 async def test_partitions_are_spread_evenly_over_those_who_come(server: FakeServer) -> None:
     async with workers(server, 3) as all:
         assert served(all) == {"w0": 2, "w1": 2, "w2": 2}
 
 
-@on_fake_time
+@in_virtual_time
 async def test_there_is_one_controller_at_every_moment_and_another_when_it_dies(server: FakeServer) -> None:
     async with workers(server, 3) as all:
         for _ in range(100):
@@ -67,7 +67,7 @@ async def test_there_is_one_controller_at_every_moment_and_another_when_it_dies(
         assert len(leading) == 1
 
 
-@on_fake_time
+@in_virtual_time
 async def test_the_partitions_of_a_dead_worker_are_served_by_others_when_its_leases_have_ended(
     server: FakeServer,
 ) -> None:
@@ -84,7 +84,7 @@ async def test_the_partitions_of_a_dead_worker_are_served_by_others_when_its_lea
         assert {place for place in before if after[place] > before[place]} == set(lost)  # none else moved
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_worker_that_leaves_hands_everything_over_at_once(server: FakeServer) -> None:
     async with workers(server, 3) as [first, *others]:
         began = asyncio.get_running_loop().time()
@@ -94,7 +94,7 @@ async def test_a_worker_that_leaves_hands_everything_over_at_once(server: FakeSe
         assert served([first, *others]) == {"w0": 0, "w1": 3, "w2": 3}
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_worker_whose_heart_stands_still_for_longer_than_its_leases_writes_nothing_any_more(
     server: FakeServer,
 ) -> None:
@@ -111,7 +111,7 @@ async def test_a_worker_whose_heart_stands_still_for_longer_than_its_leases_writ
             await publish(peer, "t", 0, "too late")
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_silent_cluster_is_given_time_to_be_heard_before_anybody_is_declared_dead(
     server: FakeServer,
 ) -> None:
@@ -134,7 +134,7 @@ async def test_a_silent_cluster_is_given_time_to_be_heard_before_anybody_is_decl
         assert await holders(all[0].engine) == before
 
 
-@on_fake_time
+@in_virtual_time
 async def test_the_last_worker_that_serves_cannot_be_drained(server: FakeServer) -> None:
     async with workers(server, 2) as [first, second]:
         await first.membership.drain("w0", True)

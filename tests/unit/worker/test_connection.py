@@ -1,4 +1,4 @@
-"""A connection on fake time, without a socket: frames in, frames out, and its share of memory."""
+"""A connection in virtual time, without a socket: frames in, frames out, and its share of memory."""
 
 import asyncio
 from typing import Any
@@ -9,9 +9,9 @@ from fakeredis import FakeServer
 from keylane import wire
 from keylane.wire import Frame, Type
 from keylane_broker.worker.connection import Connection, Reply
-from tests.support.fake_time import on_fake_time
 from tests.support.peer import Refused, messages, publish
 from tests.support.small_worker import SmallWorker
+from tests.support.virtual_time import in_virtual_time
 
 
 async def nothing(connection: Connection, frame: Frame) -> Reply:
@@ -19,7 +19,7 @@ async def nothing(connection: Connection, frame: Frame) -> Reply:
     return wire.Properties(), b""
 
 
-@on_fake_time
+@in_virtual_time
 async def test_the_first_frame_must_be_a_greeting(server: FakeServer) -> None:
     async with SmallWorker(server) as worker:
         peer = await worker.connect(greet=False)
@@ -30,7 +30,7 @@ async def test_the_first_frame_must_be_a_greeting(server: FakeServer) -> None:
         assert worker.connections.all == set()
 
 
-@on_fake_time
+@in_virtual_time
 async def test_who_does_not_greet_in_time_is_closed(server: FakeServer) -> None:
     async with SmallWorker(server, heartbeat=10.0) as worker:
         peer = await worker.connect(greet=False)
@@ -40,7 +40,7 @@ async def test_who_does_not_greet_in_time_is_closed(server: FakeServer) -> None:
         assert peer.ended
 
 
-@on_fake_time
+@in_virtual_time
 async def test_who_is_silent_for_three_heartbeats_is_closed_and_who_answers_is_not(
     server: FakeServer,
 ) -> None:
@@ -55,7 +55,7 @@ async def test_who_is_silent_for_three_heartbeats_is_closed_and_who_answers_is_n
         assert not answers.ended
 
 
-@on_fake_time
+@in_virtual_time
 async def test_one_connection_too_many_is_told_so(server: FakeServer) -> None:
     async with SmallWorker(server, max_connections=2) as worker:
         first, _ = await worker.connect(), await worker.connect()
@@ -69,7 +69,7 @@ async def test_one_connection_too_many_is_told_so(server: FakeServer) -> None:
         await worker.connect()
 
 
-@on_fake_time
+@in_virtual_time
 async def test_of_requests_that_may_answer_a_lot_two_are_under_way_and_the_others_wait(
     server: FakeServer,
 ) -> None:
@@ -92,7 +92,7 @@ async def test_of_requests_that_may_answer_a_lot_two_are_under_way_and_the_other
         assert asyncio.get_running_loop().time() - began == pytest.approx(5.0, abs=0.1)
 
 
-@on_fake_time
+@in_virtual_time
 async def test_nobody_is_listened_to_who_has_too_many_requests_under_way(server: FakeServer) -> None:
     gate, begun = asyncio.Event(), 0
 
@@ -114,7 +114,7 @@ async def test_nobody_is_listened_to_who_has_too_many_requests_under_way(server:
         assert begun == 300
 
 
-@on_fake_time
+@in_virtual_time
 async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_until_redis_has_it(
     server: FakeServer,
 ) -> None:
@@ -140,7 +140,7 @@ async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_unti
         assert not worker.connections.held_back
 
 
-@on_fake_time
+@in_virtual_time
 async def test_of_unfinished_frames_the_largest_is_closed_when_they_are_too_much_together(
     server: FakeServer,
 ) -> None:
@@ -156,7 +156,7 @@ async def test_of_unfinished_frames_the_largest_is_closed_when_they_are_too_much
         assert (await large.push(wire.Error)).code == "overloaded"
 
 
-@on_fake_time
+@in_virtual_time
 async def test_answers_to_a_connections_publishes_keep_their_order_whatever_their_levels(
     server: FakeServer,
 ) -> None:

@@ -1,13 +1,13 @@
-"""Messages for later, on fake time: each at its instant, whoever serves the partition then."""
+"""Messages for later, in virtual time: each at its instant, whoever serves the partition then."""
 
 import asyncio
 
 from fakeredis import FakeServer
 
 from keylane import wire
-from tests.support.fake_time import on_fake_time
 from tests.support.peer import Peer, Stream, messages
 from tests.support.small_worker import SmallWorker
+from tests.support.virtual_time import in_virtual_time
 
 
 async def publish_in(peer: Peer, worker: SmallWorker, **seconds: float) -> None:
@@ -18,7 +18,7 @@ async def publish_in(peer: Peer, worker: SmallWorker, **seconds: float) -> None:
     assert reply.delayed
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_message_comes_at_its_instant_and_an_earlier_one_published_later_before_it(
     server: FakeServer,
 ) -> None:
@@ -35,7 +35,7 @@ async def test_a_message_comes_at_its_instant_and_an_earlier_one_published_later
             assert due <= at < due + 0.05
 
 
-@on_fake_time
+@in_virtual_time
 async def test_the_next_owner_delivers_at_the_same_instant_and_the_old_one_does_nothing(
     server: FakeServer,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Dispatching on fake time: who gets what, and when anybody looks."""
+"""Dispatching in virtual time: who gets what, and when anybody looks."""
 
 import asyncio
 from collections import Counter
@@ -10,9 +10,9 @@ from fakeredis import FakeServer
 from keylane import wire
 from keylane.errors import Unavailable
 from keylane_broker.engine.values import Lease, Room
-from tests.support.fake_time import on_fake_time
 from tests.support.peer import Peer, Stream, publish
 from tests.support.small_worker import SmallWorker
+from tests.support.virtual_time import in_virtual_time
 
 
 async def stream(
@@ -46,7 +46,7 @@ def spy(worker: SmallWorker) -> list[str]:
     return names
 
 
-@on_fake_time
+@in_virtual_time
 async def test_nobody_is_sent_more_than_its_permits_and_the_rest_goes_to_others(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         small, large = await stream(worker, "small", permits=2), await stream(worker, "large", permits=5)
@@ -58,7 +58,7 @@ async def test_nobody_is_sent_more_than_its_permits_and_the_rest_goes_to_others(
         assert [len(await one.waiting()) for one in (small, large)] == [2, 5]
 
 
-@on_fake_time
+@in_virtual_time
 async def test_consumers_with_the_same_room_get_the_same_share(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         streams = [await stream(worker, name, permits=100) for name in ("a", "b", "c", "d")]
@@ -68,7 +68,7 @@ async def test_consumers_with_the_same_room_get_the_same_share(server: FakeServe
         assert counts == [10, 10, 10, 10]
 
 
-@on_fake_time
+@in_virtual_time
 async def test_what_is_not_settled_comes_again_at_the_end_of_its_lease_and_not_before(
     server: FakeServer,
 ) -> None:
@@ -84,7 +84,7 @@ async def test_what_is_not_settled_comes_again_at_the_end_of_its_lease_and_not_b
         assert 30.0 <= asyncio.get_running_loop().time() - began < 30.05
 
 
-@on_fake_time
+@in_virtual_time
 async def test_what_was_given_back_for_later_comes_when_it_was_asked_for(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         only = await stream(worker, "only")
@@ -97,7 +97,7 @@ async def test_what_was_given_back_for_later_comes_when_it_was_asked_for(server:
         assert 5.0 <= asyncio.get_running_loop().time() - began < 5.05
 
 
-@on_fake_time
+@in_virtual_time
 async def test_nothing_is_asked_of_redis_while_nothing_happens(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         only = await stream(worker, "only", lease_ms=7_200_000)
@@ -109,7 +109,7 @@ async def test_nothing_is_asked_of_redis_while_nothing_happens(server: FakeServe
         assert [name for name in names if name.startswith("subscription/")] == []
 
 
-@on_fake_time
+@in_virtual_time
 async def test_while_redis_is_away_the_pauses_grow_and_then_all_is_delivered(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         only = await stream(worker, "only")
@@ -129,7 +129,7 @@ async def test_while_redis_is_away_the_pauses_grow_and_then_all_is_delivered(ser
         assert [round(pause, 2) for pause in pauses] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_lane_goes_on_at_once_when_its_head_is_settled(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         streams = [await stream(worker, name, mode="key_shared", permits=1) for name in ("a", "b")]
@@ -145,7 +145,7 @@ async def test_a_lane_goes_on_at_once_when_its_head_is_settled(server: FakeServe
         assert [item.uid for one in streams for item in await one.waiting()] == ["second"]
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_fetch_names_those_with_the_most_room_first_and_of_many_not_all(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         streams = [await stream(worker, f"c{size:02}", permits=size) for size in range(1, 21)]
@@ -162,7 +162,7 @@ async def test_a_fetch_names_those_with_the_most_room_first_and_of_many_not_all(
         assert named[0] == [f"c{size:02}" for size in range(20, 12, -1)]
 
 
-@on_fake_time
+@in_virtual_time
 async def test_of_many_with_the_same_room_each_has_its_turn(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         streams = [await stream(worker, f"c{number}") for number in range(20)]

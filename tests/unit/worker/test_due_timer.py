@@ -1,4 +1,4 @@
-"""Steps at due instants, on fake time."""
+"""Steps at due instants, in virtual time."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from keylane.errors import Unavailable
 from keylane_broker.worker.background import Background
 from keylane_broker.worker.clock import NEVER
 from keylane_broker.worker.due_timer import DueTimer
-from tests.support.fake_time import on_fake_time
+from tests.support.virtual_time import in_virtual_time
 
 
 class Steps:
@@ -34,7 +34,7 @@ class Steps:
         self.timer.expect(self.began + seconds)
 
 
-@on_fake_time
+@in_virtual_time
 async def test_it_acts_at_the_earliest_instant_that_was_named() -> None:
     steps = Steps()
     for seconds in (50.0, 20.0, 90.0):
@@ -43,7 +43,7 @@ async def test_it_acts_at_the_earliest_instant_that_was_named() -> None:
     assert steps.at == [20.0]
 
 
-@on_fake_time
+@in_virtual_time
 async def test_what_is_expected_during_a_call_is_not_forgotten_when_the_call_does_not_know_of_it() -> None:
     steps = Steps()
     steps.took = 5.0
@@ -54,7 +54,7 @@ async def test_what_is_expected_during_a_call_is_not_forgotten_when_the_call_doe
     assert steps.at == [0.0, 30.0]
 
 
-@on_fake_time
+@in_virtual_time
 async def test_after_failures_it_tries_again_and_says_that_it_fails() -> None:
     steps = Steps()
     steps.fail = 3
@@ -66,7 +66,7 @@ async def test_after_failures_it_tries_again_and_says_that_it_fails() -> None:
     assert not steps.timer.failing
 
 
-@on_fake_time
+@in_virtual_time
 async def test_nothing_is_done_after_clear_or_while_the_worker_stops() -> None:
     steps = Steps()
     steps.expect(5.0)
@@ -79,7 +79,7 @@ async def test_nothing_is_done_after_clear_or_while_the_worker_stops() -> None:
     assert steps.at == []
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_wake_up_during_a_step_begins_no_other() -> None:
     steps = Steps()
     steps.took = 5.0

@@ -1,4 +1,4 @@
-"""A partition on fake time: its lease, calls under it, and handing it over."""
+"""A partition in virtual time: its lease, calls under it, and handing it over."""
 
 import asyncio
 from itertools import pairwise
@@ -12,9 +12,9 @@ from keylane.errors import Fenced
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Lease
 from keylane_broker.errors import NotOwner
-from tests.support.fake_time import on_fake_time
 from tests.support.peer import Elsewhere, Refused, Stream, messages, publish
 from tests.support.small_worker import SmallWorker
+from tests.support.virtual_time import in_virtual_time
 
 
 async def give_to(engine: Engine, name: str) -> None:
@@ -22,7 +22,7 @@ async def give_to(engine: Engine, name: str) -> None:
     assert await engine.assign((await engine.owners()).version, {"t": [name]})
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_lease_that_another_worker_holds_is_taken_as_soon_as_it_ends(server: FakeServer) -> None:
     async with SmallWorker(server, "w0", topic=("t", 1), partition_lease=5.0) as worker:
         partition = worker.partitions.get("t", 0)
@@ -35,7 +35,7 @@ async def test_a_lease_that_another_worker_holds_is_taken_as_soon_as_it_ends(ser
         assert 3.0 <= asyncio.get_running_loop().time() - began < 3.1
 
 
-@on_fake_time
+@in_virtual_time
 async def test_all_who_need_the_lease_share_one_attempt(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         partition = worker.partitions.get("t", 0)
@@ -53,7 +53,7 @@ async def test_all_who_need_the_lease_share_one_attempt(server: FakeServer) -> N
         assert len({lease.epoch for lease in leases}) == 1
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_fenced_call_is_made_once_more_under_a_new_lease_and_no_more(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         partition = worker.partitions.get("t", 0)
@@ -76,7 +76,7 @@ async def test_a_fenced_call_is_made_once_more_under_a_new_lease_and_no_more(ser
         assert len(epochs) == 2
 
 
-@on_fake_time
+@in_virtual_time
 async def test_consumers_are_redirected_and_publishes_refused_when_the_partition_moves(
     server: FakeServer,
 ) -> None:
@@ -98,7 +98,7 @@ async def test_consumers_are_redirected_and_publishes_refused_when_the_partition
         assert ("t", 0) not in old.partitions.by_place
 
 
-@on_fake_time
+@in_virtual_time
 async def test_what_comes_behind_a_refused_publish_is_refused_until_the_client_begins_again(
     server: FakeServer,
 ) -> None:
@@ -117,7 +117,7 @@ async def test_what_comes_behind_a_refused_publish_is_refused_until_the_client_b
         await publish(peer, "t", 0, "b")
 
 
-@on_fake_time
+@in_virtual_time
 async def test_after_a_lost_lease_the_owner_is_looked_up_before_anything_else_is_done(
     server: FakeServer,
 ) -> None:
@@ -132,7 +132,7 @@ async def test_after_a_lost_lease_the_owner_is_looked_up_before_anything_else_is
         assert caught.value.address == "w1:9999"
 
 
-@on_fake_time
+@in_virtual_time
 async def test_handing_over_waits_for_calls_under_way_but_not_for_ever(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         partition, loop = worker.partitions.get("t", 0), asyncio.get_running_loop()
@@ -154,7 +154,7 @@ async def test_handing_over_waits_for_calls_under_way_but_not_for_ever(server: F
             await partition.lease()
 
 
-@on_fake_time
+@in_virtual_time
 async def test_publishes_that_come_during_a_call_go_together_in_the_next(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
         peer = await worker.connect()

@@ -1,16 +1,16 @@
-"""Sessions of consumers, on fake time."""
+"""Sessions of consumers, in virtual time."""
 
 import asyncio
 
 from fakeredis import FakeServer
 
 from keylane_broker.engine.values import SubscriptionSettings
-from tests.support.fake_time import on_fake_time
 from tests.support.peer import Stream, publish
 from tests.support.small_worker import SmallWorker
+from tests.support.virtual_time import in_virtual_time
 
 
-@on_fake_time
+@in_virtual_time
 async def test_a_lost_consumers_messages_come_to_others_when_its_session_ends_and_theirs_are_renewed(
     server: FakeServer,
 ) -> None:
@@ -36,7 +36,7 @@ async def test_a_lost_consumers_messages_come_to_others_when_its_session_ends_an
         renewing.cancel()
 
 
-@on_fake_time
+@in_virtual_time
 async def test_those_who_stay_are_renewed_soon_after_somebody_is_lost(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1), session=3_600.0) as worker:
         lost, stays = (
