@@ -15,25 +15,23 @@ local function marks_due_at(since, window)
 end
 
 -- Returns the two generations, the one in use as `newer`, after they have changed places if that is due.
-local function open_marks(meta, generations, in_use, since, window, now)
+local function open_marks(meta, marks_0, marks_1, in_use, since, window, now)
   since, window = tonumber(since or 0), tonumber(window)
-  local newer, older = '0', '1'
+  local newer, older = marks_0, marks_1
   if in_use == '1' then
-    newer, older = older, newer
+    newer, older = marks_1, marks_0
   end
   local age, kept = now - since, math.max(window, LEAST_WINDOW)
   if age >= kept then
-    redis.call('UNLINK', generations[older])
+    redis.call('UNLINK', older)
     if age >= 2 * kept then
-      redis.call('UNLINK', generations[newer])
+      redis.call('UNLINK', newer)
     end
     newer, older, since = older, newer, now
-    redis.call('HSET', meta, 'marks', newer, 'marks_at', now)
+    redis.call('HSET', meta, 'marks', newer == marks_0 and '0' or '1', 'marks_at', now)
   end
-  return {
-    newer = generations[newer], older = generations[older], window = window, short = window < LEAST_WINDOW, now = now,
-    due = marks_due_at(since, window),
-  }
+  local due = marks_due_at(since, window)
+  return { newer = newer, older = older, window = window, short = window < LEAST_WINDOW, now = now, due = due }
 end
 
 -- Returns the ids that one generation has for the uids of a batch, false for none. In a short window a mark counts
@@ -41,7 +39,10 @@ end
 -- that of two messages.
 local function marked_ids(marks, generation, uids, batch)
   local found = map_with('HMGET', generation, uids)
-  for index, mark in ipairs(marks.short and found or {}) do
+  if not marks.short then
+    return found
+  end
+  for index, mark in ipairs(found) do
     if mark then
       local id, at, body = string.match(mark, '^(%S+) (%d+) (.*)$')
       local again = body ~= '' and body == body_of(uids[index], batch[index * 3], OF_DELAYED)

@@ -31,8 +31,3 @@ end
 local function next_due()
   return tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2] or 0)
 end
-
--- Returns whether somebody is there for what comes in.
-local function is_owed()
-  return retained or redis.call('EXISTS', subs) == 1
-end

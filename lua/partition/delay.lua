@@ -17,7 +17,7 @@ end
 start()
 
 local batch, dues = cmsgpack.unpack(packed), cmsgpack.unpack(packed_dues)
-local marks = open_marks(meta, { ['0'] = marks_0, ['1'] = marks_1 }, stored[5], stored[6], stored[4], now)
+local marks = open_marks(meta, marks_0, marks_1, stored[5], stored[6], stored[4], now)
 local uids, first_ids = look_up(marks, delayed_data, batch)
 
 local number = tonumber(redis.call('HGET', meta, 'delayed') or 0)

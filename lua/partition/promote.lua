@@ -15,7 +15,7 @@ if refused then
   return refused
 end
 start()
-local marks = open_marks(meta, { ['0'] = marks_0, ['1'] = marks_1 }, stored[5], stored[6], stored[4], now)
+local marks = open_marks(meta, marks_0, marks_1, stored[5], stored[6], stored[4], now)
 
 local members = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, limit)
 if #members == 0 then
@@ -27,7 +27,7 @@ for index, member in ipairs(members) do
 end
 local texts = map_with('HMGET', delayed_data, uids)
 
-local owed = is_owed()
+local owed = retained or redis.call('EXISTS', subs) == 1
 local published = now .. ' '
 local first = last_entry + 1
 local entry, ids, names, abouts = first - 1, {}, {}, {}

@@ -19,9 +19,9 @@ end
 start()
 
 local batch = cmsgpack.unpack(packed)
-local marks = open_marks(meta, { ['0'] = marks_0, ['1'] = marks_1 }, stored[5], stored[6], stored[4], now)
+local marks = open_marks(meta, marks_0, marks_1, stored[5], stored[6], stored[4], now)
 local uids, first_ids = look_up(marks, delayed_data, batch)
-local owed = is_owed()
+local owed = retained or redis.call('EXISTS', subs) == 1
 local next_id = ledger .. '-*' -- Redis counts on from the entry before
 local published = now .. ' '
 local first = last_entry + 1

@@ -46,7 +46,7 @@ local function serve_fresh()
   if mode == 'shared' then
     share_runs(call, heap, others)
   elseif mode == 'key_shared' then
-    sort_into_lanes(call, capacity, read_keys(keys_from, known_keys), limit)
+    sort_into_lanes(call, capacity, keys_from, keys_from and cmsgpack.unpack(known_keys) or {}, limit)
   else
     extend_whole_lane(call, heap)
   end

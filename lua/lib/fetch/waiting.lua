@@ -4,106 +4,109 @@
 
 local LANE_EFFORT, STRETCH_EFFORT = 3, 2 -- for a lane that is served, and for each stretch or run of it
 
--- Adds lanes of `owner` ("": of nobody) that can be served by now, longest waiting first, from the one at a place on;
--- returns how many, and whether it has any there at all, which it may miss for "".
-local function add_ready(found, owner, place, most)
-  local upto = owner == '' and '[' .. ready_member(owner, now, '\255') or '(' .. owner .. '\1'
-  local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', upto, 'LIMIT', place, most)
-  local before = #found
-  for _, member in ipairs(members) do
-    local due, lane = parse_ready(member, owner)
-    if tonumber(due) > now then
-      break
-    end
-    found[#found + 1] = { due = due, lane = lane, owner = owner }
-  end
-  return #found - before, #members > 0
-end
-
--- Returns the lanes that can be served, as many as there is room and effort for, and a few more: of each consumer a
--- share, and what others leave of theirs. Notes who has any: `waited_for`.
-local function find_ready(call, heap)
-  local most = math.min(math.ceil(call.effort / (LANE_EFFORT + STRETCH_EFFORT)), call.limit)
-  local share = math.ceil(most / (#heap + 1))
-  local found, hungry = {}, {}
-  local function look(owner, permits)
-    local count, any = add_ready(found, owner, 0, math.min(permits, share))
-    if count == share and permits > share then
-      hungry[#hungry + 1] = { owner, permits - share }
-    end
-    return any
-  end
-  for _, consumer in ipairs(heap) do
-    if consumer.permits > 0 then
-      consumer.waited_for = look(consumer.name, consumer.permits)
-    end
-  end
-  look('', permits_left(heap))
-  local left = math.floor((most - #found) / math.max(#hungry, 1))
-  for _, one in ipairs(left > 0 and hungry or {}) do
-    add_ready(found, one[1], share, math.min(one[2], left))
-  end
-  table.sort(found, function(one, other) return one.due < other.due end)
-  return found
-end
-
--- Serves a run, or as much of it as there is room for; returns the rest, or nil.
-local function serve_run(call, consumer, record, most)
-  local first = ranges_of(record)[1][1]
-  local last = first + most - 1
-  local rest = most < record.waiting
-  record = cut_run(record, first, last)
-  record.ranges[1][3] = call.token
-  record.waiting = 0
-  lease_to(consumer, record)
-  touch(record)
-  deliver_again(call, consumer, first, last)
-  return rest and get_lane(RUN .. last + 1) or nil
-end
-
--- Serves a run to one consumer after the other, as long as there is room.
-local function share_run(call, heap, consumer, record)
-  while record and consumer and call.limit > 0 do
-    call.effort = call.effort - STRETCH_EFFORT
-    record = serve_run(call, consumer, record, math.min(consumer.permits, record.waiting, call.limit))
-    consumer = roomiest(heap)
-  end
-end
-
--- Serves at most `most` messages of a key's lane. Adds members of the queue to `taken`, and what is left of them to
--- `rests`.
-local function serve_lane(call, consumer, record, most, taken, rests)
-  if record.consumer == '' then
-    lease_to(consumer, record)
-  end
-  local stretches = math.min(most, math.max(math.ceil(call.effort / STRETCH_EFFORT), 1))
-  local members = first_members(queue, record.lane, stretches)
-  call.effort = call.effort - STRETCH_EFFORT * #members
-  for _, member in ipairs(members) do
-    if most == 0 then
-      break
-    end
-    taken[#taken + 1] = member
-    local first, last = stretch_of(member)
-    if last - first + 1 > most then
-      rests[#rests + 1] = 0
-      rests[#rests + 1] = queue_member(record.lane, first + most, last)
-      last = first + most - 1
-    end
-    lease_more(call, consumer, record, first, last)
-    deliver_again(call, consumer, first, last)
-    record.waiting = record.waiting - (last - first + 1)
-    most = most - (last - first + 1)
-  end
-  record.due = now -- what is left queues up behind the other lanes
-end
-
+-- Serves lanes that can be served by now. The functions are in here so that a fetch does not pay for making them where
+-- nothing waits.
 local function serve_waiting(call, capacity)
   local heap = capacity.heap
   if call.limit <= 0 or call.effort <= 0 or not roomiest(heap) or redis.call('EXISTS', ready) == 0 then
     return
   end
-  local found, names, taken, rests = find_ready(call, heap), {}, {}, {}
+  local taken, rests = {}, {} -- members of the queue that are served, and what is left of them
+
+  -- Adds lanes of `owner` ("": of nobody) that can be served by now, longest waiting first, from the one at a place on;
+  -- returns how many, and whether it has any there at all, which it may miss for "".
+  local function add_ready(found, owner, place, most)
+    local upto = owner == '' and '[' .. ready_member(owner, now, '\255') or '(' .. owner .. '\1'
+    local members = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', upto, 'LIMIT', place, most)
+    local before = #found
+    for _, member in ipairs(members) do
+      local due, lane = parse_ready(member, owner)
+      if tonumber(due) > now then
+        break
+      end
+      found[#found + 1] = { due = due, lane = lane, owner = owner }
+    end
+    return #found - before, #members > 0
+  end
+
+  -- Returns the lanes that can be served, as many as there is room and effort for, and a few more: of each consumer a
+  -- share, and what others leave of theirs. Notes who has any: `waited_for`.
+  local function find_ready()
+    local most = math.min(math.ceil(call.effort / (LANE_EFFORT + STRETCH_EFFORT)), call.limit)
+    local share = math.ceil(most / (#heap + 1))
+    local found, hungry = {}, {}
+    local function look(owner, permits)
+      local count, any = add_ready(found, owner, 0, math.min(permits, share))
+      if count == share and permits > share then
+        hungry[#hungry + 1] = { owner, permits - share }
+      end
+      return any
+    end
+    for _, consumer in ipairs(heap) do
+      if consumer.permits > 0 then
+        consumer.waited_for = look(consumer.name, consumer.permits)
+      end
+    end
+    look('', permits_left(heap))
+    local left = math.floor((most - #found) / math.max(#hungry, 1))
+    for _, one in ipairs(left > 0 and hungry or {}) do
+      add_ready(found, one[1], share, math.min(one[2], left))
+    end
+    table.sort(found, function(one, other) return one.due < other.due end)
+    return found
+  end
+
+  -- Serves a run, or as much of it as there is room for; returns the rest, or nil.
+  local function serve_run(consumer, record, most)
+    local first = ranges_of(record)[1][1]
+    local last = first + most - 1
+    local rest = most < record.waiting
+    record = cut_run(record, first, last)
+    record.ranges[1][3] = call.token
+    record.waiting = 0
+    lease_to(consumer, record)
+    touch(record)
+    deliver_again(call, consumer, first, last)
+    return rest and get_lane(RUN .. last + 1) or nil
+  end
+
+  -- Serves a run to one consumer after the other, as long as there is room.
+  local function share_run(consumer, record)
+    while record and consumer and call.limit > 0 do
+      call.effort = call.effort - STRETCH_EFFORT
+      record = serve_run(consumer, record, math.min(consumer.permits, record.waiting, call.limit))
+      consumer = roomiest(heap)
+    end
+  end
+
+  -- Serves at most `most` messages of a key's lane.
+  local function serve_lane(consumer, record, most)
+    if record.consumer == '' then
+      lease_to(consumer, record)
+    end
+    local stretches = math.min(most, math.max(math.ceil(call.effort / STRETCH_EFFORT), 1))
+    local members = first_members(queue, record.lane, stretches)
+    call.effort = call.effort - STRETCH_EFFORT * #members
+    for _, member in ipairs(members) do
+      if most == 0 then
+        break
+      end
+      taken[#taken + 1] = member
+      local first, last = stretch_of(member)
+      if last - first + 1 > most then
+        rests[#rests + 1] = 0
+        rests[#rests + 1] = queue_member(record.lane, first + most, last)
+        last = first + most - 1
+      end
+      lease_more(call, consumer, record, first, last)
+      deliver_again(call, consumer, first, last)
+      record.waiting = record.waiting - (last - first + 1)
+      most = most - (last - first + 1)
+    end
+    record.due = now -- what is left queues up behind the other lanes
+  end
+
+  local found, names = find_ready(), {}
   for index, item in ipairs(found) do
     names[index] = item.lane
   end
@@ -117,9 +120,9 @@ local function serve_waiting(call, capacity)
       call.effort = call.effort - LANE_EFFORT
       local record = get_lane(item.lane)
       if is_run(item.lane) then
-        share_run(call, heap, consumer, record)
+        share_run(consumer, record)
       else
-        serve_lane(call, consumer, record, math.min(consumer.permits, record.waiting, call.limit), taken, rests)
+        serve_lane(consumer, record, math.min(consumer.permits, record.waiting, call.limit))
       end
     end
   end
