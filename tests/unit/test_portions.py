@@ -34,7 +34,7 @@ def sent(portions: Portions, consumer: int) -> list[int]:
 
 
 def given_back(portions: Portions) -> list[int]:
-    rows = list(zip(*[iter(portions.over)] * 4, strict=True))
+    rows = list(zip(*[iter(portions.oversized)] * 4, strict=True))
     return entries([(int(first), int(last)) for _, _, first, last in rows])
 
 
@@ -65,8 +65,8 @@ def test_each_consumer_gets_a_prefix_up_to_its_room_and_the_rest_goes_back(
     everything = sent(portions, 0) + sent(portions, 1) + sent(portions, 2) + given_back(portions)
     assert sorted(everything) == list(range(1, first))
     lanes = {"shared": {""}, "exclusive": {"="}, "key_shared": {"=k0", "=k1", "=k2"}}[mode]
-    assert set(portions.over[::4]) <= lanes
-    assert set(portions.over[1::4]) <= {7}
+    assert set(portions.oversized[::4]) <= lanes
+    assert set(portions.oversized[1::4]) <= {7}
 
 
 def test_all_consumers_together_get_no_more_than_a_fetch_may_read() -> None:
@@ -82,11 +82,11 @@ def test_without_a_room_everything_is_sent() -> None:
     portions = Portions("key_shared", 1, [(0, 1, 1_000)], [None])
     read(portions, dict.fromkeys(range(1, 1_001), 60_000), 500)
     assert sent(portions, 0) == list(range(1, 1_001))
-    assert portions.over == []
+    assert portions.oversized == []
 
 
 def test_what_the_log_has_lost_is_not_given_back() -> None:
     portions = Portions("key_shared", 1, [(0, 1, 3)], [1])
     [_] = portions.next_ranges(10)
     portions.take([["k", "1", "about", "", "", "", "k", "3", "about"]])
-    assert portions.over == ["=k", 1, 3, 3]
+    assert portions.oversized == ["=k", 1, 3, 3]

@@ -1,7 +1,7 @@
 """Delivering: leasing messages to consumers that have room, and taking back what has timed out."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from keylane.wire import MAX_BATCH
 from keylane_broker.engine.base import EngineBase
@@ -10,6 +10,7 @@ from keylane_broker.engine.codec import pack, rows, without_lost
 from keylane_broker.engine.entries import as_messages, read_entries, settle_missing, warn_of_missing
 from keylane_broker.engine.lanes import split_by_lane
 from keylane_broker.engine.portions import Portions
+from keylane_broker.engine.tail import Tail
 from keylane_broker.engine.values import (
     Delivery,
     ExpireResult,
@@ -70,79 +71,53 @@ class Deliveries(EngineBase):
         permits = check_room(consumers)
         tail = self._tails.of(lease)
         known = tail.keys_after(subscription, min(limit, permits))
-        answer = await self.run(
-            "fetch",
-            lease,
-            subscription,
-            limit,
-            *((known[0], pack(known[1])) if known else ("", "")),
-            pack(
-                [
-                    part
-                    for name, permits, lease_ms, spare, _ in consumers
-                    for part in (name, permits, permits if spare is None else spare, lease_ms)
-                ]
-            ),
-            others,
-        )
-        _, now_ms, next_due_ms, more, mode, token, cursor, ledgers, unknown, found, *rest = answer
-        kept, retries, lost, left_out, later = rest[:5]
+        keys = (known[0], pack(known[1])) if known else ("", "")
+        answer = await self.run("fetch", lease, subscription, limit, *keys, _capacities(consumers), others)
+        leased = _Leased(*answer[1:15])
         if at_ms is not None:
-            shift, now_ms = now_ms - at_ms, at_ms
-            next_due_ms = next_due_ms and next_due_ms - shift
-            kept[1::2] = [deadline - shift for deadline in kept[1::2]]
-            later[1::2] = [due_ms - shift for due_ms in later[1::2]]
-        if lost:
-            warn_of_missing(lease, subscription, rows(lost, 2))
-        if mode == "key_shared":
-            tail.passed(subscription, cursor, found)
+            leased = leased.by_clock(at_ms)
+        self._note_leased(lease, subscription, tail, leased)
+        portions = Portions(
+            leased.mode, leased.token, rows(leased.found, 3), [room.size for room in consumers]
+        )
+        missing: list[int] = []
+        while ranges := portions.next_ranges(tail.stride):
+            parts, lost = await read_entries(self.store, tail, lease, leased.ledgers, ranges)
+            missing += lost
+            portions.take(parts)
+        found, shares = portions.found, _share_out(consumers, portions)
+        if missing:
+            await settle_missing(self, lease, subscription, missing)
+            shares = {index: without_lost(share) for index, share in shares.items()}
+            found = _flat_ranges(shares)
+        return Fetched(
+            leased.mode,
+            leased.token,
+            leased.now_ms,
+            leased.next_due_ms,
+            bool(leased.more or portions.oversized or missing),  # what is missing leaves room
+            leased.cursor,
+            leased.ledgers,
+            found,
+            list(shares.values()),
+            leased.kept,
+            leased.retries,
+            leased.unknown,
+            leased.left_out,
+            [(consumers[index].consumer, due_ms) for index, due_ms in rows(leased.later, 2)],
+            portions.oversized,
+        )
+
+    def _note_leased(self, lease: Lease, subscription: str, tail: Tail, leased: "_Leased") -> None:
+        """Learn what a fetch has done, for the next one and for the load."""
+        found = leased.found
+        if leased.lost:
+            warn_of_missing(lease, subscription, rows(leased.lost, 2))
+        if leased.mode == "key_shared":
+            tail.passed(subscription, leased.cursor, found)
         if found:
             delivered = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
             self._messages[partition_keys(lease.topic, lease.partition).lease] += delivered
-        portions = Portions(mode, token, list(rows(found, 3)), [room.size for room in consumers])
-        missing: list[int] = []
-        while ranges := portions.next_ranges(tail.stride):
-            parts, lost = await read_entries(self.store, tail, lease, ledgers, ranges)
-            missing += lost
-            portions.take(parts)
-        found = portions.found
-        if portions.over:
-            more = 1
-        shares: dict[int, Share] = {}
-        for (index, first, last), part in zip(rows(found, 3), portions.parts, strict=True):
-            share = shares.get(index)
-            if share is None:
-                shares[index] = Share(consumers[index].consumer, [first, last], part)
-            else:
-                share.ranges.extend((first, last))
-                share.flat.extend(part)
-        if missing:
-            more = 1  # there is room again
-            await settle_missing(self, lease, subscription, missing)
-            shares = {index: without_lost(share) for index, share in shares.items()}
-            found = [
-                number
-                for index, share in shares.items()
-                for first, last in rows(share.ranges, 2)
-                for number in (index, first, last)
-            ]
-        return Fetched(
-            mode,
-            token,
-            now_ms,
-            next_due_ms,
-            bool(more),
-            cursor,
-            ledgers,
-            found,
-            list(shares.values()),
-            kept,
-            retries,
-            unknown,
-            left_out,
-            [(consumers[index].consumer, due_ms) for index, due_ms in rows(later, 2)],
-            portions.over,
-        )
 
     async def expire(self, lease: Lease, subscription: str) -> ExpireResult:
         """Give back what has timed out, and what consumers held whose sessions have ended."""
@@ -170,3 +145,63 @@ class Deliveries(EngineBase):
         return ExpireResult(
             released, next_due_ms, list(expired), now_ms, bool(more), list(rows(ended, 4)), void
         )
+
+
+class _Leased(NamedTuple):
+    """What the script `fetch` answers; times are the partition's. The lists are those of Fetched."""
+
+    now_ms: int
+    next_due_ms: int
+    more: int
+    mode: str
+    token: int
+    cursor: int
+    ledgers: str
+    unknown: list[str]
+    found: list[int]
+    kept: list[Any]
+    retries: list[int]
+    lost: list[int]  # first, last, … of entries that the log should have and has not
+    left_out: list[str]
+    later: list[int]  # place of a consumer, due_ms, …
+
+    def by_clock(self, now_ms: int) -> "_Leased":
+        """Return it with times by a clock that shows `now_ms`."""
+        shift, kept, later = self.now_ms - now_ms, self.kept, self.later
+        kept[1::2] = [deadline - shift for deadline in kept[1::2]]
+        later[1::2] = [due_ms - shift for due_ms in later[1::2]]
+        return self._replace(now_ms=now_ms, next_due_ms=self.next_due_ms and self.next_due_ms - shift)
+
+
+def _capacities(consumers: Sequence[Room]) -> bytes:
+    """Pack what consumers can take, as the script wants it."""
+    return pack(
+        [
+            part
+            for name, permits, lease_ms, spare, _ in consumers
+            for part in (name, permits, permits if spare is None else spare, lease_ms)
+        ]
+    )
+
+
+def _share_out(consumers: Sequence[Room], portions: Portions) -> dict[int, Share]:
+    """Return what each consumer gets, by its place."""
+    shares: dict[int, Share] = {}
+    for (index, first, last), part in zip(rows(portions.found, 3), portions.parts, strict=True):
+        share = shares.get(index)
+        if share is None:
+            shares[index] = Share(consumers[index].consumer, [first, last], part)
+        else:
+            share.ranges.extend((first, last))
+            share.flat.extend(part)
+    return shares
+
+
+def _flat_ranges(shares: dict[int, Share]) -> list[int]:
+    """Return the place of the consumer, first and last of each range of shares."""
+    return [
+        number
+        for index, share in shares.items()
+        for first, last in rows(share.ranges, 2)
+        for number in (index, first, last)
+    ]

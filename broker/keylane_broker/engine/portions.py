@@ -19,7 +19,7 @@ class Portions:
     def __init__(self, mode: str, token: int, leased: Iterable[Row], sizes: list[int | None]) -> None:
         self.found: list[int] = []  # what is sent: place of the consumer, first, last, ...
         self.parts: list[list[str]] = []  # key, uid and about of each message, for each of these
-        self.over: list[str | int] = []  # receipts of what goes back: lane, token, first, last, ...
+        self.oversized: list[str | int] = []  # receipts of what goes back: lane, token, first, last, ...
         self._by_key = mode == "key_shared"
         self._lane = lane_of_mode(mode)
         self._token = token
@@ -34,7 +34,7 @@ class Portions:
         while self._rest and most > 0:
             index, first, last = self._rest.popleft()
             if not self._by_key and self._room(index) <= 0:
-                self.over += (self._lane, self._token, first, last)
+                self.oversized += (self._lane, self._token, first, last)
                 continue
             end = min(last, first + most - 1)
             if end < last:
@@ -73,13 +73,13 @@ class Portions:
 
     def _give_back(self, first: int, last: int, part: list[str]) -> None:
         if not self._by_key:
-            self.over += (self._lane, self._token, first, last)
+            self.oversized += (self._lane, self._token, first, last)
             return
         for entry, lane, uid in zip(
             range(first, last + 1), lanes_of_keys(part[::3]), part[1::3], strict=True
         ):
             if uid:  # else the log has lost it
-                self.over += (lane, self._token, entry, entry)
+                self.oversized += (lane, self._token, entry, entry)
 
 
 def _fitting(part: list[str], room: float) -> int:

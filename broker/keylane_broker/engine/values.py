@@ -185,12 +185,10 @@ class Fetched(msgspec.Struct, frozen=True):
     retries: list[int]  # entry, count, ...
     unknown_consumers: list[str]
     left_out: list[str]  # consumers for whom messages wait, and who were not named or had no room
-    later: list[
-        tuple[str, int]
-    ]  # consumers for whom lanes wait though they have room, and when these are due
-    unread: list[
-        str | int
-    ] = []  # receipts (lane, token, first, last, ...) of what was too large: to be given back
+    # Consumers for whom lanes wait though they have room, and when these are due.
+    later: list[tuple[str, int]]
+    # Receipts (lane, token, first, last, ...) of what was too large, to be given back.
+    oversized: list[str | int] = []
 
 
 class Stale(NamedTuple):
@@ -208,9 +206,8 @@ class SettleResult(msgspec.Struct, frozen=True):
     forgotten: list[tuple[int, int]] = []
     deadline_ms: int = 0  # of extend, as the next
     now_ms: int = 0
-    records: list[
-        tuple[str, list[tuple[int, int]]]
-    ] = []  # of bodies that are to be deleted, and of which entries
+    # Records of bodies that are to be deleted, and of which entries.
+    records: list[tuple[str, list[tuple[int, int]]]] = []
     returned: list[tuple[int, int, int]] = []  # token, first, last of all that a nack gave back
 
     @classmethod

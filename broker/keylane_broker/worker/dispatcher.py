@@ -392,13 +392,13 @@ class Dispatcher:
 
     async def _return_unread(self, lease: Lease, fetched: Fetched) -> None:
         """Give back at once what is more than a fetch may send, and lease as much as fits the next time."""
-        if not fetched.unread:
+        if not fetched.oversized:
             self._limit = min(self._limit * 2, wire.MAX_BATCH)
             return
         self._limit = max(_LEAST, sum(len(share.flat) for share in fetched.shares) // 3)
         try:
             await self.partition.engine.nack(
-                lease, self.subscription, receipts_of(fetched.unread), charged=False
+                lease, self.subscription, receipts_of(fetched.oversized), charged=False
             )
         except Fenced as error:
             self.partition.lose_lease(lease)
