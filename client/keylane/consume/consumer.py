@@ -64,12 +64,12 @@ class Consumer:
             cluster,
             stream_numbers,
             request,
-            self._opening,
-            self._opened,
-            self._received,
-            self._lost,
-            self._void,
-            self._ended,
+            on_opening=self._opening,
+            on_open=self._opened,
+            on_data=self._received,
+            on_leases_ended=self._leases_ended,
+            on_void=self._void,
+            on_end=self._ended,
         )
         self.leases = Leases(self._streams.credit, self._lapsed)
         self._reopening = Reopening(self.leases)
@@ -317,7 +317,7 @@ class Consumer:
         self.extender.wake_at(block.soonest)
         self._wake()
 
-    def _lost(self, frame: Frame, said: wire.Ended) -> None:
+    def _leases_ended(self, frame: Frame, said: wire.Ended) -> None:
         """The worker says that leases are over."""
         if said.up_to:
             self.leases.void(said.partition, said.up_to)

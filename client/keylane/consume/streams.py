@@ -22,9 +22,9 @@ from keylane.wire import Frame
 class Streams:
     """The workers' side of a consumer.
 
-    `on_opening` is entered while a worker is asked for partitions; `on_open` hears which are open, and what
-    it said; `on_void` whose leases have ended;
-    `on_end` the error that ends the consumer for good.
+    `on_opening` is entered while a worker is asked for partitions. `on_open` hears which are open, and what
+    the worker said; `on_void` for which partitions all leases have ended; `on_end` the error that ends the
+    consumer for good.
     """
 
     def __init__(
@@ -32,10 +32,11 @@ class Streams:
         cluster: Cluster,
         numbers: Iterator[int],
         request: wire.Subscribe,
+        *,
         on_opening: Callable[[Collection[int]], AbstractContextManager[None]],
         on_open: Callable[[Collection[int], wire.SubscribeReply], None],
         on_data: Callable[[Frame, wire.Data], None],
-        on_ended: Callable[[Frame, wire.Ended], None],
+        on_leases_ended: Callable[[Frame, wire.Ended], None],
         on_void: Callable[[Collection[int]], None],
         on_end: Callable[[BrokerError], None],
     ) -> None:
@@ -43,7 +44,7 @@ class Streams:
         self.timeout = cluster.timeout
         self.opening = on_opening
         self.received = on_data
-        self.leases_ended = on_ended
+        self.leases_ended = on_leases_ended
         self.paused = False
         self._cluster = cluster
         self._numbers = numbers
