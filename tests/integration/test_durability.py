@@ -144,7 +144,10 @@ async def test_the_command_line_says_whether_they_were_stored(
 
     with hanging(pair):
         said, stored = await publish(replicated.url)
-    assert "the messages are stored in memory (of 1500, 0 before these 1000 were published, and 500" in said
+    assert (
+        "the messages are stored in memory (of 1500, the 0 before these 1000 were published, and the 500"
+        in said
+    )
     assert stored == 1_000
     said, stored = await publish(broker.url)
     assert "nothing was stored" in said
