@@ -8,7 +8,7 @@ from keylane_broker.engine.values import Message
 
 
 class Lane(NamedTuple):
-    """A lane's record, taken apart as lua/lib/lane.lua does, and what is leased beyond it."""
+    """A lane's record, taken apart as lua/lib/lane_text.lua does, and what is leased beyond it."""
 
     name: str
     consumer: str
