@@ -212,7 +212,7 @@ def test_passwords_that_are_missing_wrong_or_too_much_are_told_apart(server_bina
     with single_server(binary=server_binary) as server:
         where = f"127.0.0.1:{server.port}/0"
         line = refused("--redis", f"redis://:secret@{where}")
-        assert "leave it out of the URL" in line
+        assert "remove it from the URL" in line
         ask(server.port, "CONFIG", "SET", "requirepass", "right")
         for url in (f"redis://{where}", f"redis://:secret@{where}"):
             line = refused("--redis", url, "--workers", "2")
@@ -225,7 +225,7 @@ def test_a_database_that_is_not_there_is_named(server_binary: Path) -> None:
     with single_server(binary=server_binary) as server:
         line = refused("--redis", f"redis://127.0.0.1:{server.port}/99")
     assert "DB index is out of range" in line
-    assert "name a database that it has" in line
+    assert "choose a database that it has" in line
 
 
 def test_a_server_of_another_kind_is_told_with_the_url_to_use(server_binary: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_cluster_is_refused_if_one_of_its_masters_evicts(server_binary: Path) 
 
 
 def warnings(url: str, *arguments: str) -> list[str]:
-    """What a broker that starts says besides, one worker or more."""
+    """What the supervisor of a broker that starts says besides; the lines of workers have their names."""
     command = [KEYLANE, "serve", "--port", "0", "--redis", url, "--workers", "2", *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=plain_signals) as process:
@@ -284,7 +284,7 @@ def warnings(url: str, *arguments: str) -> list[str]:
         said = process.stderr.read()
         assert process.wait(DEADLINE) == 0
     assert ready.startswith("keylane is ready"), said
-    return [line for line in said.splitlines() if "keylane_broker.inspect.fitness" in line]
+    return [line for line in said.splitlines() if re.search(r"(INFO|WARNING) keylane\.broker: ", line)]
 
 
 def test_what_is_risky_is_warned_of_once(server_binary: Path) -> None:
