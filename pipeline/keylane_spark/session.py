@@ -3,8 +3,10 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +39,23 @@ def session(app: str, master: str | None = None, **conf: str) -> "SparkSession":
         builder = builder.master(master)
     for name, value in conf.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    others = _children()
+    try:
+        return builder.getOrCreate()
+    except KeyboardInterrupt:
+        for java in _children() - others:  # it would wait forever for somebody to connect
+            with suppress(ProcessLookupError):
+                os.kill(java, signal.SIGTERM)
+        raise
+
+
+def _children() -> set[int]:
+    """The processes that this one has started."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+    ).stdout
+    pairs = [line.split() for line in listed.splitlines()]
+    return {int(pid) for pid, parent in pairs if int(parent) == os.getpid()}
 
 
 def require_java() -> None:

@@ -17,10 +17,15 @@ from keylane import Client, OutgoingMessage
 from keylane.commandline.typed import parse_time
 from keylane_broker.commandline.main import app
 from keylane_spark.commandline import command as commandline
+from keylane_spark.commandline.archive import WORDING
 from keylane_spark.commandline.command import Job
 from keylane_spark.commandline.main import pipeline
 from keylane_spark.commandline.spark_errors import explain_spark_error
 from keylane_spark.connection import Connection
+from keylane_spark.errors import DataLoss
+from keylane_spark.files import LocalFiles
+from keylane_spark.source.commits import moved_away
+from keylane_spark.source.data_loss import report
 from tests.pipeline.archives import ids_in
 from tests.pipeline.drivers import BIN, QUICK_JAVA, ROOT, Driver, keylane
 from tests.support.running import RunningBroker
@@ -123,6 +128,36 @@ def test_a_folder_in_use_is_said_without_java(
     assert "error: no Java found" in done.stderr, "who names a master wants Spark"
 
 
+@pytest.mark.parametrize(
+    "words", [["archive", "orders", "--to"], ["audit", "orders", "--out"], ["skew", "orders", "--out"]]
+)
+def test_a_folder_that_is_a_file_is_refused_without_java(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").touch()
+    for path in (tmp_path / "diary.txt", tmp_path / "diary.txt" / "inside"):
+        done = run(*words, str(path), **NO_JAVA)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr == f"error: {path} cannot be a folder: {tmp_path / 'diary.txt'} is a file\n"
+
+
+def test_an_error_of_the_file_system_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").touch()
+    assert Job().execute(lambda: LocalFiles().entries(f"{tmp_path}/diary.txt")) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/diary.txt: Not a directory\n"
+
+
+def test_a_payload_store_that_is_none_is_said_in_one_line(
+    broker: RunningBroker, client: Client, topic: str, tmp_path: Path
+) -> None:
+    client.create_topic(topic, journal=True)
+    client.create_subscription(topic, "s")
+    client.publish(topic, b"tea")
+    words = ["audit", topic, "--server", broker.url, "--out", str(tmp_path / "out")]
+    done = run(*words, "--payloads", "nonsense", **NO_JAVA)
+    assert done.exit_code == 1
+    assert "error: 'nonsense' is not the URL of a payload store" in done.stderr
+    assert "or use --no-bodies" in done.stderr
+
+
 def test_a_small_job_on_this_machine_gets_a_java_that_starts_quickly() -> None:
     assert commandline.for_rows(None, "local[2]") == commandline.for_rows(10**7, None) == {}
     quick = commandline.for_rows(400_000, None)
@@ -178,6 +213,21 @@ keylane.errors.Overloaded: the payload store has reached its maxmemory: OOM
     assert explain_spark_error("").code == "spark"
     lost = "…\nkeylane_spark.errors.DataLoss: 3 messages are gone\n\tat org.apache.spark…"
     assert str(explain_spark_error(lost)) == "3 messages are gone"
+
+
+def test_an_archive_names_its_flags_where_the_data_source_names_options() -> None:
+    advice = "Start the query with a new checkpointLocation to read what there is now"
+    with pytest.raises(DataLoss) as lost:
+        report(True, "3 messages are gone", advice)
+    error = explain_spark_error(f"…\nkeylane_spark.errors.DataLoss: {lost.value}\n", WORDING)
+    assert str(error) == (
+        "3 messages are gone. Use another --to folder to archive what there is now. To continue with what "
+        "is left, use --skip-lost"
+    )
+    error = explain_spark_error(
+        f"…\nkeylane.errors.SubscriptionMoved: {moved_away('it was moved')}\n", WORDING
+    )
+    assert str(error).endswith("drained: use another --to folder")
 
 
 def test_errors_that_are_not_ours_are_not_hidden() -> None:

@@ -65,7 +65,7 @@ def test_small_files_become_one(path: Path) -> None:
     lines: list[str] = []
     done = compactor(path).compact([YESTERDAY], lines.append)
     assert (done.compactions, done.merged, done.rows) == (1, 12, 200)
-    assert lines == [f"{YESTERDAY}: 12 files became one of 200 rows"]
+    assert lines == [f"{YESTERDAY}: merged 12 files into one of 200 rows"]
     assert len(files_in(path)) == 1
     assert ids_in(path) == ROWS
     assert compact(path, Limits(files=2)).compactions == 0, "one file is none too many"

@@ -1,13 +1,14 @@
 """Java: found, too old, or missing; and what the tests say when it is."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from keylane_spark.session import BRING_JAVA, JavaMissing, find_java, java_version, require_java
+from keylane_spark.session import BRING_JAVA, JavaMissing, find_java, java_version, require_java, session
 from tests.support.running import ROOT
 
 
@@ -65,3 +66,21 @@ def test_without_java_tests_with_spark_are_left_out_with_a_word_but_fail_on_ci(
     assert BRING_JAVA in done.stdout
     assert done.returncode == (1 if ci else 0), done.stdout
     assert ("1 error" if ci else "1 skipped") in done.stdout
+
+
+def test_a_start_that_is_interrupted_leaves_no_java_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(_: object) -> None:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.Builder.getOrCreate", start)
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                session("interrupted")
+            assert started[0].wait(60) == -signal.SIGTERM
+            assert other.poll() is None, "it is not ours"
+        finally:
+            other.kill()

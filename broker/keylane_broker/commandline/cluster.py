@@ -9,6 +9,7 @@ import typer
 
 from keylane import AsyncClient, PartitionInfo
 from keylane.commandline.output import CommandError
+from keylane.commandline.words import count_of
 from keylane_broker.commandline import cluster_view as view
 from keylane_broker.commandline.arguments import TopicArgument
 from keylane_broker.commandline.command import BrokerRun, command, group_command
@@ -119,9 +120,7 @@ async def drain(
         else:
             left = await _left(client, name)
     text = (
-        f"is draining, {view.count_of(left, 'partition')} left"
-        if left
-        else "has no partitions and can be stopped"
+        f"is draining, {count_of(left, 'partition')} left" if left else "has no partitions and can be stopped"
     )
     run.say({"worker": name, "draining": True, "partitions": left}, f"{name} {text}")
 
@@ -134,7 +133,7 @@ async def _await_drained(run: BrokerRun, client: AsyncClient, name: str) -> None
         if states.get(name) == "serving":
             raise CommandError(f"{name} no longer drains: the drain was undone, or the worker was restarted")
         if left != shown and not run.json:
-            run.note(f"{name}: {view.count_of(left, 'partition')} left")
+            run.note(f"{name}: {count_of(left, 'partition')} left")
         shown = left
         await asyncio.sleep(LOOK_SECONDS)
 

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 
 from keylane import ClusterReport, LedgerInfo, PartitionInfo, PartitionMove
 from keylane.commandline.output import CommandError, UsageError
+from keylane.commandline.words import count_of
 
 __all__ = [
     "MOVE_COLUMNS",
     "PARTITION_COLUMNS",
     "WORKER_COLUMNS",
-    "count_of",
     "find_worker",
     "move_rows",
     "partition_rows",
@@ -158,11 +158,6 @@ def _ago(past: timedelta, ago: str = " ago") -> str:
     """A short time, as people say it."""
     seconds = max(0.0, past.total_seconds())
     return f"{seconds:.1f} s{ago}" if seconds < 10 else f"{seconds:.0f} s{ago}"
-
-
-def count_of(number: int, noun: str) -> str:
-    """A number of things."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _some(names: Sequence[str]) -> str:

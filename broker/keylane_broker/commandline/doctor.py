@@ -10,9 +10,10 @@ import typer
 
 from keylane import AsyncClient, ClusterInfo, ksuid
 from keylane.commandline.output import CommandError, UsageError, progress_bar
+from keylane.commandline.words import count_of
 from keylane.errors import BrokerError, TopicNotFound, Unavailable
 from keylane.payloads import open_store, public
-from keylane_broker.commandline.cluster_view import count_of, partition_warnings
+from keylane_broker.commandline.cluster_view import partition_warnings
 from keylane_broker.commandline.command import BrokerRun, command
 from keylane_broker.commandline.partitions import all_partitions
 

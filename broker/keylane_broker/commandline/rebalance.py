@@ -13,6 +13,7 @@ import typer
 from keylane import AsyncClient, PartitionInfo, PartitionMove
 from keylane.commandline.output import CommandError
 from keylane.commandline.rebalance_plan import PlannedMove, read_plan
+from keylane.commandline.words import count_of
 from keylane_broker.commandline import cluster_view as view
 from keylane_broker.commandline.command import BrokerRun, command
 from keylane_broker.commandline.partitions import all_partitions
@@ -54,7 +55,7 @@ async def rebalance(
         return
     run.table(about, view.MOVE_COLUMNS, view.move_rows(moves))
     if not run.json:
-        count = view.count_of(len(moves), "partition")
+        count = count_of(len(moves), "partition")
         run.out.print(f"\n{count} {'would move' if dry_run else 'moved'}")
 
 
@@ -78,14 +79,12 @@ async def _follow(run: BrokerRun, path: Path, *, dry_run: bool) -> None:
         "already": len(plan) - len(moves),
     }
     if not moves:
-        there = (
-            f"all {view.count_of(len(plan), 'partition')} are there already" if plan else "the plan is empty"
-        )
+        there = f"all {count_of(len(plan), 'partition')} are there already" if plan else "the plan is empty"
         run.say(about, f"nothing to move: {there}")
         return
     run.table(about, view.MOVE_COLUMNS, view.move_rows(moves))
     if not run.json:
-        count = view.count_of(len(moves), "partition")
+        count = count_of(len(moves), "partition")
         there = f", {len(plan) - len(moves)} are there already" if len(plan) > len(moves) else ""
         run.out.print(f"\n{count} {'would move' if dry_run else 'moved'}{there}")
 
@@ -159,7 +158,7 @@ async def _await_served(client: AsyncClient, plan: Sequence[PlannedMove]) -> Non
             return
         if monotonic() > end:
             raise CommandError(
-                f"{view.count_of(len(late), 'partition')} ({', '.join(late[:5])}) were given to a worker "
+                f"{count_of(len(late), 'partition')} ({', '.join(late[:5])}) were given to a worker "
                 f"that does not hold the lease after {MOVE_SECONDS:.0f} s; see the log of that worker"
             )
         await asyncio.sleep(LOOK_SECONDS)

@@ -8,6 +8,7 @@ subscription, whichever topics it archives from one run to the next.
 """
 
 import json
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from keylane.commandline.words import count_of
 from keylane.errors import InvalidArgument, Overloaded
 from keylane_spark.archiving.batches import Batches, Note
 from keylane_spark.archiving.compaction import TIMESTAMPS, Compactor, Limits, merging
@@ -24,6 +26,8 @@ from keylane_spark.archiving.removed_topics import done_of, leave, plan_of
 from keylane_spark.files import check_written, files_at
 
 COLUMNS = ("key", "value", "partition", "offset", "message_id", "timestamp", "event_time", "attributes")
+
+_LOOK = 0.2  # seconds between two looks at whether a query has ended
 
 Progress = Callable[[str], None]
 
@@ -79,8 +83,9 @@ def run(spark: SparkSession, options: Options, progress: Progress = print) -> Ar
         archive = Archive(spark, options, progress)
         query = archive.start()
         try:
-            while not query.awaitTermination(1):
-                pass
+            while query.isActive:
+                time.sleep(_LOOK)  # in Python: Ctrl-C would make a page of errors of a call to Java
+            query.awaitTermination()
         except KeyboardInterrupt:
             pass
         finally:
@@ -139,8 +144,8 @@ class Archive:
         self.result.rows += note.rows
         self.result.files += len(note.moves)
         self.result.batches += 1
-        count = len(note.moves)
-        self._progress(f"batch {batch}: {note.rows:,} rows in {count} files, {self.result.rows:,} in all")
+        rows, files = count_of(note.rows, "row"), count_of(len(note.moves), "file")
+        self._progress(f"batch {batch}: {rows} in {files}, {self.result.rows:,} in all")
         self._touched.update(target.rpartition("/")[0] for _, target in note.moves)
         if self._options.compact_every and (batch + 1) % self._options.compact_every == 0:
             self._compact()

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
+from keylane.commandline.words import count_of
 from keylane.errors import InvalidArgument
 from keylane_spark.archiving.folders import folders_of
 from keylane_spark.archiving.locks import compacting, moving
@@ -94,7 +95,9 @@ class Compactor:
                     done.compactions += 1
                     done.merged += len(sources)
                     done.rows += rows
-                    progress(f"{folder}: {len(sources)} files became one of {rows:,} rows")
+                    progress(
+                        f"{folder}: merged {count_of(len(sources), 'file')} into one of {count_of(rows, 'row')}"
+                    )
         return done
 
     def _groups(self, entries: Sequence[Entry]) -> Iterator[list[str]]:

@@ -144,5 +144,5 @@ def _bodies(options: Options, first: list[PartitionOffsets]) -> Any:
         return look_for_bodies(options.connection, options.topic, first, options.sample)
     except (InvalidArgument, Unavailable) as error:
         raise type(error)(
-            f"{error} (bodies are looked for: name the store with --payloads, or --no-bodies)"
+            f"{error} (to check bodies, name their store with --payloads; or use --no-bodies)"
         ) from error

@@ -42,9 +42,12 @@ class _Look:
     async def all(self, client: AsyncClient, first: Sequence[PartitionOffsets]) -> None:
         """In all partitions, some at once."""
         limiter = anyio.CapacityLimiter(_AT_ONCE)
-        async with anyio.create_task_group() as group:
-            for at in first:
-                group.start_soon(self._partition, client, at, limiter)
+        try:
+            async with anyio.create_task_group() as group:
+                for at in first:
+                    group.start_soon(self._partition, client, at, limiter)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # one says enough
 
     async def _partition(
         self, client: AsyncClient, at: PartitionOffsets, limiter: anyio.CapacityLimiter

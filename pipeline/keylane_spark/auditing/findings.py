@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from keylane.commandline.words import count_of
 from keylane_spark.auditing.rules import REASONS, Coverage, Extent
 from keylane_spark.snapshot import Snapshot
 
@@ -256,5 +257,5 @@ def milliseconds(since: datetime | None) -> int:
     return 0 if since is None else int(since.timestamp() * 1_000)
 
 
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"
+def _messages(number: int) -> str:
+    return count_of(number, "message")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from keylane.commandline.output import UsageError
+from keylane.commandline.words import count_of
 from keylane_spark.commandline.command import Job, command
 
 __all__ = ["add_archive"]
@@ -70,7 +71,10 @@ def archive(
         from keylane_spark.archiving.compaction import compact as merge
 
         done = merge(spark, to, Limits(target, 2), job.note)
-        job.say(done, f"merged {done.merged} files into {done.compactions}, {done.rows:,} rows")
+        job.say(
+            done,
+            f"merged {count_of(done.merged, 'file')} into {done.compactions}, {count_of(done.rows, 'row')}",
+        )
         return
     from keylane_spark.archiving.archive import Options, run
 
@@ -89,10 +93,16 @@ def archive(
     )
     signal.signal(signal.SIGTERM, _interrupt)
     result = run(spark, options, job.note)
-    merged = f"; merged {result.merged} small files into {result.compactions}" if result.compactions else ""
-    job.say(
-        result, f"archived {result.rows:,} rows in {result.files} files, {result.batches} batches{merged}"
+    merged = (
+        f"; merged {count_of(result.merged, 'small file')} into {result.compactions}"
+        if result.compactions
+        else ""
     )
+    rows, files, batches = (
+        count_of(number, noun)
+        for number, noun in ((result.rows, "row"), (result.files, "file"), (result.batches, "batch"))
+    )
+    job.say(result, f"archived {rows} in {files}, {batches}{merged}")
 
 
 def _interrupt(*_: Any) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from keylane.commandline.output import UsageError
 from keylane.commandline.typed import parse_time
+from keylane.commandline.words import count_of
 from keylane_spark.commandline.command import Job, SinceOption, TopicArgument, command
 
 if TYPE_CHECKING:  # takes a while to import
@@ -80,7 +81,7 @@ def _told(found: "Audit", out: str) -> str:
     lines = [f"{found.topic}: {found.verdict}", *(f"  {why}" for why in found.why)]
     for one in found.subscriptions:
         lines.append(
-            f"  {one.name}: {one.messages:,} messages, {one.settled:,} settled, "
+            f"  {one.name}: {count_of(one.messages, 'message')}, {one.settled:,} settled, "
             f"{one.backlog:,} in the backlog, {one.duplicates:,} delivered more than once, {one.lost:,} lost"
         )
     lines += [f"  lost: {message.message_id} for {message.subscription}" for message in found.lost[:20]]

@@ -1,6 +1,8 @@
 """What the pipeline's commands share: a Spark session, and a look at the broker before Java starts."""
 
+import logging
 import os
+import signal
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,16 +121,21 @@ class Job(Run):
         self.needs("pyspark", "pyarrow")
         # Java takes its options when it starts, which is before Spark reads a configuration.
         os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={LOG.as_uri()}")
+        # Of a call to Java that Ctrl-C came into py4j logs a page.
+        logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
         spark = session(app, self.master, **(for_rows(rows, self.master) | self._conf))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark's would call Java from within a call
         spark.sparkContext.setLogLevel(self._conf["spark.log.level"])
         return spark
 
     def explain(self, error: Exception) -> CommandError | None:
-        """Errors of jobs and of Spark have a text for people."""
+        """Errors of jobs, of files and of Spark have a text for people."""
         if isinstance(error, JobError):
             return CommandError(str(error), code=error.code, retriable=error.retriable, status=error.status)
         if isinstance(error, JavaMissing):
             return CommandError(str(error))
+        if isinstance(error, OSError) and error.filename is not None:  # a folder that somebody has named
+            return CommandError(f"{error.filename}: {error.strerror}")
         if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
             return explain_spark_error(str(error), self.wording)
         return None

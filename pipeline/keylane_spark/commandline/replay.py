@@ -6,6 +6,7 @@ import typer
 
 from keylane.commandline.output import UsageError
 from keylane.commandline.typed import parse_time
+from keylane.commandline.words import count_of
 from keylane_spark.commandline.command import Job, SinceOption, command
 
 __all__ = ["add_replay"]
@@ -77,10 +78,10 @@ def replay(
     )
     result = run(spark, options, job.note)
     if result.dry_run:
-        job.say(result, f"would replay {result.rows:,} rows of {result.source!r} to {result.topic!r}")
+        job.say(
+            result, f"would replay {count_of(result.rows, 'row')} of {result.source!r} to {result.topic!r}"
+        )
         return
     extra = f", {result.duplicates:,} were published before" if result.duplicates else ""
-    job.say(
-        result,
-        f"replayed {result.stored:,} rows of {result.source!r} to {topic!r} in {result.seconds:g} s{extra}",
-    )
+    rows = count_of(result.stored, "row")
+    job.say(result, f"replayed {rows} of {result.source!r} to {topic!r} in {result.seconds:g} s{extra}")

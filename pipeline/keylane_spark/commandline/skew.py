@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from keylane.commandline.words import count_of
 from keylane_spark.commandline.command import Job, TopicArgument, command
 
 __all__ = ["add_skew"]
@@ -38,7 +39,7 @@ def skew(
 
     found = run(spark, topic, job.connection, archive=archive, journal=journal, top=top)
     write_skew(found, out, files_at(out, spark))
-    lines = [f"{topic}: {found.messages:,} messages, {found.keys:,} keys"]
+    lines = [f"{topic}: {count_of(found.messages, 'message')}, {count_of(found.keys, 'key')}"]
     lines += [f"  {one}" for one in found.advice]
     lines += [f"  hot: {key.key} {key.share:.1%}" for key in found.hot_keys[:5]]
     job.say(found, "\n".join([*lines, f"  report: {out}/skew.html; plan: {out}/plan.json"]))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from keylane.commandline.rebalance_plan import PlannedMove
+from keylane.commandline.words import count_of
 from keylane_spark.skew import packing
 from keylane_spark.skew.packing import Candidate, Placement, imbalance
 
@@ -193,11 +194,11 @@ def _about_count(now: Candidate, best: Candidate | None, workers: int) -> str:
     if best is None and now.workers > packing.GOOD:
         return f"no other number of partitions would be much more even than {now.partitions}"
     if best is None:
-        return f"{_partitions(now.partitions)} {'is' if now.partitions == 1 else 'are'} enough"
+        return f"{count_of(now.partitions, 'partition')} {'is' if now.partitions == 1 else 'are'} enough"
     return (
-        f"{_partitions(best.partitions)} would be more even than {now.partitions}: the busiest of {workers} "
-        f"workers would have {best.workers:.2f} instead of {now.workers:.2f} times the mean, at best; the "
-        "count of a topic is fixed, so make a new one and replay"
+        f"{count_of(best.partitions, 'partition')} would be more even than {now.partitions}: the busiest of "
+        f"{workers} workers would have {best.workers:.2f} instead of {now.workers:.2f} times the mean, at best; "
+        "the partition count of a topic is fixed, so create a new one and replay"
     )
 
 
@@ -210,12 +211,8 @@ def _about_moves(placement: Placement, partitions: int) -> str:
             f"not worth moving: the best placement would bring the busiest worker {change}, "
             f"and move {placement.moved:.0%} of the messages for it"
         )
-    moved = _partitions(placement.moves)
+    moved = count_of(placement.moves, "partition")
     return (
         f"the plan moves {moved} of {partitions}, with {placement.moved:.0%} of the messages: the busiest "
         f"worker comes {change}"
     )
-
-
-def _partitions(count: int) -> str:
-    return f"{count} partition{'' if count == 1 else 's'}"
