@@ -95,9 +95,7 @@ class Compactor:
                     done.compactions += 1
                     done.merged += len(sources)
                     done.rows += rows
-                    progress(
-                        f"{folder}: merged {count_of(len(sources), 'file')} into one of {count_of(rows, 'row')}"
-                    )
+                    progress(f"{folder}: merged {len(sources)} files into one of {count_of(rows, 'row')}")
         return done
 
     def _groups(self, entries: Sequence[Entry]) -> Iterator[list[str]]:

@@ -197,8 +197,8 @@ def _about_count(now: Candidate, best: Candidate | None, workers: int) -> str:
         return f"{count_of(now.partitions, 'partition')} {'is' if now.partitions == 1 else 'are'} enough"
     return (
         f"{count_of(best.partitions, 'partition')} would be more even than {now.partitions}: the busiest of "
-        f"{workers} workers would have {best.workers:.2f} instead of {now.workers:.2f} times the mean, at best; "
-        "the partition count of a topic is fixed, so create a new one and replay"
+        f"{workers} workers would have {best.workers:.2f} instead of {now.workers:.2f} times the mean, at "
+        "best; the partition count of a topic is fixed, so create a new one and replay"
     )
 
 
