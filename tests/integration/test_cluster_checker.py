@@ -49,7 +49,7 @@ async def test_nothing_is_wrong_with_a_sound_cluster_nor_with_none(engine: Engin
         ("HSET kl:worker:w1 state asleep", "kl:worker:w1 has the state 'asleep'"),
         ("HSET kl:worker:w1 load [", "kl:worker:w1 cannot be read"),
         ("HSET kl:worker:w1 messages many", "kl:worker:w1 cannot be read"),
-        ("PERSIST kl:controller", "kl:controller is 'w1' for ever"),
+        ("PERSIST kl:controller", "kl:controller is 'w1' forever"),
         ("SET kl:controller -w1 PX 60000", "kl:controller is '-w1', which is no worker's name"),
         ("HSET kl:owners # x", "kl:owners has the version 'x'"),
         ("HDEL kl:owners #", "kl:owners has no version"),

@@ -83,7 +83,7 @@ class Consumers(EngineBase):
     ) -> list[Delivery]:
         """Return what a consumer holds, as it was delivered; for one that comes back under its name.
 
-        The caller's clock shows `at_ms`: deadlines are answered by it instead of the partition's.
+        The caller's clock shows `at_ms`: deadlines are by it instead of the partition's.
         """
         check_name("consumer", consumer)
         found: list[Any] = []

@@ -95,9 +95,9 @@ class CursorReaders(EngineBase):
         """Settle all before a position: what is owed to nobody else leaves the log.
 
         `sought` is what offsets() said when reading began: a seek since then wins, with SubscriptionMoved. So
-        are the incarnations, as in claim(), and `ledger`: MessagesLost if entries were given anew since.
-        A step takes a thousand entries at most; `steps` is how many to do for now, 0 for all that it takes.
-        After an error what was done before it is answered; the error comes again with the next call.
+        are the incarnations, as in claim(), and `ledger`: MessagesLost if entries were given again since.
+        A step takes a thousand entries at most; `steps` is how many to do for now, 0 for as many as needed.
+        After an error it returns what was done before; the error comes again with the next call.
         """
         check_name("reader", reader)
         check_int("position", position, 1, _BEYOND)

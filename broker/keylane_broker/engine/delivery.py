@@ -64,8 +64,8 @@ class Deliveries(EngineBase):
     ) -> Fetched:
         """Lease messages as fetch() does, and return them flat, for those who only pass them on.
 
-        Besides those named, `others` have room, for the calls to come. The caller's clock
-        shows `at_ms`: times are answered by it instead of the partition's.
+        Besides those named, `others` have room, for the calls to come. The caller's clock shows `at_ms`:
+        times are by it instead of the partition's.
         """
         check_int("limit", limit, 1, MAX_BATCH)
         permits = check_room(consumers)

@@ -120,10 +120,7 @@ class Reading(EngineBase):
         return list(filter(None, names)), f"log {lines[-1][0]}" if len(lines) == MAX_BATCH else ""
 
     async def _log_end(self, topic: str, partition: int) -> tuple[str, int, int]:
-        """Return a log's ledgers and the position behind it, of one instant, and its topic's incarnation.
-
-        And the incarnation of its topic.
-        """
+        """Return a log's ledgers and the position behind it, of one instant, and its topic's incarnation."""
         meta = partition_keys(topic, partition).meta
         [found] = await self.store.read_all([("HMGET", meta, "ledgers", "last", "incarnation")])
         ledgers, last, incarnation = found

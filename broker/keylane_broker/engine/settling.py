@@ -115,7 +115,7 @@ class Settling(EngineBase):
     ) -> SettleResult:
         """Move deadlines to `lease_ms` from now, or to a time; by the clock that shows `at_ms`.
 
-        Where it takes several calls, the first deadline is answered.
+        Where it takes several calls, it returns the first deadline.
         """
         if (lease_ms is None) == (until_ms is None):
             raise InvalidArgument("extend takes lease_ms or until_ms")

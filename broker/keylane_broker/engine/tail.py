@@ -122,7 +122,7 @@ class TailCache:
         return lease.epoch if lease else 0
 
     def begin(self, lease: Lease) -> None:
-        """Start anew for a lease just taken."""
+        """Start afresh for a lease just taken."""
         self.forget(lease.topic, lease.partition)
         self._tails[lease.topic, lease.partition] = (lease, Tail())
 

@@ -1,4 +1,4 @@
-"""What the engine takes and answers: small typed values, no dicts of bytes."""
+"""What the engine takes and returns: small typed values, no dicts of bytes."""
 
 from typing import NamedTuple
 
@@ -192,7 +192,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 class Stale(NamedTuple):
-    """A part of a receipt that did not hold any more: the receipt's place in the call, and the entries."""
+    """A part of a receipt that no longer held: the receipt's place in the call, and the entries."""
 
     receipt: int
     first: int
@@ -303,7 +303,7 @@ class Owners(msgspec.Struct, frozen=True):
 
 
 class Lines(msgspec.Struct):
-    """A part of a log or a journal, as Redis has answered, unread."""
+    """A part of a log or a journal, as Redis has answered, not parsed."""
 
     answers: list[bytes]  # of XRANGE
     ledgers: str

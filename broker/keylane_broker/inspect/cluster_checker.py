@@ -40,16 +40,16 @@ def cluster_problems(cluster: ClusterSnapshot) -> Iterator[str]:
         if not _is_name(worker):
             yield f"{WORKERS} lists {worker!r}, which is no worker's name"
     for worker, (fields, left_ms) in cluster.workers.items():
-        for problem in _broker_problems(fields, left_ms, worker in cluster.heartbeats):
+        for problem in _worker_problems(fields, left_ms, worker in cluster.heartbeats):
             yield f"{worker_key(worker)} {problem}"
     if cluster.controller_ms == -1:
-        yield f"{CONTROLLER} is {cluster.controller!r} for ever"
+        yield f"{CONTROLLER} is {cluster.controller!r} forever"
     if cluster.controller and not _is_name(cluster.controller):
         yield f"{CONTROLLER} is {cluster.controller!r}, which is no worker's name"
     yield from _owner_problems(cluster)
 
 
-def _broker_problems(fields: dict[str, str], left_ms: int, listed: bool) -> Iterator[str]:
+def _worker_problems(fields: dict[str, str], left_ms: int, listed: bool) -> Iterator[str]:
     if not listed:
         yield f"is not in {WORKERS}"
     if left_ms == -1:

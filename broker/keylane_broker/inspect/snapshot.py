@@ -15,6 +15,7 @@ from keylane_broker.store.keys import (
     TOPICS,
     WORKERS,
     PartitionKeys,
+    SubscriptionKeys,
     partition_of,
     topic_key,
     worker_key,
@@ -22,6 +23,7 @@ from keylane_broker.store.keys import (
 from keylane_broker.store.store import Store, as_fields
 
 _PAGE = 1_000
+_OWN = 10  # keys that every subscription has
 _SMALL = 2_000  # fields and members that are read in one transaction, at most
 
 
@@ -49,7 +51,7 @@ class PartitionSnapshot(msgspec.Struct):
     topic: str
     partition: int
     lease: str
-    lease_ms: int  # -1: for ever; -2: there is none
+    lease_ms: int  # -1: forever; -2: there is none
     meta: dict[str, str]
     log: dict[int, tuple[int, str]]
     subscriptions: list[SubscriptionSnapshot]
@@ -129,46 +131,16 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         ("HKEYS", keys.delayed_data),
     ]
     for name, holding in zip(names, holders, strict=True):
-        own = keys.subscription(name)
-        commands += [
-            ("HGETALL", own.sub),
-            ("HGETALL", own.lanes),
-            ("ZRANGE", own.runs, "0", "-1", "WITHSCORES"),
-            ("ZRANGE", own.deadlines, "0", "-1", "WITHSCORES"),
-            ("ZRANGE", own.ready, "0", "-1"),
-            ("ZRANGE", own.queue, "0", "-1"),
-            ("ZRANGE", own.beyond, "0", "-1"),
-            ("HGETALL", own.retries),
-            ("ZRANGE", own.consumers, "0", "-1", "WITHSCORES"),
-            ("HGETALL", own.charged),
-            *(("ZRANGE", own.leases(consumer), "0", "-1", "WITHSCORES") for consumer in holding),
-        ]
+        commands += _subscription_commands(keys.subscription(name), holding)
     lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await _read(store, commands)
     no_sub = keys.subscription("").sub
     end = await store.run("partition/offsets", [keys.meta, keys.log, keys.subs, no_sub, keys.journal], "", 0)
     cursors = as_fields(subs)
     subscriptions = []
     for name, holding in zip(names, holders, strict=True):
-        settings, lanes, runs, deadlines, ready, queue, beyond, retries, consumers, charged, *rest = rest
-        leases, rest = rest[: len(holding)], rest[len(holding) :]
+        own, rest = rest[: _OWN + len(holding)], rest[_OWN + len(holding) :]
         if name in cursors:
-            subscriptions.append(
-                SubscriptionSnapshot(
-                    name,
-                    int(cursors[name]),
-                    as_fields(settings),
-                    as_fields(lanes),
-                    _scores(runs),
-                    _scores(deadlines),
-                    dict(zip(holding, map(_scores, leases), strict=True)),
-                    ready,
-                    queue,
-                    beyond,
-                    as_fields(retries),
-                    _scores(consumers),
-                    as_fields(charged),
-                )
-            )
+            subscriptions.append(_subscription_snapshot(name, int(cursors[name]), holding, own))
     return PartitionSnapshot(
         topic,
         partition,
@@ -181,6 +153,45 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         end[6] if end[0] == "OK" else 1,
         delayed,
         set(delayed_data),
+    )
+
+
+def _subscription_commands(own: SubscriptionKeys, holding: list[str]) -> list[tuple[str, ...]]:
+    """Return the commands that read a subscription and what each of some consumers holds."""
+    return [
+        ("HGETALL", own.sub),
+        ("HGETALL", own.lanes),
+        ("ZRANGE", own.runs, "0", "-1", "WITHSCORES"),
+        ("ZRANGE", own.deadlines, "0", "-1", "WITHSCORES"),
+        ("ZRANGE", own.ready, "0", "-1"),
+        ("ZRANGE", own.queue, "0", "-1"),
+        ("ZRANGE", own.beyond, "0", "-1"),
+        ("HGETALL", own.retries),
+        ("ZRANGE", own.consumers, "0", "-1", "WITHSCORES"),
+        ("HGETALL", own.charged),
+        *(("ZRANGE", own.leases(consumer), "0", "-1", "WITHSCORES") for consumer in holding),
+    ]
+
+
+def _subscription_snapshot(
+    name: str, cursor: int, holding: list[str], answers: list[Any]
+) -> SubscriptionSnapshot:
+    """Return what the answers of _subscription_commands say."""
+    settings, lanes, runs, deadlines, ready, queue, beyond, retries, consumers, charged, *leases = answers
+    return SubscriptionSnapshot(
+        name,
+        cursor,
+        as_fields(settings),
+        as_fields(lanes),
+        _scores(runs),
+        _scores(deadlines),
+        dict(zip(holding, map(_scores, leases), strict=True)),
+        ready,
+        queue,
+        beyond,
+        as_fields(retries),
+        _scores(consumers),
+        as_fields(charged),
     )
 
 

@@ -29,7 +29,7 @@ async def say(servers: Servers, channel: str, text: str, but: str = "") -> None:
 async def listen(servers: Servers, channel: str, on_message: Callable[[str], None]) -> None:
     """Pass on what is published on a channel until cancelled; "" whenever some may have been missed.
 
-    A connection can go deaf without ending: its server hangs, or is no part of the whole any more. So
+    A connection can go deaf without ending: its server hangs, or is no longer part of the whole. So
     the listener says something on a channel of its own now and then, and expects to hear it.
     """
     echo = f"{channel}:{token_hex(8)}"

@@ -39,4 +39,4 @@ class SingleFlight:
     def _end(self, name: str, task: "asyncio.Task[Any]") -> None:
         del self._running[name]
         if not task.cancelled():
-            task.exception()  # seen, even where nobody waits for it any more
+            task.exception()  # seen, even if nobody waits for it by now
