@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from keylane import wire
 from keylane_broker.cluster import placement
-from keylane_broker.cluster.placement import Memory, Place, place, relieve, rest
+from keylane_broker.cluster.placement import Memory, place, relieve, rest
+from keylane_broker.engine.values import Place
 
 Owners = dict[Place, str]
 Loads = dict[Place, float]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from keylane import wire
 from keylane.errors import InvalidArgument, Unavailable
-from keylane_broker.cluster.load import Place, loads_of
+from keylane_broker.cluster.load import loads_of
 from keylane_broker.cluster.placement import Memory, place, relieve, rest
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Owners, WorkerReport
+from keylane_broker.engine.values import Owners, Place, WorkerReport
 
 log = logging.getLogger("keylane.broker")
 
@@ -32,7 +32,7 @@ class Controller:
         """Give every partition an owner that is there, in even counts; `by_load`: then look at loads too."""
         for _ in range(_ATTEMPTS):
             reports, owners, topics = await self._read()
-            workers, loads, current = self.able(reports), script_times(reports), by_place(owners, topics)
+            workers, loads, current = self.available(reports), script_times(reports), by_place(owners, topics)
             memory = self._memory
             moves = place(topics, current, workers, loads, stay=memory.moved) if workers else []
             if by_load and workers and not moves:
@@ -46,7 +46,7 @@ class Controller:
         """The same on an operator's order, who need not wait until an imbalance has lasted for a while."""
         for _ in range(_ATTEMPTS):
             reports, owners, topics = await self._read()
-            workers, loads, current = self.able(reports), script_times(reports), by_place(owners, topics)
+            workers, loads, current = self.available(reports), script_times(reports), by_place(owners, topics)
             moves = place(topics, current, workers, loads) if workers else []
             memory = Memory()
             for _ in range(_CYCLES if workers else 0):
@@ -67,7 +67,7 @@ class Controller:
                 raise InvalidArgument(
                     f"topic {topic!r} has no partition {partition}: it has 0 to {topics[topic] - 1}"
                 )
-            able = self.able(reports)
+            able = self.available(reports)
             if worker not in able:
                 raise InvalidArgument(
                     f"worker {worker!r} cannot take partitions; those that can: {', '.join(able) or 'none'}"
@@ -84,7 +84,7 @@ class Controller:
                 return
         raise _busy()
 
-    def able(self, reports: Collection[WorkerReport]) -> list[str]:
+    def available(self, reports: Collection[WorkerReport]) -> list[str]:
         """The workers that can have partitions."""
         return [report.id for report in reports if report.state == "serving" and self._is_alive(report)]
 

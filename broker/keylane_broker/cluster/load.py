@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping
 
-Place = tuple[str, int]  # topic, partition
+from keylane_broker.engine.values import Place
 
 _MEMORY = 10.0  # seconds after which two thirds of what was measured are forgotten
 _IDLE = 0.01  # a second: less is not worth a word
 _REPORTED = 200  # partitions, the busiest
 
 
-class Load:
+class LoadMeter:
     """Messages and milliseconds of script time a second, by partition."""
 
     def __init__(self) -> None:

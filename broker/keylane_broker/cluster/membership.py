@@ -14,9 +14,9 @@ import anyio
 from keylane import wire
 from keylane.errors import BrokerError, InvalidArgument, Unavailable
 from keylane_broker.cluster.controller import Controller
-from keylane_broker.cluster.load import Load, Place
+from keylane_broker.cluster.load import LoadMeter
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Owners, WorkerReport
+from keylane_broker.engine.values import Owners, Place, WorkerReport
 from keylane_broker.errors import NotOwner
 from keylane_broker.logs import FailureLog
 from keylane_broker.store.single_flight import SingleFlight
@@ -59,14 +59,14 @@ class Membership:
         self._known: Owners | None = None  # None: read them all
         self.owners: dict[str, list[str]] = {}  # topic -> worker of each partition, "" for none
         self.workers: dict[str, WorkerReport] = {}
-        self.controller = ""  # who places partitions
-        self.load = Load()
+        self.controller_id = ""  # who places partitions
+        self.load = LoadMeter()
         self._engine = engine
         self._release = release
         self._rebalance_interval = rebalance_interval
         self._host: Host  # from join() on
         self._address = ""
-        self._placing = Controller(engine, self._is_alive)
+        self._controller = Controller(engine, self._is_alive)
         self._state = "serving"
         self._started_ms = 0
         self._gone = False  # nobody is to hear of us any more
@@ -138,7 +138,7 @@ class Membership:
         """A topic was made or deleted: have its partitions placed."""
         self._topics_changed = True
         await self._engine.announce(f"topics {deleted}".strip())
-        if self.controller == self.id:
+        if self.controller_id == self.id:
             await self.refresh()
 
     # Coming and going
@@ -263,9 +263,9 @@ class Membership:
         """Learn who is there and who owns what, and place partitions if that is on us."""
         if self._gone:
             return
-        self.controller, left_ms = await self._engine.lead(self.id, self.lease_ms)
+        self.controller_id, left_ms = await self._engine.lead(self.id, self.lease_ms)
         owners, reports = await self._engine.owners(self._known), await self._engine.workers()
-        if self.controller == self.id and await self._place(owners, reports):
+        if self.controller_id == self.id and await self._place(owners, reports):
             owners = await self._engine.owners()
         self._learn(owners, reports)
         for report in self.workers.values():
@@ -282,14 +282,14 @@ class Membership:
         """Place partitions if something changed, or to look at loads; return whether any moved."""
         now = time.monotonic()
         by_load = now - self._relieved > self._rebalance_interval
-        situation = (owners.version, self._placing.able(reports))
+        situation = (owners.version, self._controller.available(reports))
         if not (by_load or self._topics_changed or situation != self._placed_for):
             return False
         self._topics_changed = False
         if by_load:
             self._relieved = now
         try:
-            moves = await self._placing.balance(by_load=by_load)
+            moves = await self._controller.balance(by_load=by_load)
         except BaseException:
             self._topics_changed = True
             raise
@@ -323,14 +323,14 @@ class Membership:
 
     async def rebalance(self, dry_run: bool) -> list[wire.Move]:
         """Place partitions by counts and load, now; or only say how."""
-        moves = await self._placing.rebalance(dry_run=dry_run)
+        moves = await self._controller.rebalance(dry_run=dry_run)
         if moves and not dry_run:
             await self.refresh()
         return moves
 
     async def move(self, topic: str, partition: int, worker: str, keep: Collection[Place] = ()) -> None:
         """Give a partition to a worker."""
-        await self._placing.move(topic, partition, worker, keep)
+        await self._controller.move(topic, partition, worker, keep)
         await self.refresh()
 
     async def drain(self, worker: str, draining: bool) -> None:

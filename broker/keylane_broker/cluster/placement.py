@@ -16,8 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from keylane import wire
-
-Place = tuple[str, int]  # topic, partition number
+from keylane_broker.engine.values import Place
 
 # Of a load cycle. Loads are milliseconds of script time per second.
 GAP = 0.2  # of the mean worker load: nobody feels less, and a move interrupts a partition for a moment
@@ -32,20 +31,20 @@ WEIGHT = 1 / 32  # of a cycle in the averages that decide: long enough to tell a
 IDLE = 0.01  # ms/s: an average below this is forgotten
 
 
-class Load(NamedTuple):
+class LoadAverage(NamedTuple):
     """Moving averages of a partition's load and of how much it jitters."""
 
     mean: float = 0.0
     variance: float = 0.0
 
 
-NONE = Load()
+NONE = LoadAverage()
 
 
 class Memory(msgspec.Struct, frozen=True):
     """What one load cycle leaves to the next; a new controller starts with an empty one."""
 
-    loads: dict[Place, Load] = {}  # of partitions that are not idle
+    loads: dict[Place, LoadAverage] = {}  # of partitions that are not idle
     cycles: int = 0  # that these are made of
     uneven: dict[str, int] = {}  # worker -> for how many cycles it has been too busy
     wait: int = 0  # cycles to let pass
@@ -212,13 +211,13 @@ def rest(memory: Memory, places: Iterable[Place]) -> Memory:
 
 def _learn(
     owners: Mapping[Place, str], loads: Mapping[Place, float], memory: Memory
-) -> tuple[dict[Place, Load], int]:
+) -> tuple[dict[Place, LoadAverage], int]:
     """Carry the averages on by one cycle and count it.
 
     What is seen first is taken as it is and doubted wholly; the next few cycles weigh more than later ones.
     """
     if not memory.loads:
-        first = {place: Load(load, load * load) for place, load in loads.items() if load >= IDLE}
+        first = {place: LoadAverage(load, load * load) for place, load in loads.items() if load >= IDLE}
         return {place: load for place, load in first.items() if place in owners}, 1
     weight = max(WEIGHT, 1 / (memory.cycles + 1))
     known = {}
@@ -228,20 +227,24 @@ def _learn(
             change = load - mean
             mean += weight * change
             if mean >= IDLE:
-                known[place] = Load(mean, (1 - weight) * (variance + weight * change * change))
+                known[place] = LoadAverage(mean, (1 - weight) * (variance + weight * change * change))
     return known, memory.cycles + 1
 
 
-def _total(places: Iterable[Place], known: Mapping[Place, Load]) -> Load:
+def _total(places: Iterable[Place], known: Mapping[Place, LoadAverage]) -> LoadAverage:
     loads = [known[place] for place in places if place in known]
-    return Load(fsum(load.mean for load in loads), fsum(load.variance for load in loads))
+    return LoadAverage(fsum(load.mean for load in loads), fsum(load.variance for load in loads))
 
 
 class _Pair:
     """A most loaded worker that gives and a least loaded one that takes, and what may go between them."""
 
     def __init__(
-        self, giver: list[Place], taker: list[Place], known: Mapping[Place, Load], resting: Collection[Place]
+        self,
+        giver: list[Place],
+        taker: list[Place],
+        known: Mapping[Place, LoadAverage],
+        resting: Collection[Place],
     ) -> None:
         self.known = known
         self.level = len(giver) <= len(taker)  # so if one goes, one must come back

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from keylane.wire.about import body_name
+from keylane_broker.engine.values import Place
 from keylane_broker.store.keys import REMAINS, partition_keys
 from keylane_broker.store.store import Store
 
 log = logging.getLogger("keylane.broker")
-
-Place = tuple[str, int]  # topic and partition
 
 
 class BodyRecord(NamedTuple):

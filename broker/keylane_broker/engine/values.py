@@ -6,6 +6,8 @@ import msgspec
 
 from keylane.wire.lines import read
 
+Place = tuple[str, int]  # topic and partition
+
 
 class Outgoing(NamedTuple):
     """A message to publish: `key` is "" for none, `about` is what keylane.wire.about() makes."""

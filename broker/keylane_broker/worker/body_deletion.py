@@ -17,13 +17,13 @@ from keylane.errors import BrokerError
 from keylane.payloads import PayloadStore, is_redis, open_store
 from keylane_broker.engine.bodies import (
     BodyRecord,
-    Place,
     add_orphans,
     count_body_records,
     list_orphans,
     read_body_records,
     remove_body_records,
 )
+from keylane_broker.engine.values import Place
 from keylane_broker.logs import FailureLog
 from keylane_broker.store.store import Store
 from keylane_broker.worker.background import Background

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from keylane.payloads import PayloadStore
-from keylane_broker.engine.bodies import Place
 from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Place
 from keylane_broker.worker.clock import Clock
 
 _LOOK = 60.0  # seconds between looks for partitions whose turn it is

@@ -29,7 +29,7 @@ class Publishing(Protocol):
     def publish_failed(self, pending: "Pending", error: Exception) -> None:
         """Answer a PUBLISH."""
 
-    def hold_back(self, topic: str, partition: int, error: Exception) -> None:
+    def refuse_next(self, topic: str, partition: int, error: Exception) -> None:
         """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
 
 
@@ -66,10 +66,10 @@ class Confirmations:
     """The answers of one partition that are still to be given."""
 
     def __init__(
-        self, partition: LeasedPartition, take_behind: Callable[[set[Publishing]], list[Pending]]
+        self, partition: LeasedPartition, take_queued: Callable[[set[Publishing]], list[Pending]]
     ) -> None:
         self._partition = partition
-        self._take_behind = take_behind  # takes what connections sent out of the queue
+        self._take_queued = take_queued  # takes what connections sent out of the queue
         self._turns: dict[Publishing, deque[_Turn]] = {}
         self._waiting: dict[tuple[str, int], list[_Turn]] = {}  # by level and timeout: stored, not confirmed
         self._lease: Lease | None = None  # under which these were stored
@@ -105,10 +105,10 @@ class Confirmations:
 
     def refuse(self, batch: Sequence[Pending], error: Exception) -> None:
         """Answer publishes that were not stored; what was sent behind them must not overtake them."""
-        self._hold_back(batch, error)
+        self._refuse_next(batch, error)
         for pending in batch:
             self._answer(pending, error)
-        self._refuse_behind(batch, error)
+        self._refuse_queued(batch, error)
 
     async def _confirm_all(self, level: tuple[str, int]) -> None:
         """Wait for a level until all that asked for it are answered."""
@@ -140,11 +140,11 @@ class Confirmations:
             error = problem
         batch = [turn.pending for turn in turns]
         if error is not None:
-            self._hold_back(batch, error)
+            self._refuse_next(batch, error)
         for turn in turns:
             self._give(turn, error or turn.reply)
         if error is not None:
-            self._refuse_behind(batch, error)
+            self._refuse_queued(batch, error)
 
     # The order of answers
 
@@ -169,15 +169,15 @@ class Confirmations:
 
     # What is behind a failure
 
-    def _hold_back(self, batch: Sequence[Pending], error: Exception) -> None:
+    def _refuse_next(self, batch: Sequence[Pending], error: Exception) -> None:
         """Refuse what comes from these connections until they say that they try again."""
         if _is_to_be_tried_again(error):
             for pending in batch:
-                pending.connection.hold_back(self._partition.topic, self._partition.number, error)
+                pending.connection.refuse_next(self._partition.topic, self._partition.number, error)
 
-    def _refuse_behind(self, batch: Sequence[Pending], error: Exception) -> None:
+    def _refuse_queued(self, batch: Sequence[Pending], error: Exception) -> None:
         if _is_to_be_tried_again(error):
-            for pending in self._take_behind({pending.connection for pending in batch}):
+            for pending in self._take_queued({pending.connection for pending in batch}):
                 self._answer(pending, error)
 
 

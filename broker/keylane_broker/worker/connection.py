@@ -101,10 +101,10 @@ class Connection(asyncio.Protocol):
         self._full |= self._fetches >= _FETCHES
 
     def end_fetch(self) -> None:
-        """It has ended; relieve() then says so."""
+        """It has ended; allow_fetches() then says so."""
         self._fetches -= 1
 
-    def relieve(self) -> None:
+    def allow_fetches(self) -> None:
         """Fetches have ended: those that wait for their turn may go on."""
         if self._full and self._fetches <= _FETCHES // 2:
             self._full = False
@@ -379,7 +379,7 @@ class Connection(asyncio.Protocol):
         self._done(pending)
         self.refuse(error, pending.sequence)
 
-    def hold_back(self, topic: str, partition: int, error: Exception) -> None:
+    def refuse_next(self, topic: str, partition: int, error: Exception) -> None:
         """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
         if isinstance(error, BrokerError):
             self.refused[topic, partition] = error
@@ -396,7 +396,7 @@ class Connection(asyncio.Protocol):
             self.writable
             and self._inflight < _INFLIGHT
             and self._requests < _REQUESTS
-            and not (self._inflight and self._all.crowded)
+            and not (self._inflight and self._all.over_limit)
         )
         if wanted != self._reading and self.alive:
             assert self._transport is not None
@@ -404,7 +404,7 @@ class Connection(asyncio.Protocol):
             if wanted:
                 self.heard = self._loop.time()
                 self._transport.resume_reading()
-                self._all.held_back.discard(self)
+                self._all.paused.discard(self)
             else:
                 self._transport.pause_reading()
-                self._all.held_back.add(self)
+                self._all.paused.add(self)

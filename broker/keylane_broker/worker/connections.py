@@ -62,7 +62,7 @@ class Connections:
         self.inflight = 0  # bytes of publishes under way
         self.buffered = 0  # bytes of frames that are not complete yet
         self.unsent = 0  # bytes that wait for clients to read, at most
-        self.held_back: set[Connected] = set()  # not listened to for now
+        self.paused: set[Connected] = set()  # not listened to for now
         self._background = background
         self._most = settings.max_connections
         self.max_inflight = int(settings.max_inflight_bytes)  # and the same again for unfinished frames
@@ -80,7 +80,7 @@ class Connections:
     def remove(self, connection: Connected) -> None:
         """Forget one that has ended."""
         self.all.discard(connection)
-        self.held_back.discard(connection)
+        self.paused.discard(connection)
 
     def tell_moved(self, moved: set[str], known: Container[str]) -> None:
         """Tell those who have a topic's map that it has changed; one that is not known any more is gone."""
@@ -103,14 +103,14 @@ class Connections:
     # Memory
 
     @property
-    def crowded(self) -> bool:
+    def over_limit(self) -> bool:
         """Whether more publishes wait for Redis than memory is set aside for."""
         return self.inflight > self.max_inflight
 
     def listen_again(self) -> None:
         """Listen again to those that were held back, if there is room again."""
-        if self.held_back and not self.crowded:
-            for connection in list(self.held_back):
+        if self.paused and not self.over_limit:
+            for connection in list(self.paused):
                 connection.regulate()
 
     def close_largest_frame(self) -> None:

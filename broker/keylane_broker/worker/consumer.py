@@ -34,9 +34,9 @@ class Outlet(Protocol):
         """A fetch is under way for consumers of it."""
 
     def end_fetch(self) -> None:
-        """It has ended; relieve() then says so."""
+        """It has ended; allow_fetches() then says so."""
 
-    def relieve(self) -> None:
+    def allow_fetches(self) -> None:
         """Fetches have ended: those that wait for their turn may go on."""
 
 

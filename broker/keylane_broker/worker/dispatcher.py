@@ -345,7 +345,7 @@ class Dispatcher:
         for consumer in takers.values():
             consumer.give(0)
         for connection in connections:
-            connection.relieve()
+            connection.allow_fetches()
 
     def _ask_next(self, fetched: Fetched, left: dict[str, int]) -> None:
         """Note for whom there may be more than this fetch has given."""

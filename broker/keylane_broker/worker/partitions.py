@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from keylane.errors import BrokerError, TopicNotFound, Unavailable
 from keylane_broker.cluster.membership import Membership
-from keylane_broker.engine.bodies import Place
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.values import Place
 from keylane_broker.limits import MAX_PARTITIONS
 from keylane_broker.store.keys import PartitionKeys, check_name
 from keylane_broker.worker.background import Background

@@ -36,7 +36,7 @@ class Publisher:
         expect: Callable[[float], None],
     ) -> None:
         self.busy = False  # something is being stored
-        self.confirmations = Confirmations(partition, self._take_behind)
+        self.confirmations = Confirmations(partition, self._take_queued)
         self._partition = partition
         self._notify = notify  # lets the dispatchers fetch
         self._appended = appended  # hears up to which entry the log goes
@@ -126,7 +126,7 @@ class Publisher:
             start += count
         return replies
 
-    def _take_behind(self, connections: set[Publishing]) -> list[Pending]:
+    def _take_queued(self, connections: set[Publishing]) -> list[Pending]:
         """Take out of the queue what these connections sent."""
         behind = [pending for pending in self._pending if pending.connection in connections]
         for pending in behind:

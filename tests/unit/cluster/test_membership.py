@@ -56,13 +56,13 @@ async def test_there_is_one_controller_at_every_moment_and_another_when_it_dies(
     async with workers(server, 3) as all:
         for _ in range(100):
             await asyncio.sleep(0.37)
-            assert len({worker.membership.controller for worker in all}) == 1
-        [controller] = [worker for worker in all if worker.membership.controller == worker.name]
+            assert len({worker.membership.controller_id for worker in all}) == 1
+        [controller] = [worker for worker in all if worker.membership.controller_id == worker.name]
         await controller.kill()
         others = [worker for worker in all if worker is not controller]
         for _ in range(100):
             await asyncio.sleep(0.1)
-            leading = [one.name for one in others if one.membership.controller == one.name]
+            leading = [one.name for one in others if one.membership.controller_id == one.name]
             assert len(leading) <= 1
         assert len(leading) == 1
 

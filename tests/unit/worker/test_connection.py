@@ -130,14 +130,14 @@ async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_unti
         body = messages(*(f"m{number}" for number in range(900)), key="k" * 1_000)
         begun = [peer.begin(wire.Publish("t", 0), body) for _ in range(5)]
         await asyncio.sleep(1)
-        assert worker.connections.crowded
-        assert worker.connections.held_back
+        assert worker.connections.over_limit
+        assert worker.connections.paused
         late = other.begin(wire.Publish("t", 0), messages("small"))  # has nothing under way: is listened to
         await asyncio.sleep(1)
         gate.set()
         await asyncio.gather(*begun, late)
         assert worker.connections.inflight == 0
-        assert not worker.connections.held_back
+        assert not worker.connections.paused
 
 
 @in_virtual_time

@@ -28,7 +28,7 @@ class Outlet:
     def end_fetch(self) -> None:
         pass
 
-    def relieve(self) -> None:
+    def allow_fetches(self) -> None:
         pass
 
 

@@ -12,7 +12,7 @@ async def cluster(context: Context, _: Connection, request: wire.Cluster, __: me
     membership = context.membership
     await membership.refresh()
     workers = [membership.report(report) for report in membership.workers.values()]
-    reply = wire.ClusterReply(membership.controller, membership.version, workers)
+    reply = wire.ClusterReply(membership.controller_id, membership.version, workers)
     return reply, wire.pack(await _partitions(context, request.topic)) if request.topic else b""
 
 
