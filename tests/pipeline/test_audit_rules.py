@@ -9,13 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from keylane_spark.auditing.findings import (
-    ArchiveAudit,
-    BodiesAudit,
-    PartitionCoverage,
-    SubscriptionAudit,
-    verdict_of,
-)
+from keylane_spark.auditing.findings import ArchiveAudit, BodiesAudit, PartitionCoverage, SubscriptionAudit
+from keylane_spark.auditing.verdict import verdict_of
 from tests.pipeline.reference_audit import judge_plainly, lives_of, proven_from
 from tests.pipeline.simulation import Look, Partition
 

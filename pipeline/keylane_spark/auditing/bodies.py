@@ -9,8 +9,8 @@ import anyio
 from keylane import AsyncClient
 from keylane.types import Page, PartitionOffsets
 from keylane.wire.about import body_names
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.connection import Connection
-from keylane_spark.remote import Remote
 from keylane_spark.snapshot import BodiesState
 
 _PAGE = 5_000
@@ -28,7 +28,7 @@ def look_for_bodies(
     messages = sum(at.latest - at.earliest for at in first)
     share = 1.0 if sample is None else sample / max(1, messages)
     look = _Look(topic, share)
-    with Remote(connection) as remote:
+    with BackgroundClient(connection) as remote:
         remote.call(look.all, remote.client, first)
     return BodiesState(look.there, look.checked, dict(sorted(look.missing.items())))
 

@@ -9,8 +9,8 @@ from pyspark.sql.types import StructType
 
 from keylane import AsyncClient
 from keylane.errors import TopicNotFound
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.plain_errors import plainly, plainly_each
-from keylane_spark.remote import Remote
 from keylane_spark.source import start as seek
 from keylane_spark.source.data_loss import few
 from keylane_spark.source.options import ReadOptions
@@ -34,7 +34,7 @@ class BatchReader(DataSourceReader):
     @plainly
     def partitions(self) -> Sequence[InputPartition]:
         """Shares of what there is to read: of a large partition one or several, of small ones many in one."""
-        with Remote(self._options.connection) as remote:
+        with BackgroundClient(self._options.connection) as remote:
             topics = remote.call(topics_of, remote.client, self._options)
             found = [remote.call(self._plan, remote.client, topic) for topic in topics]
         return share_out([piece for pieces in found for piece in pieces], self._options.min_partitions)

@@ -19,7 +19,7 @@ from keylane.errors import (
     TopicNotFound,
 )
 from keylane.types import Claim
-from keylane_spark.remote import Remote
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.source.checkpoint import Identities, Identity
 
 _PER_SESSION = 3  # renewals: two may fail
@@ -32,7 +32,9 @@ _log = logging.getLogger("keylane.spark")
 class SubscriptionClaim:
     """The claim of one reader on a subscription of some topics, renewed in the background until released."""
 
-    def __init__(self, remote: Remote, identities: Identities, subscription: str, session: float) -> None:
+    def __init__(
+        self, remote: BackgroundClient, identities: Identities, subscription: str, session: float
+    ) -> None:
         """Of the topics, and of the subscription of each, that are meant."""
         self.reader = reader_name()
         self.identities = identities

@@ -14,7 +14,7 @@ from keylane.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from keylane_spark.remote import Remote
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.source.checkpoint import Identities
 from keylane_spark.source.claim import SubscriptionClaim
 from keylane_spark.source.positions import Positions
@@ -25,7 +25,9 @@ _log = logging.getLogger("keylane.spark")
 class Commits:
     """The commits of a query on its subscription: what lies before them is drained."""
 
-    def __init__(self, remote: Remote, subscription: str, report_loss: Callable[[str], None]) -> None:
+    def __init__(
+        self, remote: BackgroundClient, subscription: str, report_loss: Callable[[str], None]
+    ) -> None:
         self._remote = remote
         self._subscription = subscription
         self._report_loss = report_loss

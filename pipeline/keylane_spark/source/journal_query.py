@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from keylane.errors import InvalidArgument, TopicNotFound
 from keylane.types import PartitionOffsets
-from keylane_spark.remote import Remote
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.source import start as seek
 from keylane_spark.source.data_loss import report
 from keylane_spark.source.journal_rollback import first_rewritten
@@ -21,7 +21,7 @@ class JournalQuery:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._remote = Remote(options.connection)
+        self._remote = BackgroundClient(options.connection)
         self._remote.__enter__()
         self._topics = TopicWatch(self._remote, options.selection)
         self._said: dict[str, list[PartitionOffsets]] = {}

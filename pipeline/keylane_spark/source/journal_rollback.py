@@ -6,12 +6,12 @@ A journal tells in which ledger it was written: `moved` begins one, and `publish
 from collections.abc import Iterator
 
 from keylane.types import PartitionOffsets
-from keylane_spark.remote import Remote
+from keylane_spark.background_client import BackgroundClient
 
 _LOOK = 500  # records that are asked for at once: what was published last is not far
 
 
-def first_rewritten(remote: Remote, topic: str, said: PartitionOffsets, at: int, known: int) -> int:
+def first_rewritten(remote: BackgroundClient, topic: str, said: PartitionOffsets, at: int, known: int) -> int:
     """The first record before `at` that was written in a later ledger than the one known, 0 for none."""
     found = 0
     for number, ledger in _backwards(remote, topic, said, at):
@@ -21,7 +21,9 @@ def first_rewritten(remote: Remote, topic: str, said: PartitionOffsets, at: int,
     return said.journal_earliest if found else 0
 
 
-def _backwards(remote: Remote, topic: str, said: PartitionOffsets, end: int) -> Iterator[tuple[int, int]]:
+def _backwards(
+    remote: BackgroundClient, topic: str, said: PartitionOffsets, end: int
+) -> Iterator[tuple[int, int]]:
     """Records before `end` that tell their ledger, the last one first."""
     while end > said.journal_earliest:
         start = max(said.journal_earliest, end - _LOOK)
@@ -30,7 +32,7 @@ def _backwards(remote: Remote, topic: str, said: PartitionOffsets, end: int) -> 
 
 
 def _ledgers(
-    remote: Remote, topic: str, said: PartitionOffsets, start: int, end: int
+    remote: BackgroundClient, topic: str, said: PartitionOffsets, start: int, end: int
 ) -> Iterator[tuple[int, int]]:
     """Those between two numbers."""
     while start < end:

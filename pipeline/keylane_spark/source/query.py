@@ -12,8 +12,8 @@ from keylane.errors import (
     TopicNotFound,
 )
 from keylane.types import Page, PartitionOffsets
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.errors import DataLoss
-from keylane_spark.remote import Remote
 from keylane_spark.source.checkpoint import Identities, Identity
 from keylane_spark.source.claim import SubscriptionClaim
 from keylane_spark.source.commits import Commits
@@ -36,7 +36,7 @@ class Query:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._remote = Remote(options.connection)
+        self._remote = BackgroundClient(options.connection)
         self._remote.__enter__()
         self._subscription = QuerySubscription(self._remote, options)
         self._commits = Commits(self._remote, self._subscription.name, self._report)

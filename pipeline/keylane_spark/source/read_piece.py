@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from keylane.types import Page, RawPage
 from keylane.wire.ledgers import parse_ledgers
-from keylane_spark.remote import Remote
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.source.arrow import Messages
 from keylane_spark.source.arrow_journal import journal_batch
 from keylane_spark.source.arrow_lines import ranges_of
@@ -32,7 +32,7 @@ def read_share(options: ReadOptions, columns: StructType, share: InputPartition)
     if not isinstance(share, Share):  # Spark's stand-in where there is nothing to read
         return
     schema = to_arrow_schema(columns, timezone="UTC")
-    with Remote(options.connection) as remote:
+    with BackgroundClient(options.connection) as remote:
         if options.journal:
             yield from _records(remote, options, schema, share.pieces)
         else:
@@ -40,7 +40,7 @@ def read_share(options: ReadOptions, columns: StructType, share: InputPartition)
 
 
 def _pages(
-    remote: Remote, options: ReadOptions, pieces: list[Piece], read: Callable[..., Awaitable[P]]
+    remote: BackgroundClient, options: ReadOptions, pieces: list[Piece], read: Callable[..., Awaitable[P]]
 ) -> Iterator[tuple[Piece, int, P]]:
     """The pages of pieces one after the other, with where each starts; the next one is always under way."""
 
@@ -90,7 +90,7 @@ def _check(options: ReadOptions, piece: Piece, ranges: list[int], start: int, en
 
 
 def _records(
-    remote: Remote, options: ReadOptions, schema: pa.Schema, pieces: list[Piece]
+    remote: BackgroundClient, options: ReadOptions, schema: pa.Schema, pieces: list[Piece]
 ) -> Iterator[pa.RecordBatch]:
     """Records of the journal."""
     for piece, start, page in _pages(remote, options, pieces, partial(remote.client.read, journal=True)):
@@ -100,7 +100,7 @@ def _records(
 
 
 def _batches(
-    remote: Remote, options: ReadOptions, schema: pa.Schema, pieces: list[Piece]
+    remote: BackgroundClient, options: ReadOptions, schema: pa.Schema, pieces: list[Piece]
 ) -> Iterator[pa.RecordBatch]:
     """Messages with their bodies, which are fetched while the page before is converted."""
     waiting: deque[tuple[Messages, Future[list[bytes | None]]]] = deque()

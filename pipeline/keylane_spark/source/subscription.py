@@ -4,7 +4,7 @@ from keylane import AsyncClient
 from keylane.errors import InvalidArgument, SubscriptionNotFound
 from keylane.times import Position, moment
 from keylane.types import PartitionOffsets
-from keylane_spark.remote import Remote
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.source import start as seek
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.positions import LATEST, wanted
@@ -13,7 +13,7 @@ from keylane_spark.source.positions import LATEST, wanted
 class QuerySubscription:
     """The subscription of mode cursor that a query is, in each of its topics."""
 
-    def __init__(self, remote: Remote, options: ReadOptions) -> None:
+    def __init__(self, remote: BackgroundClient, options: ReadOptions) -> None:
         assert options.subscription is not None
         self.name = options.subscription
         self._remote = remote

@@ -3,7 +3,7 @@
 import time
 
 from keylane.types import PartitionOffsets
-from keylane_spark.remote import Remote
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.source.topic_selection import TopicSelection
 
 _LOOK = 1.0  # seconds between two looks for topics that are new
@@ -12,7 +12,7 @@ _LOOK = 1.0  # seconds between two looks for topics that are new
 class TopicWatch:
     """What is to be read, by name."""
 
-    def __init__(self, remote: Remote, selection: TopicSelection) -> None:
+    def __init__(self, remote: BackgroundClient, selection: TopicSelection) -> None:
         self._remote = remote
         self._selection = selection
         self.names = selection.topics  # as of the last look

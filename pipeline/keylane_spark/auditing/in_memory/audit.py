@@ -20,7 +20,7 @@ from keylane_spark.auditing.counts import (
     tally_activity,
     tally_subscriptions,
 )
-from keylane_spark.auditing.findings import Audit, LostMessage, conclude, milliseconds
+from keylane_spark.auditing.findings import Audit, LostMessage
 from keylane_spark.auditing.in_memory.archive_check import Committed, InMemoryArchive, check_archive
 from keylane_spark.auditing.in_memory.journal import Entries, JournalTable
 from keylane_spark.auditing.in_memory.latency import Latencies
@@ -45,6 +45,7 @@ from keylane_spark.auditing.rules import (
     oldest_ledger,
     witnesses_of,
 )
+from keylane_spark.auditing.verdict import conclude, milliseconds
 from keylane_spark.snapshot import Snapshot
 
 

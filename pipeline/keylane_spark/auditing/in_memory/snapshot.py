@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from keylane.types import Page, PartitionOffsets
+from keylane_spark.background_client import BackgroundClient
 from keylane_spark.connection import Connection
-from keylane_spark.remote import Remote
 from keylane_spark.snapshot import SnapshotTaker
 from keylane_spark.source.arrow import entries_of, ids_of
 from keylane_spark.source.arrow_journal import journal_batch
@@ -49,7 +49,7 @@ def _pages(
     connection: Connection, topic: str, bounds: list[tuple[PartitionOffsets, int, int]], *, journal: bool
 ) -> Iterator[tuple[int, Page]]:
     """Pages of all partitions, the next one always under way."""
-    with Remote(connection) as remote:
+    with BackgroundClient(connection) as remote:
         for at, position, end in bounds:
             options = {"limit": _PAGE, "journal": journal, "incarnation": at.incarnation}
             coming = remote.start(remote.client.read, topic, at.partition, position, end, **options)

@@ -9,9 +9,9 @@ from pyspark.sql import functions as F
 from keylane_spark.archiving.folders import archive_folder
 from keylane_spark.auditing.findings import ArchiveAudit
 from keylane_spark.auditing.rules import FINE, FOREIGN, FOREVER, LEDGER, NEWER, UNPROVEN
+from keylane_spark.auditing.with_spark.judge import some_entries
 from keylane_spark.auditing.with_spark.lives import publishes_of
 from keylane_spark.auditing.with_spark.snapshot import local
-from keylane_spark.auditing.with_spark.verdict import some_entries
 from keylane_spark.files import Files
 
 

@@ -14,10 +14,12 @@ from keylane_spark.auditing.counts import (
     tally_activity,
     tally_subscriptions,
 )
-from keylane_spark.auditing.findings import Audit, conclude, milliseconds
+from keylane_spark.auditing.findings import Audit
 from keylane_spark.auditing.rules import Extent, coverage_of, lives_of, oldest_ledger, trust_of, witnesses_of
+from keylane_spark.auditing.verdict import conclude, milliseconds
 from keylane_spark.auditing.with_spark import snapshot
 from keylane_spark.auditing.with_spark.archive_check import Archive
+from keylane_spark.auditing.with_spark.judge import judge, list_lost, with_keys
 from keylane_spark.auditing.with_spark.latency import latencies_of
 from keylane_spark.auditing.with_spark.lives import (
     extent_of,
@@ -31,7 +33,6 @@ from keylane_spark.auditing.with_spark.lives import (
     witnesses_frame,
 )
 from keylane_spark.auditing.with_spark.stretches import first_deliveries, ranges_of, stretches_of
-from keylane_spark.auditing.with_spark.verdict import judge, list_lost, with_keys
 from keylane_spark.connection import Connection
 from keylane_spark.files import check_written, files_at
 from keylane_spark.snapshot import JOURNAL, LOG, Snapshot, SnapshotTaker

@@ -17,7 +17,7 @@ from keylane_spark.connection import Connection
 T = TypeVar("T")
 
 
-class Remote:
+class BackgroundClient:
     """An AsyncClient on an event loop in a thread of its own; use it as a context manager."""
 
     def __init__(self, connection: Connection) -> None:
