@@ -76,6 +76,7 @@ async def seek(
     position: Annotated[
         str,
         typer.Argument(
+            metavar="POSITION",
             help="earliest, latest, an id (moves its partition only) or a time (UTC by default).",
             show_default=False,
         ),

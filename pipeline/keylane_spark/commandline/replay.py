@@ -35,9 +35,7 @@ def replay(
     ] = None,
     keys: Annotated[str | None, typer.Option(metavar="A,B,…", help="Only these keys.")] = None,
     durability: Annotated[str | None, typer.Option(help="memory, fsync, replicated or replicated:N.")] = None,
-    round_rows: Annotated[
-        int, typer.Option(help="Rows per round, each reported as progress.", min=1)
-    ] = 250_000,
+    round_rows: Annotated[int, typer.Option(help="Rows per round; each round is reported.", min=1)] = 250_000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be published.")] = False,
     accept_duplicates: Annotated[
         bool,
