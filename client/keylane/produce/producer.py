@@ -18,7 +18,7 @@ from keylane.produce.columns import Columns, Tally
 from keylane.produce.limit import QueueLimit
 from keylane.produce.outbox import Added, Outbox
 from keylane.produce.outgoing import Slice
-from keylane.produce.sorting import Sorting
+from keylane.produce.partitioner import Partitioner
 from keylane.tasks import Tasks
 from keylane.types import OutgoingMessage, Published
 
@@ -33,7 +33,7 @@ class Producer:
     def __init__(self, cluster: Cluster, bodies: Bodies, group: str | None) -> None:
         self._cluster = cluster
         self._bodies = bodies
-        self._sorting = Sorting(group or "", lambda: cluster.drift, self._incarnation)
+        self._partitioner = Partitioner(group or "", lambda: cluster.drift, self._incarnation)
         self._partitions: dict[str, int] = {}
         self._maps: dict[str, tuple[TopicMap, Callable[[], None]]] = {}  # and what hears of their changes
         self._outboxes: dict[tuple[str, int], Outbox] = {}
@@ -63,7 +63,7 @@ class Producer:
         try:
             while some := list(islice(rest, _SLICE)):
                 try:
-                    call = await self._enter(topic, partial(self._sorting.many, topic, some), some, long)
+                    call = await self._enter(topic, partial(self._partitioner.many, topic, some), some, long)
                     under_way.append((call, len(some)))
                 except BrokerError as error:
                     if not (under_way or answers):
@@ -89,7 +89,7 @@ class Producer:
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given by columns, behind what was queued before; the task counts the answers."""
-        call = await self._enter(topic, partial(self._sorting.columns, topic, columns), strict=True)
+        call = await self._enter(topic, partial(self._partitioner.columns, topic, columns), strict=True)
         counting = self._collecting.start(self._count(topic, call))
         # Not by itself: cancelled before its first step it would never get there.
         counting.add_done_callback(lambda _: self._end(topic, call))
@@ -97,7 +97,7 @@ class Producer:
 
     async def publish_one(self, topic: str, message: OutgoingMessage) -> Published:
         """Publish a message."""
-        call = await self._enter(topic, partial(self._sorting.one, topic, message), [message])
+        call = await self._enter(topic, partial(self._partitioner.one, topic, message), [message])
         (item,) = call.added
         (waiter,) = item.waiters
         try:
@@ -218,7 +218,9 @@ class Producer:
         places = sorted(place for item in call.added for place in _replaced(item))
         messages = [call.messages[place] for place in places]
         again = PublishCall(
-            partial(self._sorting.many, topic, messages), partial(self._add, topic, strict=False), messages
+            partial(self._partitioner.many, topic, messages),
+            partial(self._add, topic, strict=False),
+            messages,
         )
         try:
             if messages:

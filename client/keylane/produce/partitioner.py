@@ -1,4 +1,4 @@
-"""From the messages of a call to slices for each partition, checked and counted."""
+"""Splits the messages of a call into slices, one for each partition, checked and counted."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,8 +9,8 @@ from keylane.types import OutgoingMessage
 from keylane.wire import pack_about
 
 
-class Sorting:
-    """Sorts messages for one producer: by a topic's number of partitions, and for the topic as it is now."""
+class Partitioner:
+    """Places the messages of one producer by the number of partitions that a topic has now."""
 
     def __init__(self, group: str, drift: Callable[[], float], incarnation: Callable[[str], int]) -> None:
         pack_about(0, group)  # raises InvalidName for a group that cannot be
@@ -19,13 +19,13 @@ class Sorting:
         self._incarnation = incarnation  # of a topic
 
     def one(self, topic: str, message: OutgoingMessage, count: int, _: dict[int, Exception]) -> list[Slice]:
-        """Sort the only message of a call."""
+        """Place the only message of a call."""
         return self._measured(topic, [sort_one(message, count, self._group, self._drift())])
 
     def many(
         self, topic: str, messages: Sequence[OutgoingMessage], count: int, refused: dict[int, Exception]
     ) -> list[Slice]:
-        """Sort messages; those that cannot be sent are `refused`, by their places, and keep none back."""
+        """Place messages; those that cannot be sent are `refused`, by place, and hold back no others."""
 
         def sorted_by_partition(some: Sequence[OutgoingMessage]) -> list[Slice]:
             return self._measured(topic, sort(some, count, self._group, self._drift()))
@@ -45,13 +45,13 @@ class Sorting:
         return slices
 
     def columns(self, topic: str, columns: Columns, count: int, _: dict[int, Exception]) -> list[Slice]:
-        """Sort messages given as columns."""
+        """Place messages given as columns."""
         if not len(columns):
             return []
         return self._measured(topic, sort_columns(columns, count, self._group, self._drift()))
 
     def _measured(self, topic: str, slices: list[Slice]) -> list[Slice]:
-        """Slices whose texts are right, and counted."""
+        """Check the texts of slices, and count them."""
         incarnation = self._incarnation(topic)
         for item in slices:
             check_texts(item.flat)
