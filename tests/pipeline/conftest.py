@@ -14,7 +14,21 @@ from keylane import Client
 from keylane_broker.supervise.embedded_server import Server
 from keylane_spark.session import JavaMissing, require_java, session
 from tests.pipeline.power import PowerCut
+from tests.support.java import QUICK, make_archive
 from tests.support.running import RunningBroker
+
+FIRST = {  # about half of the work
+    "test_audit",
+    "test_audit_live",
+    "test_end_to_end",
+    "test_equals",
+    "test_plain_audit",
+    "test_query",
+    "test_sink",
+    "test_skew",
+    "test_source_batch",
+    "test_spark_page",
+}
 
 OPTIONS = {
     "spark.ui.enabled": "false",
@@ -22,7 +36,7 @@ OPTIONS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": QUICK,
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
@@ -30,9 +44,13 @@ OPTIONS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Java are slow, and get time."""
+    """Tests that start Java are slow, and get time; two test processes share all that use a Spark session."""
     for item in items:
-        if "java" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if "spark" in fixtures:
+            group = "first" if item.path.stem in FIRST else "second"
+            item.add_marker(pytest.mark.xdist_group(f"spark-{group}"))
+        if "java" in fixtures:
             item.add_marker(pytest.mark.slow)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(300))
@@ -47,6 +65,12 @@ def java() -> None:
         if os.environ.get("CI"):
             pytest.fail(f"tests with Spark cannot run: {missing}", pytrace=False)
         pytest.skip(f"tests with Spark are left out: {missing}")
+
+
+@pytest.fixture(scope="session")
+def new_java(java: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """For tests that start a Java of their own, which is to start fast."""
+    make_archive(tmp_path_factory.mktemp("java"))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import udf
 
 from keylane_spark.session import session
+from tests.support.java import QUICK
 
 MOMENTS = ("planned", "reading", "written", "committed", "never")
 ROWS = 100  # of a task that pass before it stands still
@@ -53,8 +54,8 @@ def main(master: str, server: str, topic: str, folder: str, moment: str) -> None
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": QUICK,
+        "spark.executor.extraJavaOptions": QUICK,
         "spark.log.level": "ERROR",
         # An executor that was killed is missed after this.
         "spark.network.timeout": "60s",

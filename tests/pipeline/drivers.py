@@ -12,10 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.java import QUICK
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 START_SECONDS = 240.0  # on a machine that has other things to do as well
-QUICK_JAVA = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+QUICK_JAVA = ("--conf", f"spark.driver.extraJavaOptions={QUICK}")
 
 
 class Driver:

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 from keylane_spark.session import session
+from tests.support.java import QUICK
 
 PASS = 1_500  # rows of a task, before it stands still
 PATIENCE = 240.0  # seconds
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 OPTIONS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

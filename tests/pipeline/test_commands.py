@@ -250,7 +250,7 @@ def orders(client: Client, topic: str) -> Counter[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_archive_that_is_killed_holds_each_message_once_at_every_moment(
-    broker: RunningBroker, topic: str, orders: Counter[str], tmp_path: Path, java: None
+    broker: RunningBroker, topic: str, orders: Counter[str], tmp_path: Path, new_java: None
 ) -> None:
     archive, state = tmp_path / "archive", tmp_path / "archive.keylane"
     words = ("archive", topic, "--to", str(archive), "--server", broker.url)
@@ -281,7 +281,7 @@ def test_an_archive_that_is_killed_holds_each_message_once_at_every_moment(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_job_runs_by_spark_submit(
-    broker: RunningBroker, topic: str, orders: Counter[str], tmp_path: Path, java: None
+    broker: RunningBroker, topic: str, orders: Counter[str], tmp_path: Path, new_java: None
 ) -> None:
     submit: list[str | Path] = [BIN / "spark-submit", "--master", "local[2]", *QUICK_JAVA]
     path = os.pathsep.join([str(BIN), os.environ["PATH"]])

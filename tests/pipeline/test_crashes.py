@@ -17,7 +17,7 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.support.running import ROOT, RunningBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_java"), pytest.mark.timeout(600)]
 
 MESSAGES = 12_000
 DEADLINE = 200.0  # seconds, for what starts Java on a machine that has other things to do

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.java import QUICK
 from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
@@ -18,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-def test_the_commands_of_the_readme_tell_one_story_and_can_be_typed_again(java: None, tmp_path: Path) -> None:
+def test_the_commands_of_the_readme_tell_one_story_and_can_be_typed_again(
+    new_java: None, tmp_path: Path
+) -> None:
     section = re.search(r"### Spark\n(.*?)\n##", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
     assert section is not None
     lines = [line.strip() for line in section[1].splitlines() if line.startswith("    keylane ")]
@@ -29,7 +32,7 @@ def test_the_commands_of_the_readme_tell_one_story_and_can_be_typed_again(java: 
             **os.environ,
             "KEYLANE_SERVER": broker.url,
             "PATH": f"{BIN}:{os.environ['PATH']}",
-            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "JAVA_TOOL_OPTIONS": QUICK,
         }
         stories: list[dict[str, str]] = []
         for line in lines * 2:

@@ -320,7 +320,7 @@ def test_a_target_that_was_made_anew_is_noticed(
 
 @pytest.mark.timeout(600)
 def test_a_replay_that_is_killed_goes_on_with_each_message_once_and_in_order(
-    client: Client, broker: RunningBroker, topic: str, path: Path, java: None
+    client: Client, broker: RunningBroker, topic: str, path: Path, new_java: None
 ) -> None:
     make_topic(client, topic, partitions=5)
     words = ["replay", str(path), topic, "--server", broker.url, "--round-rows", "300"]

@@ -157,7 +157,7 @@ def drive(
 
 
 @pytest.fixture
-def held(tmp_path: Path, client: Client, topic: str, java: None) -> Path:
+def held(tmp_path: Path, client: Client, topic: str, new_java: None) -> Path:
     """The folder of a job with two files to write; the pids of Javas that stand still come into `held`."""
     make_topic(client, topic)
     for file in range(2):

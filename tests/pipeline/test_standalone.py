@@ -13,6 +13,7 @@ import yaml
 
 from keylane import Client, OutgoingMessage
 from keylane_broker.ports import free_port
+from tests.support.java import QUICK
 from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # five Java machines
@@ -76,12 +77,12 @@ def environment(folder: Path) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_WORKER_DIR": str(folder / "work"),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # they live for seconds
+        "JAVA_TOOL_OPTIONS": QUICK,  # they live for seconds
     }
 
 
 def test_a_job_for_a_standalone_cluster_is_the_same_job(
-    master: str, broker: RunningBroker, topic: str, tmp_path: Path, java: None
+    master: str, broker: RunningBroker, topic: str, tmp_path: Path, new_java: None
 ) -> None:
     with Client(broker.url) as client:
         client.create_topic(topic, partitions=4)
