@@ -251,6 +251,7 @@ def short(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting
         yield Setting(broker)
 
 
+@pytest.mark.slow
 async def test_a_body_lives_as_long_as_its_message_is_owed_and_an_orphan_does_not(
     short: Setting, topic: str
 ) -> None:

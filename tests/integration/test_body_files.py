@@ -153,6 +153,7 @@ def fill(path: Path) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_keeps_no_parts_of_files_and_sweeps_what_is_left_over(
     broker: RunningBroker, small_disk: Path, topic: str
 ) -> None:

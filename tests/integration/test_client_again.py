@@ -71,6 +71,7 @@ def test_every_error_can_be_pickled() -> None:
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
+@pytest.mark.slow
 async def test_nothing_of_a_deleted_topic_stays_in_the_client(client: AsyncClient, topic: str) -> None:
     for number in range(20):
         name = f"{topic}-{number}"

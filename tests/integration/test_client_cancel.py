@@ -147,6 +147,7 @@ class Callers:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_what_is_left_of_cancelled_publishes_is_what_was_sent_in_its_order(
     server: Server, broker: RunningBroker, topic: str, seed: int
@@ -218,6 +219,7 @@ async def main():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 async def test_what_is_given_up_while_redis_stands_still_takes_no_memory_and_is_not_stored_later(
     server: Server, broker: RunningBroker, topic: str, loop: str

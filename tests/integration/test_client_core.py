@@ -161,6 +161,7 @@ async def test_a_nack_brings_the_message_back_with_its_count_raised(client: Asyn
         assert (await consumer.receive(timeout=PATIENCE)).retry_count == 2
 
 
+@pytest.mark.slow
 async def test_a_lease_that_runs_out_brings_the_message_back(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic)
     await client.create_subscription(topic, "s", lease=2.0)

@@ -159,6 +159,7 @@ def test_batches_and_receive_are_paused_from_another_thread(sync_client: Client,
         assert not any(message.retry_count for message in seen)
 
 
+@pytest.mark.slow
 def test_a_slow_loop_has_every_message_once_however_long_they_wait(sync_client: Client, topic: str) -> None:
     """All together take longer than leases are kept for one, and none of them does."""
     sync_client.create_topic(topic)

@@ -187,6 +187,7 @@ async def stand_still(server: Server, story: Story) -> None:
             os.kill(server.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("mode", ["shared", "key_shared"])
 async def test_whatever_the_application_does_its_messages_are_what_it_says(

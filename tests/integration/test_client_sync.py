@@ -361,6 +361,7 @@ say("left")
     assert client.peek(topic, "s")[0].retry_count == 0
 
 
+@pytest.mark.slow
 def test_close_without_a_broker_ends_in_time(topic: str) -> None:
     with RunningBroker() as broker:
         with Client(broker.url) as client:

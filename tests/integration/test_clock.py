@@ -29,6 +29,7 @@ async def set_back(broker: RunningBroker, topic: str) -> None:
         await redis.hset(meta, "clock", str(int(time.time() * 1000) + HOUR_MS))
 
 
+@pytest.mark.slow
 async def test_a_lease_ends_and_deadlines_are_right(
     broker: RunningBroker, client: AsyncClient, topic: str
 ) -> None:

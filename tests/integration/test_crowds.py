@@ -96,6 +96,7 @@ class Crowd:
                 self.finished.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(3))
 async def test_many_consumers_get_everything_in_order_however_few_a_fetch_names(

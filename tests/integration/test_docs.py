@@ -34,6 +34,7 @@ README = [
 CLIENT = ["True\n", "fsync False\nTrue None\n['Published', 'InvalidArgument']\n", "sorted\n"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "expected"), [("README.md", README), ("docs/client.md", CLIENT)])
 def test_the_python_examples_run_and_run_again(page: str, expected: list[str]) -> None:
     """As programs of their own, one after the other, on a broker with nothing in it at first."""

@@ -72,6 +72,7 @@ async def test_one_call_with_several_levels_keeps_its_order(replicated: RunningB
             assert got == list(numbers)
 
 
+@pytest.mark.slow
 async def test_answers_keep_the_order_of_the_frames_and_say_what_was_stored(
     replicated: RunningBroker, pair: ReplicaPair, topic: str
 ) -> None:

@@ -152,6 +152,7 @@ INTERRUPTED: dict[str, tuple[Act, list[Act], list[Act]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", INTERRUPTED)
 async def test_whatever_call_a_crash_comes_before_the_next_one_finishes_the_work(
     url: str, topic: str, label: str
@@ -349,6 +350,7 @@ async def test_the_checker_compares_every_partition_with_the_record(url: str, to
 OPERATIONS = [make_topic, make_topic_anyhow, delete_topic, make, make_anyhow, describe, delete]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crashes", [False, True], ids=["nobody crashes", "some crash"])
 async def test_however_they_come_in_each_others_way_nothing_is_left_half_made(
     url: str, topic: str, crashes: bool

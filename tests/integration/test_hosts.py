@@ -51,6 +51,7 @@ def answers(*hosts: str, before: Callable[[], object] = lambda: None) -> Callabl
     return getaddrinfo
 
 
+@pytest.mark.slow
 async def test_ipv6_addresses_are_told_in_brackets(topic: str) -> None:
     with RunningBroker(workers=2, host="::1") as broker:
         ports = [worker.settings.port for worker in broker.workers]
@@ -80,6 +81,7 @@ async def test_a_name_of_dead_addresses_is_an_error_that_says_so(monkeypatch: py
             pass
 
 
+@pytest.mark.slow
 async def test_a_slow_name_server_is_asked_once_and_costs_the_application_no_thread(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +115,7 @@ async def test_a_slow_name_server_is_asked_once_and_costs_the_application_no_thr
             await client.close()
 
 
+@pytest.mark.slow
 async def test_who_trickles_bytes_before_info_does_not_keep_a_place(topic: str) -> None:
     with RunningBroker(max_connections=2, heartbeat=0.3) as broker:
         port = broker.workers[0].settings.port

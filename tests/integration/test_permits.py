@@ -117,6 +117,7 @@ async def test_permits_given_by_flow_count_for_nothing_where_messages_are_settle
     assert (await client.describe_subscription(topic, "s")).leased == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive"])
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_hostile_client_never_has_more_than_its_permits_and_none_gets_lost(
@@ -200,6 +201,7 @@ async def test_the_answer_to_a_nack_lists_all_that_went_back(
     assert (await stream.nack(first[1])).returned == [], "it is stale"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "key_shared"])
 async def test_leases_whose_deadline_passes_are_told_and_their_permits_come_back(
     peer: Peer, client: AsyncClient, topic: str, mode: Mode

@@ -74,6 +74,7 @@ async def leased(client: AsyncClient, topic: str, *subscriptions: str) -> int:
     return sum([(await client.describe_subscription(topic, name)).leased for name in subscriptions])
 
 
+@pytest.mark.slow
 async def test_a_stalled_reader_holds_a_few_megabytes_and_no_other_notices(
     broker: RunningBroker, client: AsyncClient, topic: str
 ) -> None:
@@ -93,6 +94,7 @@ async def test_a_stalled_reader_holds_a_few_megabytes_and_no_other_notices(
     await read_all(client, topic, "one", PARTITIONS * EACH)
 
 
+@pytest.mark.slow
 async def test_many_stalled_readers_share_a_bound_and_the_slowest_are_closed(topic: str) -> None:
     with RunningBroker(heartbeat=60.0, max_unsent_bytes=8 * MIB) as broker, ExitStack() as stack:
         async with AsyncClient(broker.url) as client:

@@ -344,6 +344,7 @@ async def test_a_step_that_finds_the_lease_gone_says_that_a_part_was_done(
     assert 0 < done[0] < 300
 
 
+@pytest.mark.slow
 async def test_what_waits_behind_a_full_consumer_is_noted_in_stretches(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe(mode="key_shared", consumers=("full", "free"))

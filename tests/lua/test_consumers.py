@@ -197,6 +197,7 @@ async def test_owners_in_a_row_do_not_keep_a_dead_consumer(timed: ManualTime, to
     assert await ends(story, timed) == {"dead": 1_000, "live": 3_000}
 
 
+@pytest.mark.slow
 async def test_more_consumers_than_one_call_renews_are_one_round(timed: ManualTime, topic: str) -> None:
     story = await Story.begin(timed.engine, topic)
     consumers = [f"c{number:04}" for number in range(1_100)]
@@ -244,6 +245,7 @@ async def test_a_new_owner_is_told_which_subscriptions_have_consumers(engine: En
     assert found == {("one", "failover", "at_least_once"), ("two", "key_shared", "at_least_once")}
 
 
+@pytest.mark.slow
 async def test_many_sessions_are_spared_and_what_consumers_hold_stays_with_them(
     engine: Engine, topic: str
 ) -> None:

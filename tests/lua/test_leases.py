@@ -257,6 +257,7 @@ async def test_of_many_ledgers_only_those_are_named_that_a_delivery_is_of(engine
     assert len(page.ledgers.split()) == 1
 
 
+@pytest.mark.slow
 async def test_more_ledgers_than_one_call_looks_for_are_kept(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe()
@@ -353,6 +354,7 @@ async def test_ten_thousand_leases_are_renewed_and_released_with_some_dozen_call
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_many_leases_of_all_nodes_are_renewed_and_released_at_once(engine: Engine, topic: str) -> None:
     await engine.create_topic(topic, TopicSettings(partitions=300))
     leases = [await must_acquire(engine, topic, partition) for partition in range(300)]

@@ -201,6 +201,7 @@ async def test_no_retry_is_called_replicated_that_is_not(hung: ReplicaPair, topi
     await timed.engine.close()
 
 
+@pytest.mark.slow
 async def test_no_retry_is_called_fsync_that_is_not(topic: str) -> None:
     with Server(appendonly=True, config={"appendfsync": "no"}) as server:
         timed = ManualTime(server.url)

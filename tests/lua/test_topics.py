@@ -170,6 +170,7 @@ async def test_a_topic_only_changes_from_a_state_that_is_asked_for(engine: Engin
     assert (await engine.describe_topic(topic)).partitions == 1
 
 
+@pytest.mark.slow
 async def test_many_partitions_are_made_and_deleted_in_several_round_trips(
     engine: Engine, topic: str
 ) -> None:

@@ -184,6 +184,7 @@ def test_live_traffic_is_no_cause_for_alarm(broker: RunningBroker, tmp_path: Pat
     assert problems_of(broker, topic) == []
 
 
+@pytest.mark.slow
 def test_a_body_that_is_gone_is_found_without_spark_and_java(
     broker: RunningBroker, tmp_path: Path, topic: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_late_rows_go_to_the_folder_of_their_day(path: Path) -> None:
     assert [Path(file).name for file in files_in(state)] == [f"{QUERY}-00000002.json"], "nothing is left over"
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_leaves_each_row_once(tmp_path: Path) -> None:
     for step in count():
         path = tmp_path / str(step) / "archive"

@@ -95,6 +95,7 @@ def test_large_files_and_those_that_are_too_few_stay(path: Path) -> None:
     assert files_in(path) == before
 
 
+@pytest.mark.slow
 def test_a_reader_sees_every_row_once_while_files_are_merged(path: Path) -> None:
     sizes = [file.stat().st_size for file in path.rglob("*.parquet")]
     seen: list[Counter[str]] = []
@@ -153,6 +154,7 @@ def cut(file: Path, offsets: list[int], twin: Path, wait: Wait) -> None:
     file.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swaps", [True, False])
 def test_a_kill_at_any_step_leaves_each_row_once(
     tmp_path: Path, swaps: bool, monkeypatch: pytest.MonkeyPatch

@@ -227,6 +227,7 @@ def test_records_that_are_not_of_messages_and_were_lost_are_noticed_too(
         latest(reader(), end)
 
 
+@pytest.mark.slow
 def test_a_new_owner_of_a_partition_and_a_checkpoint_without_ledgers_are_no_loss(
     power: PowerCut, topic: str, records: tuple[Client, Open]
 ) -> None:

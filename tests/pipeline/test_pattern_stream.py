@@ -145,6 +145,7 @@ def test_a_topic_that_is_deleted_under_a_query_is_a_loss(
         assert rows(careless, start, latest(careless, start)) == [15, 16]
 
 
+@pytest.mark.slow
 def test_only_partitions_that_are_assigned_are_read_and_drained(
     client: Client, topic: str, reader: Open
 ) -> None:

@@ -54,6 +54,7 @@ def test_without_java_the_error_has_the_command_that_brings_it(
     assert BRING_JAVA in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ci", [False, True])
 def test_without_java_tests_with_spark_are_left_out_with_a_word_but_fail_on_ci(
     tmp_path: Path, ci: bool

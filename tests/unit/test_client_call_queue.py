@@ -131,6 +131,7 @@ async def turns(count: int = 20) -> None:
 # Room
 
 
+@pytest.mark.slow
 async def test_cancelled_calls_leave_all_of_their_room(worker: ScriptedWorker, known: AsyncClient) -> None:
     """Many parts of long calls, cancelled at each of their steps, before the first one too."""
     whole = room(known)
@@ -403,6 +404,7 @@ async def test_bodies_of_what_is_withdrawn_while_they_are_stored_do_not_stay(
     assert room(known) == (100_000, 64 * 1024 * 1024)
 
 
+@pytest.mark.slow
 async def test_nothing_is_stored_for_those_who_have_all_gone(
     worker: ScriptedWorker, known: AsyncClient, shelf: Shelf
 ) -> None:
@@ -436,6 +438,7 @@ async def test_what_nobody_is_owed_leaves_no_body_though_who_published_it_has_go
     await until(lambda: not shelf.bodies)
 
 
+@pytest.mark.slow
 async def test_bodies_of_what_was_never_sent_go_when_the_time_is_up(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:

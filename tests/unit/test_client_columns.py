@@ -75,6 +75,7 @@ def row(item: Slice, place: int) -> tuple[object, ...]:
     return key, uid if given else None, about.attributes, about.size, body, about.producer_group
 
 
+@pytest.mark.slow
 @given(messages=MESSAGES, count=st.integers(4, 6), seed=st.integers(0, 3))
 def test_columns_say_the_same_as_messages(messages: list[OutgoingMessage], count: int, seed: int) -> None:
     random.seed(seed)

@@ -209,6 +209,7 @@ async def test_what_must_not_be_done_twice_is_not_repeated() -> None:
             await asked
 
 
+@pytest.mark.slow
 async def test_while_the_broker_is_away_requests_wait_as_long_as_the_timeout() -> None:
     async with ScriptedWorker() as worker, AsyncClient(worker.url, timeout=2.0) as client:
         await worker.expect(wire.Info)

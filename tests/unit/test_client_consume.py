@@ -537,6 +537,7 @@ async def test_one_receipt_extends_a_lane(worker: ScriptedWorker, shelf: Shelf) 
         request.ok(wire.SettleReply(deadline_ms=wire_time(worker) + 60_000))
 
 
+@pytest.mark.slow
 async def test_an_idle_application_loses_its_leases_after_a_while(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:

@@ -130,6 +130,7 @@ async def test_a_paused_consumer_with_handlers_closes(worker: ScriptedWorker, sh
 # The cap of extensions
 
 
+@pytest.mark.slow
 async def test_what_was_never_in_hands_goes_back_uncharged_before_its_lease_ends(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
@@ -144,6 +145,7 @@ async def test_what_was_never_in_hands_goes_back_uncharged_before_its_lease_ends
         work.end(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "receipts"),
     [("shared", ["", 1, 2, 3]), ("exclusive", ["=", 1, 2, 2])],
@@ -163,6 +165,7 @@ async def test_what_waits_is_given_back_though_leases_are_not_extended(
         request.ok()
 
 
+@pytest.mark.slow
 async def test_the_cap_counts_from_when_a_message_is_in_hands(worker: ScriptedWorker, shelf: Shelf) -> None:
     """Each handler takes until its lease was extended once; all of a lane together longer than the cap."""
     work = Work()

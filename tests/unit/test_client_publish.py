@@ -291,6 +291,7 @@ async def test_a_redirect_is_tried_again(worker: ScriptedWorker, client: AsyncCl
     assert (await published).id == "0:7-2"
 
 
+@pytest.mark.slow
 async def test_when_the_time_is_up_the_last_error_is_raised(worker: ScriptedWorker) -> None:
     async with AsyncClient(worker.url, timeout=2.0) as client:
         await know_topic(worker, client)

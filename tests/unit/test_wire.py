@@ -60,6 +60,7 @@ ABOUTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(ABOUTS, min_size=1, max_size=5))
 def test_what_is_not_refused_can_be_read_whatever_stands_beside_it(abouts: list[str]) -> None:
     faults = wire.about_faults(abouts)
