@@ -306,6 +306,7 @@ async def test_a_consumer_that_never_settles_does_not_slow_the_others(
             await (await consumer.receive(SOON)).ack()
         assert await gets_nothing(consumer)
         assert (await other.describe_subscription(topic, "s")).leased == 20
+        stuck.set()  # nobody has to wait for it any more
 
 
 async def test_a_consumer_that_does_not_read_does_not_slow_the_others(

@@ -21,7 +21,7 @@ from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-MESSAGES = 200_000
+MESSAGES = 60_000
 PARTITIONS = 4
 JOURNAL = 10_000_000  # records of a partition
 
@@ -52,7 +52,7 @@ def test_traffic_is_archived_proven_complete_and_replayed_in_order(
 
         # Archive: every message once, for any reader of Parquet, and the broker is empty.
         archived = archive.run(
-            spark, archive.Options(server=cluster.url, topics=["orders"], path=folder, batch_rows=70_000)
+            spark, archive.Options(server=cluster.url, topics=["orders"], path=folder, batch_rows=20_000)
         )
         assert archived.rows == MESSAGES
         assert archived.batches > 1
@@ -88,7 +88,7 @@ def test_traffic_is_archived_proven_complete_and_replayed_in_order(
         client.create_topic("again", partitions=PARTITIONS + 3)
         client.create_subscription("again", "keeper", mode="cursor")
         replayed = replay.run(
-            spark, ReplayOptions(server=cluster.url, path=folder, topic="again", round_rows=80_000)
+            spark, ReplayOptions(server=cluster.url, path=folder, topic="again", round_rows=25_000)
         )
         assert (replayed.rows, replayed.stored, replayed.duplicates) == (MESSAGES, MESSAGES, 0)
         again = (

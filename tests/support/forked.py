@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, Literal
@@ -120,8 +121,15 @@ def run(
     ):
         stdin.write(input)
         stdin.seek(0)
-        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-        process = Forked(program, *arguments, **streams, environment=environment, folder=folder)
+        process = Forked(
+            program,
+            *arguments,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            environment=environment,
+            folder=folder,
+        )
         try:
             status = process.wait(timeout)
         finally:
@@ -139,9 +147,9 @@ class _Nursery:
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-P", nursery.__file__], stdin=theirs)
+            self._process = subprocess.Popen([sys.executable, "-P", nursery.__file__], stdin=theirs.fileno())
 
-    def order(self, order: dict[str, object], descriptors: list[int]) -> None:
+    def order(self, order: Mapping[str, object], descriptors: list[int]) -> None:
         """Have a process forked."""
         text = json.dumps(order).encode()
         with self._lock:

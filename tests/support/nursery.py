@@ -37,11 +37,11 @@ def serve(channel: socket.socket) -> Callable[[], object]:
     signal.set_wakeup_fd(alarm)
     children: dict[int, int] = {}  # where to say what has become of each
     while True:
-        ready, _, _ = select.select([channel, awake], [], [])
+        ready, _, _ = select.select([channel.fileno(), awake], [], [])
         if awake in ready:
             os.read(awake, 4_096)
             _tell_what_became_of(children)
-        if channel in ready:
+        if channel.fileno() in ready:
             header, descriptors, _, _ = socket.recv_fds(channel, HEADER_BYTES, DESCRIPTORS)
             if not header:
                 sys.exit()
