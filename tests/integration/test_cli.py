@@ -454,7 +454,7 @@ async def test_every_command_sends_the_token_of_the_environment(command: list[st
     """And takes the broker's no for an answer."""
     async with ScriptedWorker() as worker:
         worker.refusal = wire.Error("unauthorized", "no such token")
-        environment = {"KEYLANE_SERVER": worker.url, "KEYLANE_TOKEN": "mine"}
+        environment: Any = {"KEYLANE_SERVER": worker.url, "KEYLANE_TOKEN": "mine"}
         done = await asyncio.to_thread(commands.keylane, *command, status=1, **environment)
         assert done.stderr == "error: no such token\n"
         assert worker.tokens == {"mine"}

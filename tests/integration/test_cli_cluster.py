@@ -1,13 +1,12 @@
 """`keylane cluster` and `keylane rebalance`, as operators type them, against a cluster of four workers."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from keylane import Client
-from tests.support import commands
+from tests.support.commands import ask_keylane
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
@@ -35,15 +34,7 @@ def topic_of_eight(four: RunningBroker, topic: str) -> Iterator[str]:
 @pytest.fixture
 def keylane(four: RunningBroker) -> Keylane:
     """Runs a command to its end; answers what it prints, on stderr if it should fail."""
-    return lambda *arguments, status=0: run(four, *arguments, status=status)
-
-
-def run(broker: RunningBroker, *arguments: str, status: int = 0) -> Any:
-    """Run a command; with --json what it prints is decoded."""
-    done = commands.keylane(*arguments, status=None, KEYLANE_SERVER=broker.url)
-    assert done.returncode == status, (arguments, done.stdout, done.stderr, broker.log())
-    text = done.stderr if status else done.stdout
-    return json.loads(text) if "--json" in arguments else text
+    return lambda *arguments, status=0: ask_keylane(four, *arguments, status=status)
 
 
 def owners(keylane: Keylane, topic: str) -> list[str]:
@@ -132,32 +123,32 @@ def test_what_cannot_be_is_an_error_that_names_what_can(keylane: Keylane, topic_
 def test_nobody_drains_the_last_worker(topic: str) -> None:
     """Nobody could take its partitions."""
     with RunningBroker() as broker:
-        run(broker, "topic", "create", topic)
-        assert "no other worker" in run(broker, "cluster", "drain", "worker-0", status=1)
-        assert run(broker, "rebalance") == "nothing to move\n"
-        assert run(broker, "rebalance", "--json") == {"dry_run": False, "moves": []}
+        ask_keylane(broker, "topic", "create", topic)
+        assert "no other worker" in ask_keylane(broker, "cluster", "drain", "worker-0", status=1)
+        assert ask_keylane(broker, "rebalance") == "nothing to move\n"
+        assert ask_keylane(broker, "rebalance", "--json") == {"dry_run": False, "moves": []}
 
 
 def test_a_worker_that_is_lost_is_said_to_be_and_doctor_finds_all_served(topic: str) -> None:
     """When others have taken over, there is nothing wrong but the worker."""
     with RunningBroker(workers=2, partition_lease=3.0) as broker:
-        run(broker, "topic", "create", topic, "--partitions", "4")
+        ask_keylane(broker, "topic", "create", topic, "--partitions", "4")
         broker.kill_worker(1)
 
         def lost() -> bool:
-            states = [worker["state"] for worker in run(broker, "cluster", "--json")["workers"]]
+            states = [worker["state"] for worker in ask_keylane(broker, "cluster", "--json")["workers"]]
             return "lost" in states
 
         def taken_over() -> bool:
-            places = run(broker, "cluster", "--topic", topic, "--json")["partitions"]
+            places = ask_keylane(broker, "cluster", "--topic", topic, "--json")["partitions"]
             return {place["holder"] for place in places} == {"worker-0"}
 
         wait_until(lost)
         wait_until(taken_over)
-        shown = run(broker, "cluster")
+        shown = ask_keylane(broker, "cluster")
         assert "warning: worker-1 at 127.0.0.1:" in shown
         assert "has not been heard from for" in shown
-        findings = {item["check"]: item for item in run(broker, "doctor", "--json")}
+        findings = {item["check"]: item for item in ask_keylane(broker, "doctor", "--json")}
         assert findings["workers"]["ok"]
         assert "worker-1 at 127.0.0.1:" in findings["workers"]["detail"]
         assert "(lost)" in findings["workers"]["detail"]

@@ -11,7 +11,7 @@ from keylane import Client
 from keylane.commandline.output import CommandError
 from keylane.commandline.rebalance_plan import PlannedMove, read_plan
 from keylane_broker.commandline.rebalance import check, moves_of
-from tests.integration.test_cli_cluster import run
+from tests.support.commands import ask_keylane
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
@@ -63,27 +63,28 @@ def test_a_plan_that_turns_everything_round_is_followed(
     three: RunningBroker, topic_of_six: str, write: Write
 ) -> None:
     """Every partition goes where it says, whatever comes back on the way; then there is nothing left."""
-    before = run(three, "cluster", "--topic", topic_of_six, "--json")["partitions"]
+    before = ask_keylane(three, "cluster", "--topic", topic_of_six, "--json")["partitions"]
     worker_of = {info["partition"]: info["worker"] for info in before}
     turned = {
         name: f"worker-{(number + 1) % 3}" for number, name in enumerate(f"worker-{n}" for n in range(3))
     }
     wanted = [turned[worker_of[number]] for number in range(6)]
     plan = write(*((topic_of_six, number, worker) for number, worker in enumerate(wanted)))
-    shown = run(three, "rebalance", "--plan", plan, "--dry-run")
+    shown = ask_keylane(three, "rebalance", "--plan", plan, "--dry-run")
     assert "6 partitions would move" in shown
     assert [
-        info["worker"] for info in run(three, "cluster", "--topic", topic_of_six, "--json")["partitions"]
+        info["worker"]
+        for info in ask_keylane(three, "cluster", "--topic", topic_of_six, "--json")["partitions"]
     ] == [worker_of[number] for number in range(6)]
-    done = run(three, "rebalance", "--plan", plan, "--json")
+    done = ask_keylane(three, "rebalance", "--plan", plan, "--json")
     assert [(move["partition"], move["source"], move["target"]) for move in done["moves"]] == [
         (number, worker_of[number], wanted[number]) for number in range(6)
     ]
     assert holders(three, topic_of_six) == wanted
-    again = run(three, "rebalance", "--plan", plan)
+    again = ask_keylane(three, "rebalance", "--plan", plan)
     assert again == "nothing to move: all 6 partitions are there already\n"
-    assert run(three, "rebalance", "--plan", write()) == "nothing to move: the plan is empty\n"
-    assert run(three, "rebalance", "--dry-run") == "nothing to move\n"  # and nobody undoes it
+    assert ask_keylane(three, "rebalance", "--plan", write()) == "nothing to move: the plan is empty\n"
+    assert ask_keylane(three, "rebalance", "--dry-run") == "nothing to move\n"  # and nobody undoes it
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ def test_what_is_where_it_should_be_is_left_alone(
     plan = write(
         (topic_of_six, one, "worker-1"), (topic_of_six, other, "worker-0"), (topic_of_six, stays, "worker-2")
     )
-    shown = run(three, "rebalance", "--plan", plan)
+    shown = ask_keylane(three, "rebalance", "--plan", plan)
     assert "2 partitions moved, 1 are there already" in shown
     after = holders(three, topic_of_six)
     assert (after[one], after[other], after[stays]) == ("worker-1", "worker-0", "worker-2")
@@ -119,11 +120,11 @@ def test_what_cannot_be_followed_moves_nothing_and_says_why(
     """With 1 for what is not there and 2 for what is not a plan."""
     now = holders_when_settled(three, topic_of_six)
     other = next(worker for worker in ("worker-0", "worker-1") if worker != now[0])
-    assert "no partition 6" in run(
+    assert "no partition 6" in ask_keylane(
         three, "rebalance", "--plan", write((topic_of_six, 0, other), (topic_of_six, 6, other)), status=1
     )
-    assert "version 2" in run(three, "rebalance", "--plan", write(version=2), status=2)
-    error = run(three, "rebalance", "--plan", str(tmp_path / "none"), "--json", status=2)["error"]
+    assert "version 2" in ask_keylane(three, "rebalance", "--plan", write(version=2), status=2)
+    error = ask_keylane(three, "rebalance", "--plan", str(tmp_path / "none"), "--json", status=2)["error"]
     assert error["code"] == "usage"
     assert holders(three, topic_of_six) == now
 

@@ -71,7 +71,7 @@ def _end_if_running(serving: Serving) -> None:
         serving.end(signal.SIGKILL)
 
 
-def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, env: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
     """A `keylane serve` that cannot start."""
     return keylane("serve", *arguments, status=None, **(env or {}))
 

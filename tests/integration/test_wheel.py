@@ -31,7 +31,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # Without Hatchling in this environment pip brings it from where it has brought everything else.
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", folder, ROOT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        *isolation,
+        "-w",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True, timeout=DEADLINE)
     [made] = folder.glob("*.whl")
     return made
@@ -47,8 +58,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A path in such a file is searched last, and files like it there count for nothing: not ours, which
     # would bring the tree.
     (Path(packages) / "dependencies.pth").write_text(f"{before}\n")
-    command = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"]
-    subprocess.run([*command, "--no-index", "--no-deps", wheel], check=True, timeout=DEADLINE)
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*command, "--no-index", "--no-deps", str(wheel)], check=True, timeout=DEADLINE)
     return folder
 
 
@@ -78,7 +89,7 @@ def test_the_readme_works_beside_modules_of_the_same_names(environment: Path, ap
     """A broker by `keylane serve`, the first commands, and both programs."""
     bin = environment / "bin"
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    serve = [bin / "keylane", "serve", "--json", "--port", "0", "--data-dir", "data"]
+    serve = [str(bin / "keylane"), "serve", "--json", "--port", "0", "--data-dir", "data"]
     readme = (ROOT / "README.md").read_text("utf-8")
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^    (keylane .*)$", readme, re.M)]
     first = ("topic", "subscription", "publish", "subscribe")
@@ -96,6 +107,10 @@ def test_the_readme_works_beside_modules_of_the_same_names(environment: Path, ap
                 command, cwd=application, env=clean, check=True, timeout=DEADLINE, stdout=subprocess.PIPE
             ).stdout.decode()
 
+        where = run(
+            bin / "python", "-c", "import keylane, keylane_broker.store.scripts as s; print(s.__file__)"
+        )
+        assert Path(where.strip()).is_relative_to(environment), "the wheel's, not the tree's"
         shown = [run(bin / words[0], *words[1:]) for words in commands]
         assert "42 apples" in shown[-1]
         for number, program in enumerate(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)):

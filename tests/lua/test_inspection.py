@@ -7,7 +7,7 @@ import pytest
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect import counts as inspection
-from tests.lua.conftest import CLUSTERS, SERVERS, Backends, look_and_leave
+from tests.support.servers import CLUSTERS, SERVERS, Backends, look_and_leave
 from tests.support.story import Story, part
 
 

@@ -9,8 +9,8 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Receipt
 from keylane_broker.inspect.counts import count_subscription, peek
 from keylane_broker.inspect.topic_checker import check_topic
-from tests.lua.conftest import look_and_leave
 from tests.support.clock import ManualTime
+from tests.support.servers import look_and_leave
 from tests.support.story import HOUR_MS, Story, entries, part, receipts
 
 IN_FLIGHT = 120  # one by one, of a partition in order

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from keylane import Client
 from keylane_broker.supervise.embedded_server import Server
 from keylane_spark.session import JavaMissing, require_java, session
 from tests.pipeline.power import PowerCut
+from tests.pipeline.tables import Table
 from tests.support.java import QUICK, make_archive
 from tests.support.running import RunningBroker
 
@@ -46,7 +46,9 @@ OPTIONS = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Java are slow, and get time; two test processes share all that use a Spark session."""
     for item in items:
-        fixtures = getattr(item, "fixturenames", ())
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if hasattr(item, "callspec") and {"spark", "hadoop"} & set(map(str, item.callspec.params.values())):
+            fixtures |= {"spark", "java"}  # it asks for them when it runs
         if "spark" in fixtures:
             group = "first" if item.path.stem in FIRST else "second"
             item.add_marker(pytest.mark.xdist_group(f"spark-{group}"))
@@ -129,35 +131,6 @@ def stream(spark: SparkSession, broker: RunningBroker, topic: str) -> Callable[.
         return spark.readStream.format("keylane").options(**given).load()
 
     return stream
-
-
-class Table:
-    """A streaming query that writes parquet, in runs that go on from one another."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
-        self.folder = folder
-
-    def run(self, frame: DataFrame) -> StreamingQuery:
-        """Read all that is there now, and wait for it."""
-        query = self.start(frame, now=True)
-        try:
-            assert query.awaitTermination(200), "the query does not end"
-        finally:
-            query.stop()
-        return query
-
-    def start(self, frame: DataFrame, *, now: bool = False) -> StreamingQuery:
-        """Read on until stopped, or only what is there now."""
-        writer = frame.writeStream.format("parquet").option(
-            "checkpointLocation", str(self.folder / "checkpoint")
-        )
-        writer = writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")
-        return writer.start(str(self.folder / "rows"))
-
-    def rows(self) -> DataFrame:
-        """What was written."""
-        return self._spark.read.parquet(str(self.folder / "rows"))
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from keylane_spark.errors import DataLoss
 from keylane_spark.source.journal_stream import JournalStreamReader
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.schema import JOURNAL
-from tests.pipeline.conftest import Table
 from tests.pipeline.power import PowerCut
+from tests.pipeline.tables import Table
 from tests.support.running import RunningBroker
 
 Open = Callable[..., JournalStreamReader]

@@ -15,8 +15,7 @@ from keylane_spark.errors import DataLoss
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.schema import MESSAGES
 from keylane_spark.source.stream import StreamReader
-from tests.pipeline.conftest import Table
-from tests.pipeline.test_source_stream import numbers, wait
+from tests.pipeline.tables import Table, numbers, wait
 from tests.support.running import RunningBroker
 
 Open = Callable[..., StreamReader]

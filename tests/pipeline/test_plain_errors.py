@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from keylane import Client, OutgoingMessage
 from keylane.errors import InvalidArgument
 from keylane_spark.plain_errors import plainly
-from tests.pipeline.conftest import Table
+from tests.pipeline.tables import Table
 
 _REPORT = """
 import sys, io

@@ -1,7 +1,6 @@
 """spark.readStream.format("keylane") against a real broker: a query is a subscription."""
 
 import json
-import time
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,7 @@ from redis import Redis
 
 from keylane import Client, OutgoingMessage
 from keylane_broker.store.keys import PartitionKeys
-from tests.pipeline.conftest import Table
+from tests.pipeline.tables import Table, numbers, wait
 from tests.support.running import RunningBroker
 
 Stream = Callable[..., DataFrame]
@@ -29,21 +28,6 @@ def fill(client: Client, topic: str, count: int, *, first: int = 0) -> None:
     """Publish numbered messages with keys."""
     each = range(first, first + count)
     client.publish_many(topic, [OutgoingMessage(str(at), key=f"key-{at % 5}") for at in each])
-
-
-def numbers(table: Table) -> list[int]:
-    """What was written."""
-    return sorted(int(bytes(row.value)) for row in table.rows().select("value").collect())
-
-
-def wait(what: Callable[[], bool], *, query: StreamingQuery | None = None) -> None:
-    """Wait until it is so."""
-    end = time.monotonic() + DEADLINE
-    while not what():
-        assert time.monotonic() < end, "it does not come to be"
-        if query is not None and query.exception() is not None:
-            raise AssertionError(f"the query has failed: {query.exception()}")
-        time.sleep(0.05)
 
 
 def backlog(client: Client, topic: str, subscription: str = "spark") -> int:

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import anyio
 
@@ -30,13 +30,22 @@ def wait_until(condition: Callable[[], T], complaint: Callable[[], object] = str
         time.sleep(POLL)
 
 
-async def until(condition: Callable[[], T | Awaitable[T]]) -> T:
+@overload
+async def until(condition: Callable[[], Awaitable[T]]) -> T: ...
+
+
+@overload
+async def until(condition: Callable[[], T]) -> T: ...
+
+
+async def until(condition: Callable[[], Any]) -> Any:
     """The same where an event loop runs, for conditions that are awaited as well."""
     end = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(OSError, ServerError):
-            answer = condition()
-            found: T = await answer if inspect.isawaitable(answer) else answer
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
             if found:
                 return found
         assert time.monotonic() < end, _still_not(condition)

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
-from keylane import AsyncClient, Consumer, Message, wire
+from keylane import AsyncClient, Message, wire
 from keylane.bridge import Bridge
 from keylane.consume.block import STALE
 from keylane.errors import (
@@ -20,8 +19,8 @@ from keylane.errors import (
     SubscriptionNotFound,
 )
 from keylane.sync.consumer import SyncConsumer
-from tests.support.scripted_worker import PATIENCE, Request, ScriptedWorker
-from tests.unit.test_client_publish import Shelf, client_is_quiet
+from tests.support.scripted_client import Open, Shelf, client_is_quiet, entries, take, wire_time
+from tests.support.scripted_worker import PATIENCE, ScriptedWorker
 
 
 @pytest.fixture
@@ -33,42 +32,6 @@ async def worker() -> AsyncIterator[ScriptedWorker]:
 @pytest.fixture
 def shelf() -> Shelf:
     return Shelf()
-
-
-class Open:
-    """Opens a consumer against the worker, and closes it."""
-
-    def __init__(self, worker: ScriptedWorker, shelf: Shelf, **options: Any) -> None:
-        self._worker = worker
-        self._reply = {name: options.pop(name) for name in ("mode", "lease", "delivery") if name in options}
-        self._client = AsyncClient(worker.url, payloads=shelf, timeout=options.pop("timeout", 5))
-        self._options = options
-        self._consumer: Consumer
-        self.asked: Request
-
-    async def __aenter__(self) -> Consumer:
-        await self._client.__aenter__()
-        self._consumer = self._client.subscribe("orders", "billing", mode=None, **self._options)
-        opening = asyncio.create_task(self._consumer.__aenter__())
-        self.asked = await self._worker.expect_subscriber(**self._reply)
-        return await opening
-
-    async def __aexit__(self, *failure: Any) -> None:
-        closing = asyncio.create_task(self._consumer.__aexit__(None, None, None))
-        leaving = asyncio.create_task(self._worker.expect_leaving())
-        await asyncio.wait({closing}, timeout=PATIENCE)
-        leaving.cancel()
-        await asyncio.wait({leaving})
-        closing.result()
-        await self._client.__aexit__(None, None, None)
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(timeout=PATIENCE) for _ in range(count)]
-
-
-def entries(messages: list[Message]) -> list[int]:
-    return [int(message.id.partition("-")[2]) for message in messages]
 
 
 # Handing out
@@ -523,10 +486,6 @@ async def passed(worker: ScriptedWorker, message: Message) -> None:
     """Wait until a message's deadline has passed, and the client knows it."""
     while message._block.states[message._index] != STALE:
         await client_is_quiet(worker)
-
-
-def wire_time(worker: ScriptedWorker) -> int:
-    return round(datetime.now(UTC).timestamp() * 1000) + worker.drift_ms
 
 
 async def test_one_receipt_extends_a_lane(worker: ScriptedWorker, shelf: Shelf) -> None:

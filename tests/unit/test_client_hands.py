@@ -9,9 +9,8 @@ import pytest
 from keylane import Message, wire
 from keylane.consume.block import BUFFERED, HANDED
 from keylane.errors import StaleReceipt, Unavailable
+from tests.support.scripted_client import Open, Shelf, client_is_quiet, entries, take, wire_time
 from tests.support.scripted_worker import ScriptedWorker
-from tests.unit.test_client_consume import Open, entries, take, wire_time
-from tests.unit.test_client_publish import Shelf, client_is_quiet
 
 
 @pytest.fixture

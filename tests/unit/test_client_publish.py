@@ -3,13 +3,13 @@
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from keylane import AsyncClient, OutgoingMessage, PayloadStore, wire
+from keylane import AsyncClient, OutgoingMessage, wire
 from keylane.errors import (
     BrokerError,
     ConnectionClosed,
@@ -22,34 +22,8 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane.wire import unpack_about
+from tests.support.scripted_client import Shelf, client_is_quiet
 from tests.support.scripted_worker import PATIENCE, Link, Request, ScriptedWorker
-
-
-class Shelf(PayloadStore):
-    """Bodies in a dict."""
-
-    def __init__(self) -> None:
-        self.bodies: dict[tuple[str, str], bytes] = {}
-        self.puts = 0
-        self.gets: list[int] = []
-        self.trouble: list[BrokerError] = []
-
-    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
-        self.puts += 1
-        if self.trouble:
-            raise self.trouble.pop()
-        self.bodies.update({(topic, name): body for name, body in bodies})
-
-    async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
-        self.gets.append(len(names))
-        return [self.bodies.get((topic, name)) for name in names]
-
-    async def delete(self, topic: str, names: Sequence[str]) -> None:
-        for name in names:
-            self.bodies.pop((topic, name), None)
-
-    async def close(self) -> None:
-        raise AssertionError("a store that is not ours is not closed")
 
 
 @pytest.fixture
@@ -183,12 +157,6 @@ async def test_after_a_retriable_error_all_is_sent_again_in_order(
     for number, request in enumerate(again):
         accept(request, 2 + number * 1_000)
     assert [answer.entry for answer in await published] == list(range(2, 3_002))
-
-
-async def client_is_quiet(worker: ScriptedWorker) -> None:
-    """Until the client has seen all that was sent: it answers a heartbeat behind it."""
-    worker.link.send(wire.Heartbeat(), sequence=99)
-    await worker.expect(wire.Properties)
 
 
 async def test_a_lost_connection_loses_no_message_and_no_order(
