@@ -496,7 +496,7 @@ def test_a_time_without_a_zone_is_utc_wherever_the_machine_is(
 def test_every_command_that_takes_a_time_says_in_its_help_that_it_is_utc(
     keylane: Keylane, command: list[str]
 ) -> None:
-    assert "UTC unless it says" in " ".join(keylane(*command, "--help", COLUMNS="400").stdout.split())
+    assert "UTC by default" in " ".join(keylane(*command, "--help", COLUMNS="400").stdout.split())
 
 
 # Doctor
