@@ -63,7 +63,7 @@ def state_of(root: str, subscription: str) -> str:
 
 
 def check_writer(path: str, subscription: str, topics: Sequence[str]) -> None:
-    """See that topics can be archived now, as far as that can be told of a local folder without Java."""
+    """Check that topics can be archived now, as far as that can be told of a local folder without Java."""
     root, files = path.rstrip("/"), local_at(path)
     if files is not None and files.exists(f"{root}.keylane"):
         with archiving(files, root, subscription):
@@ -77,7 +77,7 @@ class Writer(msgspec.Struct, frozen=True):
 
 
 def check_topics(files: Files, root: str, subscription: str, topics: Sequence[str]) -> None:
-    """See that no topic is archived by another subscription, which would have its rows twice."""
+    """Check that no topic is archived by another subscription, which would have its rows twice."""
     for topic in topics:
         path = _writer(root, topic)
         if text := files.read(path):

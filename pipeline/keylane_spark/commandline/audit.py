@@ -1,17 +1,15 @@
 """`keylane pipeline audit`."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from keylane.commandline.output import UsageError
 from keylane.commandline.typed import parse_time
 from keylane.commandline.words import count_of
+from keylane_spark.auditing.findings import STATUS, Audit
 from keylane_spark.commandline.command import Job, SinceOption, TopicArgument, command
-
-if TYPE_CHECKING:  # takes a while to import
-    from keylane_spark.auditing.findings import Audit
 
 __all__ = ["add_audit"]
 
@@ -53,7 +51,6 @@ def audit(
     job.check_folder(out)
     job.needs("pyarrow", "matplotlib")
     from keylane_spark.auditing.audit import SMALL, WITH_SPARK, Options, run
-    from keylane_spark.auditing.findings import STATUS
     from keylane_spark.auditing.report import write_audit
 
     if journal is None:
@@ -76,7 +73,7 @@ def audit(
         raise typer.Exit(status)
 
 
-def _told(found: "Audit", out: str) -> str:
+def _told(found: Audit, out: str) -> str:
     """The audit in a few lines."""
     lines = [f"{found.topic}: {found.verdict}", *(f"  {why}" for why in found.why)]
     for one in found.subscriptions:

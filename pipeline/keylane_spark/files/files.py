@@ -59,7 +59,7 @@ class Files(ABC):
 
     @abstractmethod
     def sync(self, path: str) -> None:
-        """See that a file outlasts a power cut."""
+        """Make a file outlast a power cut."""
 
     @abstractmethod
     def plain(self, path: str) -> str:

@@ -73,7 +73,7 @@ class HadoopFiles(Files):
         return True
 
     def sync(self, path: str) -> None:
-        """See that a file outlasts a power cut: it does, since it was closed."""
+        """Make a file outlast a power cut: it does, since it was closed."""
 
     def plain(self, path: str) -> str:
         """A path without the name of its file system."""

@@ -75,7 +75,7 @@ class LocalFiles(Files):
         return True
 
     def sync(self, path: str) -> None:
-        """See that a file outlasts a power cut."""
+        """Make a file outlast a power cut."""
         with self._path(path).open("rb") as file:
             os.fsync(file.fileno())
 
