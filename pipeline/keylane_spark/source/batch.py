@@ -11,13 +11,13 @@ from keylane import AsyncClient
 from keylane.errors import TopicNotFound
 from keylane_spark.background_client import BackgroundClient
 from keylane_spark.plain_errors import plainly, plainly_each
-from keylane_spark.source import start as seek
 from keylane_spark.source.data_loss import few
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.piece import Piece, share_out
 from keylane_spark.source.positions import Range
 from keylane_spark.source.pushdown import Narrowing, Span
 from keylane_spark.source.schema import check_columns
+from keylane_spark.source.start import Bounds, first_at, limits
 
 
 class BatchReader(DataSourceReader):
@@ -52,8 +52,8 @@ class BatchReader(DataSourceReader):
         options = self._options
         said = await client.offsets(topic, options.subscription)
         chosen = options.selection.of(topic, len(said))
-        all_bounds = [seek.Bounds(said[partition], journal=options.journal) for partition in chosen]
-        starts, ends = await seek.limits(client, topic, all_bounds, len(said), options)
+        all_bounds = [Bounds(said[partition], journal=options.journal) for partition in chosen]
+        starts, ends = await limits(client, topic, all_bounds, len(said), options)
         left = await asyncio.gather(
             *(
                 self._left(client, topic, bounds, start, end)
@@ -67,7 +67,7 @@ class BatchReader(DataSourceReader):
         ]
 
     async def _left(
-        self, client: AsyncClient, topic: str, bounds: seek.Bounds, start: int, end: int
+        self, client: AsyncClient, topic: str, bounds: Bounds, start: int, end: int
     ) -> list[Span]:
         """What the query's filters leave of a range of a partition."""
         if not self._narrowing.has(topic, bounds.partition):
@@ -76,8 +76,8 @@ class BatchReader(DataSourceReader):
         times = self._narrowing.times()
         if times is None or not left:
             return left
-        first = await seek.first_at(client, topic, bounds, left[0].start, left[-1].end, times.start)
-        stop = await seek.first_at(client, topic, bounds, first, left[-1].end, times.end)
+        first = await first_at(client, topic, bounds, left[0].start, left[-1].end, times.start)
+        stop = await first_at(client, topic, bounds, first, left[-1].end, times.end)
         return self._narrowing.offsets(first, stop)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from keylane.errors import InvalidArgument, TopicNotFound
 from keylane.types import PartitionOffsets
 from keylane_spark.background_client import BackgroundClient
-from keylane_spark.source import start as seek
 from keylane_spark.source.data_loss import report
 from keylane_spark.source.journal_rollback import first_rewritten
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.positions import Positions
+from keylane_spark.source.start import Bounds, check_partitions, start_in
 from keylane_spark.source.topic_watch import TopicWatch
 
 _ASK = 0.2  # seconds between two questions for what is new; Spark asks a hundred times a second
@@ -70,11 +70,11 @@ class JournalQuery:
         options = self._options
         for topic in options.topics:
             self._check(topic)
-            seek.check_partitions("startingOffsets", options.start, topic, self._count(topic))
+            check_partitions("startingOffsets", options.start, topic, self._count(topic))
         return {
             topic: {
-                one.partition: seek.start_in(
-                    topic, seek.Bounds(one, journal=True), options.start, fail=options.fail_on_data_loss
+                one.partition: start_in(
+                    topic, Bounds(one, journal=True), options.start, fail=options.fail_on_data_loss
                 )
                 for one in said
             }

@@ -5,9 +5,9 @@ from keylane.errors import InvalidArgument, SubscriptionNotFound
 from keylane.times import Position, moment
 from keylane.types import PartitionOffsets
 from keylane_spark.background_client import BackgroundClient
-from keylane_spark.source import start as seek
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.positions import LATEST, wanted
+from keylane_spark.source.start import Bounds, at_times, check_partitions, start_in
 
 
 class QuerySubscription:
@@ -43,18 +43,18 @@ class QuerySubscription:
 
     def first_position(self, topic: str, said: PartitionOffsets, partitions: int, *, new: bool) -> int:
         """Where to start in a partition: what startingOffsets says only ever moves it forward."""
-        bounds, start, since = seek.Bounds(said), self._options.start, self._options.since
+        bounds, start, since = Bounds(said), self._options.start, self._options.since
         if since is not None:
-            seek.check_partitions(since.option, since, topic, partitions)
-            (at,) = self._remote.call(seek.at_times, self._remote.client, topic, [bounds], since)
+            check_partitions(since.option, since, topic, partitions)
+            (at,) = self._remote.call(at_times, self._remote.client, topic, [bounds], since)
             return bounds.floor if at is None else at
         if isinstance(start, str):
             return bounds.floor
-        seek.check_partitions("startingOffsets", start, topic, partitions)
+        check_partitions("startingOffsets", start, topic, partitions)
         at = wanted(start, topic, said.partition, bounds.floor)
         if not new and (at == LATEST or at < bounds.floor):
             return bounds.floor
-        return seek.start_in(topic, bounds, start, fail=self._options.fail_on_data_loss)
+        return start_in(topic, bounds, start, fail=self._options.fail_on_data_loss)
 
     def _start(self) -> Position:
         """Where it starts when it is created; what is asked for by partition is sought then."""
