@@ -50,10 +50,12 @@ def session(app: str, master: str | None = None, **conf: str) -> "SparkSession":
 
 
 def _children() -> set[int]:
-    """The processes that this one has started."""
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
-    ).stdout
+    """The processes that this one has started, as far as `ps` is there to tell."""
+    command = ["ps", "-A", "-o", "pid=,ppid="]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:  # small images of containers do not have it
+        return set()
     pairs = [line.split() for line in listed.splitlines()]
     return {int(pid) for pid, parent in pairs if int(parent) == os.getpid()}
 

@@ -50,7 +50,7 @@ def test_what_the_checkpoint_does_not_know_is_read_from_where_the_subscription_i
 
 
 @pytest.mark.parametrize("change", [{"incarnation": 8}, {"subscription_incarnation": 8}])
-def test_positions_in_what_was_recreated_do_not_count(change: dict[str, int]) -> None:
+def test_positions_in_what_was_recreated_do_not_count(change: dict[str, Any]) -> None:
     assert not same(OF, said(**change))
     assert resume(60, **change) == (40, [])
 
