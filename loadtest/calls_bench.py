@@ -15,7 +15,7 @@ import uvloop
 
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Outgoing, Receipt, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.engine.values import Capacity, Outgoing, Receipt, SubscriptionSettings, TopicSettings
 from keylane_broker.store.keys import PartitionKeys
 from keylane_broker.supervise.embedded_server import Server
 from keylane_broker.worker import dispatcher
@@ -117,7 +117,7 @@ class Crowd:
         while len(taken) < count:
             chosen = [names[(at + place) % len(names)] for place in range(min(NAMED, len(names)))]
             at += len(chosen)
-            rooms = [Room(name, max(1, permits // len(chosen)), HOUR_MS) for name in chosen]
+            rooms = [Capacity(name, max(1, permits // len(chosen)), HOUR_MS) for name in chosen]
             result = await self.engine.fetch(self.lease, subscription, rooms)
             if not result.deliveries and not result.more:
                 break
@@ -151,7 +151,7 @@ class Crowd:
 
     async def acks_of_ranges(self) -> None:
         """As much as one ack may settle, beside subscriptions that hold some of it in lanes of keys."""
-        room = [Room("c", 1_000, HOUR_MS)]
+        room = [Capacity("c", 1_000, HOUR_MS)]
         runs = [await self.engine.fetch(self.lease, "shared", room) for _ in range(9)]
         await self.engine.ack(self.lease, "shared", [one.receipt for run in runs for one in run.deliveries])
 
@@ -180,7 +180,7 @@ async def _one_lane(engine: Engine, mode: str, in_flight: int) -> list[Figure]:
     others: list[Receipt] = []  # between the messages of a hot key
 
     async def take(permits: int) -> None:
-        for delivery in (await engine.fetch(lease, "s", [Room("c", permits, HOUR_MS)])).deliveries:
+        for delivery in (await engine.fetch(lease, "s", [Capacity("c", permits, HOUR_MS)])).deliveries:
             (lane if delivery.receipt.lane in ("=", "=hot") else others).append(delivery.receipt)
 
     async def ack(receipts: list[Receipt]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import time
 
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.engine.values import Capacity, Outgoing, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
 from loadtest.topology import single_server
 
@@ -23,7 +23,7 @@ async def fill(engine: Engine, lanes: int) -> None:
     await engine.create_subscription(TOPIC, SUBSCRIPTION, SubscriptionSettings("key_shared"))
     lease = await engine.acquire(TOPIC, 0, "w1", HOUR_MS)
     assert lease is not None
-    rooms = [Room(f"c{number}", lanes // CONSUMERS + 1) for number in range(CONSUMERS)]
+    rooms = [Capacity(f"c{number}", lanes // CONSUMERS + 1) for number in range(CONSUMERS)]
     for room in rooms:
         await engine.join(lease, SUBSCRIPTION, room.consumer, HOUR_MS)
     for first in range(0, lanes, BATCH):

@@ -12,7 +12,7 @@ from keylane_broker.engine.checks import check_flat
 from keylane_broker.engine.codec import flat_receipts
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.receipts import receipts_of
-from keylane_broker.engine.values import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.engine.values import Capacity, Lease, Outgoing, SubscriptionSettings, TopicSettings
 from loadtest.report import Figure
 
 BATCH = 100
@@ -67,7 +67,7 @@ class Lane:
 
     async def fetch(self, permits: int = BATCH) -> list[str | int]:
         """Fetch one batch and answer its receipts."""
-        fetched = await self.engine.fetch_flat(self.lease, "s0", [Room("c", permits)])
+        fetched = await self.engine.fetch_flat(self.lease, "s0", [Capacity("c", permits)])
         [share] = fetched.shares
         assert len(share.flat) == permits * 3
         return flat_receipts(fetched, share)
@@ -196,7 +196,7 @@ async def _block_keys(lane: Lane, count: int) -> None:
         await lane.engine.nack(lane.lease, "s0", receipts, delay_ms=HOUR_MS)
     for first in range(0, count, BATCH):
         await lane.publish(messages(BATCH, keys[first : first + BATCH]))
-    while (await lane.engine.fetch(lane.lease, "s0", [Room("c", BATCH)])).more:
+    while (await lane.engine.fetch(lane.lease, "s0", [Capacity("c", BATCH)])).more:
         pass
 
 

@@ -13,11 +13,11 @@ from keylane.errors import Unavailable
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import (
+    Capacity,
     Delivery,
     Lease,
     Outgoing,
     Receipt,
-    Room,
     SubscriptionSettings,
     TopicSettings,
 )
@@ -119,7 +119,7 @@ class Load:
                 given = [receipt for receipt in given if receipt.lane != back.lane or not receipt.lane]
             if given:
                 await self.settle(lease, place, given)
-            room = Room(consumer, self.chance.randint(1, 60), HOUR_MS)
+            room = Capacity(consumer, self.chance.randint(1, 60), HOUR_MS)
             deliveries = (await self.engine.fetch(lease, subscription, [room])).deliveries
             if not deliveries:
                 await anyio.lowlevel.checkpoint()
@@ -189,7 +189,7 @@ async def drain(engine: Engine, leases: list[Lease], record: Record) -> None:
                     record.note_delivered(place, held)
                     await load.settle(lease, place, [delivery.receipt for delivery in held])
                     held = await engine.list_leases(lease, name, consumer)
-            while deliveries := (await engine.fetch(lease, name, [Room("c1", 1_000)])).deliveries:
+            while deliveries := (await engine.fetch(lease, name, [Capacity("c1", 1_000)])).deliveries:
                 record.note_delivered(place, deliveries)
                 await load.settle(lease, place, [delivery.receipt for delivery in deliveries])
 

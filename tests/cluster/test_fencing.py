@@ -10,7 +10,7 @@ from keylane.errors import Fenced
 from keylane.wire import Frame, Type
 from keylane_broker.config import Settings
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Lease, Outgoing, Receipt, Room, TopicSettings
+from keylane_broker.engine.values import Capacity, Lease, Outgoing, Receipt, TopicSettings
 from keylane_broker.store.keys import PartitionKeys
 from keylane_broker.worker.worker import Worker
 from tests.support.ownership import move, served, state_of
@@ -130,7 +130,7 @@ WRITES: dict[str, Step] = {
     "spare": lambda engine, lease: engine.prolong_sessions(lease, "s", 60_000),
     "leave": lambda engine, lease: engine.leave(lease, "s", "c"),
     "crash": lambda engine, lease: engine.leave(lease, "s", "c", crashed=True),
-    "fetch": lambda engine, lease: engine.fetch(lease, "s", [Room("c", 10)]),
+    "fetch": lambda engine, lease: engine.fetch(lease, "s", [Capacity("c", 10)]),
     "held": lambda engine, lease: engine.list_leases(lease, "s", "c"),
     "ack": lambda engine, lease: engine.ack(lease, "s", [Receipt(0, "", 1, 1, 1)]),
     "nack": lambda engine, lease: engine.nack(lease, "s", [Receipt(0, "", 1, 1, 1)], delay_ms=0),
@@ -150,7 +150,7 @@ async def test_of_two_engines_with_a_lease_only_the_newer_can_write(
     assert old is not None
     await one.join(old, "s", "c")
     await one.publish(old, [Outgoing("k", "u0", wire.pack_about(1)), Outgoing("k", "u1", wire.pack_about(1))])
-    await one.fetch(old, "s", [Room("c", 1)])
+    await one.fetch(old, "s", [Capacity("c", 1)])
     assert await two.acquire(topic, 0, "w2", 60_000) is None, "the lease is held"
     await one.store.command("DEL", PartitionKeys.of(topic, 0).lease)  # it has ended
     new = await two.acquire(topic, 0, "w2", 60_000)

@@ -8,7 +8,7 @@ import pytest
 from keylane.errors import DurabilityNotReached
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Lease, Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.engine.values import Capacity, Lease, Outgoing, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import PartitionKeys
 
@@ -78,7 +78,7 @@ async def walk_through(engine: Engine, lease: Lease) -> None:
     assert len((await engine.publish(lease, messages)).duplicates) == 6
     await engine.join(lease, "s", "c")
     await engine.touch(lease, "s", ["c"])
-    fetched = await engine.fetch(lease, "s", [Room("c", 4)])
+    fetched = await engine.fetch(lease, "s", [Capacity("c", 4)])
     given = [delivery.receipt for delivery in fetched.deliveries]
     assert sum(len(delivery.messages) for delivery in fetched.deliveries) == 4
     held = await engine.list_leases(lease, "s", "c")
@@ -93,7 +93,7 @@ async def walk_through(engine: Engine, lease: Lease) -> None:
     await engine.leave(lease, "s", "c")
     await engine.seek(lease.topic, "s", 5, partition=lease.partition)
     await engine.join(lease, "s", "c")
-    left = await engine.fetch_settled(lease, "s", [Room("c", 10)])
+    left = await engine.fetch_settled(lease, "s", [Capacity("c", 10)])
     assert sorted(item.entry for delivery in left.deliveries for item in delivery.messages) == [5, 6]
 
 

@@ -11,7 +11,7 @@ import pytest
 import keylane
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Outgoing, Room, SubscriptionSettings, TopicSettings, WorkerReport
+from keylane_broker.engine.values import Capacity, Outgoing, SubscriptionSettings, TopicSettings, WorkerReport
 from keylane_broker.store.keys import OWNERS
 from tests.support import commands
 from tests.support.running import RunningBroker
@@ -107,11 +107,11 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
         uid = "order-4711" if number == 0 else f"uid-{number}"
         await engine.publish(lease, [Outgoing("customer-7", uid, pack_about(1, size=1))])
     await engine.join(lease, "billing", "c1")
-    fetched = await engine.fetch(lease, "billing", [Room("c1", 4)])
+    fetched = await engine.fetch(lease, "billing", [Capacity("c1", 4)])
     first = fetched.deliveries[0].receipt
     for number in range(4, 200):  # one by one, which is more than the record of a lane lists
         await engine.publish(lease, [Outgoing("customer-7", f"uid-{number}", pack_about(1, size=1))])
-        fetched = await engine.fetch(lease, "billing", [Room("c1", 1)])
+        fetched = await engine.fetch(lease, "billing", [Capacity("c1", 1)])
     await engine.ack(lease, "billing", [first._replace(last=first.first)])
     last = [delivery.receipt for delivery in fetched.deliveries][-1]
     await engine.nack(lease, "billing", [last._replace(first=last.last)], delay_ms=60_000)

@@ -17,10 +17,10 @@ from keylane.errors import (
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import (
     Backoff,
+    Capacity,
     Lease,
     Outgoing,
     Receipt,
-    Room,
     SubscriptionSettings,
     TopicSettings,
 )
@@ -107,7 +107,12 @@ for what, name in BAD_NAMES.items():
         lambda s, name: s.engine.create_subscription(s.topic, name),
         name,
     )
-    bad(f"fetch for {what}", InvalidName, lambda s, name: s.engine.fetch(s.lease, name, [Room("c", 1)]), name)
+    bad(
+        f"fetch for {what}",
+        InvalidName,
+        lambda s, name: s.engine.fetch(s.lease, name, [Capacity("c", 1)]),
+        name,
+    )
     bad(f"seek of {what}", InvalidName, lambda s, name: s.engine.seek(s.topic, name, "latest"), name)
     bad(f"consumer named {what}", InvalidName, lambda s, name: s.engine.join(s.lease, "s", name), name)
 
@@ -220,7 +225,7 @@ for what, ms in NOT_TIMES.items():
     bad(
         f"lease {what} in fetch",
         InvalidArgument,
-        lambda s, ms: s.engine.fetch(s.lease, "s", [Room("c", 1, ms)]),
+        lambda s, ms: s.engine.fetch(s.lease, "s", [Capacity("c", 1, ms)]),
         ms,
     )
     bad(f"session {what}", InvalidArgument, lambda s, ms: s.engine.join(s.lease, "s", "new", ms), ms)
@@ -245,14 +250,14 @@ for what, permits in {"float": 2.5, "nothing": None, "bool": True, "text": "many
     bad(
         f"permits {what}",
         InvalidArgument,
-        lambda s, permits: s.engine.fetch(s.lease, "s", [Room("c", permits)]),
+        lambda s, permits: s.engine.fetch(s.lease, "s", [Capacity("c", permits)]),
         permits,
     )
 for limit in (0, -1, 1_001, 1.5, None, "9"):
     bad(
         f"limit {limit!r}",
         InvalidArgument,
-        lambda s, limit: s.engine.fetch(s.lease, "s", [Room("c", 1)], limit=limit),
+        lambda s, limit: s.engine.fetch(s.lease, "s", [Capacity("c", 1)], limit=limit),
         limit,
     )
 

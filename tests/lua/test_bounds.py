@@ -8,7 +8,7 @@ import pytest
 from keylane.errors import Unavailable
 from keylane_broker.engine.bodies import pack_names
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Backoff, Room, Stale
+from keylane_broker.engine.values import Backoff, Capacity, Stale
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.support.clock import ManualTime
 from tests.support.story import Story, entries, part, receipts
@@ -35,7 +35,7 @@ async def test_a_stuck_key_delays_no_other_even_for_a_consumer_with_one_permit(
     await story.publish("stuck")
     await story.nack(*receipts(await story.fetch()), delay_ms=600_000)
     await story.publish(*["stuck"] * 300, "other")
-    fetched = await engine.fetch(story.lease, "s", [Room("c", 1)])
+    fetched = await engine.fetch(story.lease, "s", [Capacity("c", 1)])
     assert entries(fetched.deliveries) == [302]
 
 
@@ -62,9 +62,9 @@ async def test_a_log_full_of_holes_is_read_in_one_go(engine: Engine, topic: str)
     await story.ack(*odd, name="first")
     for name, mode in (("runs", "shared"), ("lane", "exclusive"), ("keys", "key_shared")):
         await story.subscribe(name, mode, start="earliest")
-        fetched = await engine.fetch(story.lease, name, [Room("c", 60)])
+        fetched = await engine.fetch(story.lease, name, [Capacity("c", 60)])
         assert entries(fetched.deliveries) == list(range(2, 121, 2)), mode
-        fetched = await engine.fetch(story.lease, name, [Room("c", 60)])
+        fetched = await engine.fetch(story.lease, name, [Capacity("c", 60)])
         assert entries(fetched.deliveries) == list(range(122, 201, 2)), mode
         assert await engine.store.command("HGET", story.keys.subs, name) == "200"
 
@@ -79,7 +79,9 @@ async def test_expire_and_leave_go_step_by_step_and_reach_the_end(timed: ManualT
     await timed.advance(1_000)
     assert (await engine.expire(story.lease, "s")).released == 3
     assert (
-        sum(len(d.messages) for d in (await engine.fetch(story.lease, "s", [Room("c", 1_000)])).deliveries)
+        sum(
+            len(d.messages) for d in (await engine.fetch(story.lease, "s", [Capacity("c", 1_000)])).deliveries
+        )
         == 1_000
     )
     assert await engine.leave(story.lease, "s", "c") >= 3
@@ -171,7 +173,7 @@ async def test_a_leave_left_unfinished_is_due_at_once(timed: ManualTime, topic: 
     assert await story.take("a") == [1, 2, 3, 4, 5]
     step = [story.sub(), story.lease.text, "s", "a", "left", 1]
     assert (await engine.store.run("subscription/leave", *step))[1] == 0  # type: ignore[arg-type]
-    fetched = await engine.fetch(story.lease, "s", [Room("b", 10)])  # the worker died in between
+    fetched = await engine.fetch(story.lease, "s", [Capacity("b", 10)])  # the worker died in between
     assert fetched.deliveries == []
     assert 0 < fetched.next_due_ms <= timed.now_ms
     await engine.expire(story.lease, "s")
@@ -203,7 +205,7 @@ async def test_what_a_consumer_holds_costs_what_it_holds_whatever_the_others_hav
     await story.subscribe(mode="key_shared", consumers=("c", "d"))
     for start in range(0, 3_000, 1_000):
         await story.publish(*(f"key-{start + number}" for number in range(1_000)))
-        await engine.fetch(story.lease, "s", [Room("d", 1_000)])
+        await engine.fetch(story.lease, "s", [Capacity("d", 1_000)])
     await story.publish("mine")
     await story.take("c")
     calls = []
@@ -406,7 +408,7 @@ async def test_a_fetch_serves_a_bounded_number_of_lanes_that_wait(engine: Engine
     second = await story.fetch(permits=350)
     await story.nack(*receipts(first))
     await story.nack(*receipts(second))
-    rooms = [Room("c", 1_000), *(Room(f"idle-{number}", 1) for number in range(60))]
+    rooms = [Capacity("c", 1_000), *(Capacity(f"idle-{number}", 1) for number in range(60))]
     seen: list[int] = []
     calls = 0
     while len(seen) < 700:
@@ -435,7 +437,7 @@ async def test_what_waits_for_one_consumer_keeps_nothing_from_the_others(engine:
         pass
     while not await story.take("c1", 1):  # then all others wait
         pass
-    result = await engine.fetch(story.lease, "s", [Room(name, 1_000) for name in names])
+    result = await engine.fetch(story.lease, "s", [Capacity(name, 1_000) for name in names])
     assert {delivery.consumer for delivery in result.deliveries} == {*names} - {"c1"}
 
 

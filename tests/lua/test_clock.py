@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from keylane_broker.engine.values import Room, TopicSettings
+from keylane_broker.engine.values import Capacity, TopicSettings
 from tests.support.clock import ManualTime
 from tests.support.story import HOUR_MS, Story, entries, message, receipts
 
@@ -37,7 +37,7 @@ async def test_a_lease_lasts_as_long_as_it_should_after_the_clock_went_back(
         await timed.advance(HOUR_MS)
         await now_of(story)
     await timed.engine.join(story.lease, "s", "c", HOUR_MS)
-    result = await timed.engine.fetch(story.lease, "s", [Room("c", 1, 1_000)])
+    result = await timed.engine.fetch(story.lease, "s", [Capacity("c", 1, 1_000)])
     await timed.advance(-HOUR_MS)
     assert (await timed.engine.expire(story.lease, "s")).released == 0
     await timed.advance(999)
@@ -118,7 +118,7 @@ async def test_deadlines_are_answered_by_the_clock_of_the_caller(timed: ManualTi
     await timed.advance(-HOUR_MS)
     await timed.engine.join(story.lease, "s", "c", HOUR_MS)
     clock_ms = 5_000_000
-    fetched = await timed.engine.fetch_flat(story.lease, "s", [Room("c", 1, 700)], at_ms=clock_ms)
+    fetched = await timed.engine.fetch_flat(story.lease, "s", [Capacity("c", 1, 700)], at_ms=clock_ms)
     assert fetched.now_ms == clock_ms
     assert fetched.next_due_ms == clock_ms + 700
     [held] = await timed.engine.list_leases(story.lease, "s", "c", at_ms=clock_ms)

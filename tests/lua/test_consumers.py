@@ -6,7 +6,7 @@ import pytest
 
 from keylane.errors import Fenced, SubscriptionBusy, SubscriptionNotFound
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Backoff, Room, SubscriptionSettings
+from keylane_broker.engine.values import Backoff, Capacity, SubscriptionSettings
 from tests.support.clock import ManualTime
 from tests.support.story import HOUR_MS, Story, entries, must_acquire, part, receipts
 
@@ -60,7 +60,7 @@ async def test_a_graceful_leave_gives_everything_back_at_once_and_uncharged(
     assert await story.retries() == {}
     assert await story.ack(*held) == ["stale", "stale"]
     assert sorted(await story.take("d")) == [1, 2, 3, 4]
-    assert (await engine.fetch(story.lease, "s", [Room("c", 1)])).unknown_consumers == ["c"]
+    assert (await engine.fetch(story.lease, "s", [Capacity("c", 1)])).unknown_consumers == ["c"]
 
 
 async def test_a_graceful_leave_gives_lanes_to_others_in_order(engine: Engine, topic: str) -> None:
@@ -256,7 +256,7 @@ async def test_many_sessions_are_spared_and_what_consumers_hold_stays_with_them(
         some = consumers[at : at + 500]
         await asyncio.gather(*(engine.join(story.lease, "s", consumer, 60_000) for consumer in some))
     await story.publish_many(3)
-    await engine.fetch(story.lease, "s", [Room("c7", 3)])
+    await engine.fetch(story.lease, "s", [Capacity("c7", 3)])
     lease = await must_acquire(engine, topic, worker="w1")
     await engine.prolong_sessions(lease, "s", HOUR_MS)
     key = story.keys.subscription("s").consumers

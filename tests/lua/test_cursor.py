@@ -15,7 +15,7 @@ from keylane.errors import (
 )
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Claimed, Outgoing, Room, SubscriptionSettings, TopicSettings
+from keylane_broker.engine.values import Capacity, Claimed, Outgoing, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import subscription_keys
 from tests.support.clock import ManualTime
@@ -278,7 +278,7 @@ async def test_nothing_of_it_can_be_leased(engine: Engine, topic: str) -> None:
     with pytest.raises(InvalidArgument, match=r"read by position .* use another subscription"):
         await engine.join(story.lease, "spark", "c")
     with pytest.raises(InvalidArgument, match=r"read by position .* use another subscription"):
-        await engine.fetch(story.lease, "spark", [Room("c", 10)])
+        await engine.fetch(story.lease, "spark", [Capacity("c", 10)])
     with pytest.raises(InvalidArgument, match="no deliveries to pause"):
         await engine.pause_subscription(topic, "spark", True)
     await engine.pause_subscription(topic, "spark", False)

@@ -1,7 +1,7 @@
 """Expiry: deadlines and sessions that end, and what they cost."""
 
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Backoff, ExpireResult, Room
+from keylane_broker.engine.values import Backoff, Capacity, ExpireResult
 from tests.support.clock import ManualTime
 from tests.support.story import HOUR_MS, Story, part, receipts
 
@@ -138,7 +138,7 @@ async def test_more_late_lanes_than_one_step_are_all_released(timed: ManualTime,
     await timed.engine.join(story.lease, "s", "brief", session_ms=500)
     for start in (0, 1_000):
         await story.publish(*(f"key-{start + number}" for number in range(1_000)))
-        await timed.engine.fetch(story.lease, "s", [Room("c", 1_000, lease_ms=500)])
+        await timed.engine.fetch(story.lease, "s", [Capacity("c", 1_000, lease_ms=500)])
     await timed.advance(500)
     result = await timed.engine.expire(story.lease, "s")
     assert (result.released, result.expired_consumers) == (2_000, ["brief"])

@@ -4,7 +4,7 @@ import pytest
 
 from keylane.errors import SubscriptionBusy
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Room
+from keylane_broker.engine.values import Capacity
 from tests.support.clock import ManualTime
 from tests.support.story import Story, entries, part, receipts
 
@@ -60,7 +60,7 @@ async def test_only_the_active_consumer_of_a_failover_subscription_is_served(
     story = await Story.begin(engine, topic)
     await story.subscribe(mode="failover", consumers=("c", "d"))
     await story.publish("a", "b")
-    rooms = [Room("c", 1), Room("d", 100)]
+    rooms = [Capacity("c", 1), Capacity("d", 100)]
     result = await engine.fetch(story.lease, "s", rooms)
     assert [delivery.consumer for delivery in result.deliveries] == ["c"]
     assert await story.take("d") == []

@@ -1,7 +1,7 @@
 """Fetching in key-shared mode: every key is a lane, leased as a prefix to one consumer at a time."""
 
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Backoff, Room
+from keylane_broker.engine.values import Backoff, Capacity
 from tests.support.clock import ManualTime
 from tests.support.story import Story, entries, part, receipts
 
@@ -73,10 +73,10 @@ async def test_a_free_key_goes_to_the_consumer_with_the_most_room(engine: Engine
     story = await Story.begin(engine, topic)
     await story.subscribe(mode=MODE, consumers=("c", "d"))
     await story.publish("a", "b", "a", "c")
-    result = await engine.fetch(story.lease, "s", [Room("c", 1), Room("d", 100)])
+    result = await engine.fetch(story.lease, "s", [Capacity("c", 1), Capacity("d", 100)])
     assert {delivery.consumer for delivery in result.deliveries} == {"d"}
     await story.publish(*[f"k{number}" for number in range(10)])
-    result = await engine.fetch(story.lease, "s", [Room("c", 5), Room("d", 5)])
+    result = await engine.fetch(story.lease, "s", [Capacity("c", 5), Capacity("d", 5)])
     got = [delivery.consumer for delivery in result.deliveries]
     assert (got.count("c"), got.count("d")) == (5, 5)
 
@@ -98,7 +98,7 @@ async def test_messages_without_a_key_are_spread_over_consumers_as_runs(engine: 
     story = await Story.begin(engine, topic)
     await story.subscribe(mode=MODE, consumers=("c", "d"))
     await story.publish_many(20)
-    result = await engine.fetch(story.lease, "s", [Room("c", 50), Room("d", 50)])
+    result = await engine.fetch(story.lease, "s", [Capacity("c", 50), Capacity("d", 50)])
     got = {delivery.consumer: len(entries([delivery])) for delivery in result.deliveries}
     assert got == {"c": 10, "d": 10}
 
@@ -152,7 +152,7 @@ async def test_a_timeout_returns_the_whole_lane_and_charges_its_head_with_backof
     story = await Story.begin(timed.engine, topic)
     await story.subscribe(mode=MODE, backoff=Backoff(2.0, jitter=0.0))
     await story.publish("a", "a", "b")
-    await timed.engine.fetch(story.lease, "s", [Room("c", 2, lease_ms=1_000)])
+    await timed.engine.fetch(story.lease, "s", [Capacity("c", 2, lease_ms=1_000)])
     await timed.advance(1_000)
     assert (await timed.engine.expire(story.lease, "s")).released == 1
     assert await story.retries() == {1: 1}
@@ -229,7 +229,7 @@ async def test_settling_the_first_of_several_apart_restarts_the_deadline_of_the_
     await story.subscribe(mode="key_shared")
     await timed.engine.join(story.lease, "s", "c", 60_000)
     await story.publish(*"abab")
-    room = [Room("c", 100, 1_000)]
+    room = [Capacity("c", 100, 1_000)]
     first = (await timed.engine.fetch(story.lease, "s", room)).deliveries
     await story.publish("a")
     await timed.advance(600)

@@ -1,7 +1,7 @@
 """Fetching in shared mode: runs of entries, spread over whoever has room."""
 
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Room, TopicSettings
+from keylane_broker.engine.values import Capacity, TopicSettings
 from tests.support.clock import ManualTime
 from tests.support.story import Story, entries, part, receipts
 
@@ -32,7 +32,7 @@ async def test_a_backlog_is_shared_evenly_and_nobody_gets_what_another_has(
     story = await Story.begin(engine, topic)
     await story.subscribe(consumers=("c1", "c2", "c3"))
     await story.publish_many(30)
-    rooms = [Room("c1", 100), Room("c2", 100), Room("c3", 100)]
+    rooms = [Capacity("c1", 100), Capacity("c2", 100), Capacity("c3", 100)]
     result = await engine.fetch(story.lease, "s", rooms)
     got = {delivery.consumer: entries([delivery]) for delivery in result.deliveries}
     assert sorted(len(found) for found in got.values()) == [10, 10, 10]
@@ -43,9 +43,9 @@ async def test_the_limit_ends_a_call_that_says_there_is_more(engine: Engine, top
     story = await Story.begin(engine, topic)
     await story.subscribe()
     await story.publish_many(5)
-    first = await engine.fetch(story.lease, "s", [Room("c", 100)], limit=3)
+    first = await engine.fetch(story.lease, "s", [Capacity("c", 100)], limit=3)
     assert (entries(first.deliveries), first.more) == ([1, 2, 3], True)
-    second = await engine.fetch(story.lease, "s", [Room("c", 97)], limit=3)
+    second = await engine.fetch(story.lease, "s", [Capacity("c", 97)], limit=3)
     assert (entries(second.deliveries), second.more) == ([4, 5], False)
 
 
@@ -55,7 +55,7 @@ async def test_a_consumer_without_a_session_is_named_and_gets_nothing(timed: Man
     await timed.engine.join(story.lease, "s", "brief", session_ms=1_000)
     await story.publish_many(2)
     await timed.advance(1_000)
-    rooms = [Room("stranger", 10), Room("brief", 10)]
+    rooms = [Capacity("stranger", 10), Capacity("brief", 10)]
     result = await timed.engine.fetch(story.lease, "s", rooms)
     assert result.unknown_consumers == ["stranger", "brief"]
     assert result.deliveries == []
@@ -108,7 +108,7 @@ async def test_the_answer_names_the_instant_of_the_next_deadline(timed: ManualTi
     story = await Story.begin(timed.engine, topic)
     await story.subscribe()
     await story.publish_many(2)
-    rooms = [Room("c", 1, lease_ms=7_000)]
+    rooms = [Capacity("c", 1, lease_ms=7_000)]
     first = await timed.engine.fetch(story.lease, "s", rooms)
     assert first.now_ms == timed.now_ms
     assert first.deliveries[0].deadline_ms == first.next_due_ms == timed.now_ms + 7_000
@@ -122,7 +122,7 @@ async def test_the_answer_names_the_instant_at_which_a_delayed_message_comes_bac
     await story.publish_many(1)
     [delivery] = await story.fetch()
     await story.nack(delivery.receipt, delay_ms=500)
-    waiting = await timed.engine.fetch(story.lease, "s", [Room("c", 1)])
+    waiting = await timed.engine.fetch(story.lease, "s", [Capacity("c", 1)])
     assert (waiting.deliveries, waiting.next_due_ms) == ([], timed.now_ms + 500)
     await timed.advance(499)
     assert await story.take() == []
@@ -148,11 +148,11 @@ async def test_at_most_once_is_settled_before_anybody_sees_it(engine: Engine, to
     story = await Story.begin(engine, topic)
     await story.subscribe()
     await story.publish_many(3)
-    result = await engine.fetch_settled(story.lease, "s", [Room("c", 2)])
+    result = await engine.fetch_settled(story.lease, "s", [Capacity("c", 2)])
     assert entries(result.deliveries) == [1, 2]
     assert await story.log() == [3]
     assert await engine.list_leases(story.lease, "s", "c") == []
-    assert (await engine.fetch_settled(story.lease, "s", [Room("c", 0)])).deliveries == []
+    assert (await engine.fetch_settled(story.lease, "s", [Capacity("c", 0)])).deliveries == []
 
 
 async def test_partitions_of_one_topic_do_not_see_each_other(engine: Engine, topic: str) -> None:
@@ -173,5 +173,5 @@ async def test_a_run_that_came_back_is_shared_among_all_who_have_room(engine: En
     await story.subscribe(consumers=("c", "d"))
     await story.publish_many(6)
     await story.nack(*receipts(await story.fetch()))
-    fetched = await engine.fetch(story.lease, "s", [Room("c", 3), Room("d", 3)])
+    fetched = await engine.fetch(story.lease, "s", [Capacity("c", 3), Capacity("d", 3)])
     assert sorted(entries(fetched.deliveries)) == [1, 2, 3, 4, 5, 6]

@@ -8,7 +8,7 @@ import pytest
 from keylane.errors import InvalidArgument, TopicNotFound
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.entries import settle_missing
-from keylane_broker.engine.values import Room, SubscriptionSettings, TopicSettings
+from keylane_broker.engine.values import Capacity, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.model.journal import numbers
 from tests.support.clock import ManualTime
@@ -95,7 +95,7 @@ async def test_each_consumer_of_a_fetch_has_a_record_with_its_ranges(engine: Eng
     await story.subscribe(mode="key_shared", consumers=("c1", "c2"))
     await story.publish("a", "b", "a", "b", "a")
     before = await journal(story)
-    result = await engine.fetch(story.lease, "s", [Room("c1", 10), Room("c2", 10)])
+    result = await engine.fetch(story.lease, "s", [Capacity("c1", 10), Capacity("c2", 10)])
     told = await news(story, before)
     assert sorted(told) == [
         Record("delivered", "s", "c1", "1 3 5"),
@@ -227,7 +227,7 @@ async def test_at_most_once_is_acked_before_anybody_sees_it(engine: Engine, topi
     await story.subscribe()
     await story.publish_many(3)
     before = await journal(story)
-    await engine.fetch_settled(story.lease, "s", [Room("c", 2)])
+    await engine.fetch_settled(story.lease, "s", [Capacity("c", 2)])
     assert await news(story, before) == [
         Record("delivered", "s", "c", "1-2"),
         Record("acked", "s", "c", "1-2"),

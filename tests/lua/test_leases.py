@@ -7,7 +7,7 @@ from redis.crc import key_slot
 
 from keylane.errors import Fenced, TopicNotFound, Unavailable
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Lease, Room, TopicSettings
+from keylane_broker.engine.values import Capacity, Lease, TopicSettings
 from keylane_broker.store.keys import PartitionKeys
 from loadtest.topology import three_node_cluster
 from tests.support.clock import ManualTime
@@ -155,7 +155,7 @@ async def test_every_script_that_serves_a_partition_is_fenced_by_the_next_epoch(
     given = [delivery.receipt]
     for call in (
         lambda: engine.publish(old, [message()]),
-        lambda: engine.fetch(old, "s", [Room("c", 1)]),
+        lambda: engine.fetch(old, "s", [Capacity("c", 1)]),
         lambda: engine.ack(old, "s", given),
         lambda: engine.nack(old, "s", given),
         lambda: engine.extend(old, "s", given, lease_ms=1),
@@ -189,7 +189,7 @@ async def test_ids_carry_the_ledger_and_entries_count_on_through_ledgers(engine:
     newer = await must_acquire(engine, topic)
     result = await engine.publish(newer, [message("a"), message("b")])
     assert [published.id for published in result.each()] == [f"{newer.epoch}-3", f"{newer.epoch}-4"]
-    fetched = await engine.fetch(newer, "s", [Room("c", 10)])
+    fetched = await engine.fetch(newer, "s", [Capacity("c", 10)])
     ids = [message.id for delivery in fetched.deliveries for message in delivery.messages]
     assert ids == [story.id(1), story.id(2), f"{newer.epoch}-3", f"{newer.epoch}-4"]
 
@@ -242,11 +242,11 @@ async def test_of_many_ledgers_only_those_are_named_that_a_delivery_is_of(engine
         story.lease = await must_acquire(engine, topic)
         await story.publish(str(number), str(number))
         ids += [story.id(number * 2 + 1), story.id(number * 2 + 2)]
-    fetched = await engine.fetch_flat(story.lease, "s", [Room("c", 3)])
+    fetched = await engine.fetch_flat(story.lease, "s", [Capacity("c", 3)])
     assert len(fetched.ledgers.split()) == 2
     got = [
         message.id
-        for delivery in (await engine.fetch(story.lease, "s", [Room("c", 100)])).deliveries
+        for delivery in (await engine.fetch(story.lease, "s", [Capacity("c", 100)])).deliveries
         for message in delivery.messages
     ]
     assert got == ids[3:]

@@ -7,7 +7,7 @@ import pytest
 
 from keylane.errors import TopicNotFound
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Room, TopicSettings
+from keylane_broker.engine.values import Capacity, TopicSettings
 from keylane_broker.inspect import counts as inspection
 from keylane_broker.inspect.counts import Ledger, PartitionLedgers, ledgers
 from tests.support.story import HOUR_MS, Story, must_acquire, part
@@ -110,7 +110,7 @@ async def test_a_subscription_that_is_behind_or_went_back_is_counted_too(
     await story.publish(*(f"key-{number % 4}" for number in range(9)))
     await engine.create_subscription(topic, "late", start=30)
     await assert_exact(story)
-    result = await engine.fetch(story.lease, "s", [Room("c", 6)])
+    result = await engine.fetch(story.lease, "s", [Capacity("c", 6)])
     await engine.ack(story.lease, "s", [delivery.receipt for delivery in result.deliveries[1:]])
     await assert_exact(story)
     await engine.delete_subscription(topic, "s")

@@ -1,7 +1,7 @@
 """What each partition had to do: messages published and delivered, and time that scripts took."""
 
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Room, TopicSettings
+from keylane_broker.engine.values import Capacity, TopicSettings
 from tests.support.story import HOUR_MS, Story, message, must_acquire, receipts
 
 
@@ -13,7 +13,7 @@ async def test_the_load_of_each_partition_since_the_last_look(engine: Engine, to
     await engine.publish(leases[0], [message() for _ in range(500)])
     await engine.publish(leases[2], [message() for _ in range(5)])
     await engine.join(leases[2], "s", "c", HOUR_MS)
-    result = await engine.fetch(leases[2], "s", [Room("c", 3)])
+    result = await engine.fetch(leases[2], "s", [Capacity("c", 3)])
     await engine.ack(leases[2], "s", receipts(result.deliveries))
     loads = engine.take_loads()
     assert {key: messages for key, (messages, _) in loads.items()} == {(topic, 0): 500, (topic, 2): 8}

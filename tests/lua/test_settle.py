@@ -4,7 +4,7 @@ import pytest
 
 from keylane.errors import SubscriptionNotFound
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Backoff, Receipt, Room, Stale
+from keylane_broker.engine.values import Backoff, Capacity, Receipt, Stale
 from tests.support.clock import ManualTime
 from tests.support.story import Story, entries, part, receipts
 
@@ -290,7 +290,7 @@ async def test_settling_needs_a_subscription(engine: Engine, topic: str) -> None
         lambda: engine.ack(story.lease, "s", [receipt]),
         lambda: engine.nack(story.lease, "s", [receipt]),
         lambda: engine.extend(story.lease, "s", [receipt], lease_ms=1),
-        lambda: engine.fetch(story.lease, "s", [Room("c", 1)]),
+        lambda: engine.fetch(story.lease, "s", [Capacity("c", 1)]),
         lambda: engine.expire(story.lease, "s"),
     ):
         with pytest.raises(SubscriptionNotFound, match="'s'"):

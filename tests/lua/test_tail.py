@@ -2,7 +2,7 @@
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.tail import TailCache
-from keylane_broker.engine.values import Lease, PublishResult, Room
+from keylane_broker.engine.values import Capacity, Lease, PublishResult
 from tests.support.story import HOUR_MS, Story, entries, message, must_acquire, receipts
 
 
@@ -57,7 +57,7 @@ async def test_another_worker_s_fetch_does_not_confuse_the_first(engine: Engine,
     assert await story.take() == [1]
     await story.publish(*"bcd")
     other = Engine(engine.store)  # the same lease, another memory
-    fetched = await other.fetch(story.lease, "s", [Room("c", 2, HOUR_MS)])
+    fetched = await other.fetch(story.lease, "s", [Capacity("c", 2, HOUR_MS)])
     assert entries(fetched.deliveries) == [2, 3]
     await story.publish("e")
     assert await story.take() == [4, 5]

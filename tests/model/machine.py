@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from keylane_broker.engine.values import Backoff, Outgoing, Receipt, Room
+from keylane_broker.engine.values import Backoff, Capacity, Outgoing, Receipt
 from tests.model.pair import CONSUMERS, NAMES, WORKERS, Pair, World
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
@@ -51,7 +51,7 @@ class Pick(NamedTuple):
 
 rooms = st.lists(
     st.builds(
-        Room,
+        Capacity,
         st.sampled_from(CONSUMERS),
         st.sampled_from((3, 1, 6, 2, 12, 0)),
         st.sampled_from(LEASES_MS),
@@ -182,7 +182,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self,
         name: str,
         batch: list[Item],
-        asked: list[Room],
+        asked: list[Capacity],
         limit: int,
         joined: bool,
         settled: bool,
@@ -233,7 +233,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Publish and fetch something where nothing is leased, so that few steps are in vain."""
         if not self.both.sub(name).leased():
             batch: list[Item] = [12, "a", "b", "a", "", "", "b", "a", "", "a"]
-            asked = [Room("c1", 4, 5_000), Room("c2", 3, 5_000), Room("c3", 1, 1_000)]
+            asked = [Capacity("c1", 4, 5_000), Capacity("c2", 3, 5_000), Capacity("c3", 1, 1_000)]
             self.fetch(name, batch, asked, 1_000, joined=True, settled=False)
 
     def choose(self, name: str, chosen: list[Pick]) -> list[Receipt]:

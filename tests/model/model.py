@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from keylane_broker.engine.values import Backoff, Delivery, FetchResult, Outgoing, Published, Receipt, Room
+from keylane_broker.engine.values import (
+    Backoff,
+    Capacity,
+    Delivery,
+    FetchResult,
+    Outgoing,
+    Published,
+    Receipt,
+)
 
 NONE_YET = "0-0"  # instead of the id of a message that waits for its time
 Part = tuple[int, int]  # the place of a receipt in a call, and an entry that was stale in it
@@ -178,7 +186,7 @@ class Subscription:
     # Delivery
 
     def fetch(
-        self, now: int, rooms: Sequence[Room], limit: int, result: FetchResult, newest_token: int
+        self, now: int, rooms: Sequence[Capacity], limit: int, result: FetchResult, newest_token: int
     ) -> None:
         """Check what a fetch answered, and follow it."""
         known = [room for room in rooms if self.is_open(room.consumer, now)]

@@ -13,11 +13,11 @@ from keylane_broker.engine.bodies import read_body_records
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import (
     Backoff,
+    Capacity,
     FetchResult,
     Lease,
     Outgoing,
     Receipt,
-    Room,
     SettleResult,
     SubscriptionSettings,
     TopicSettings,
@@ -188,7 +188,7 @@ class Pair:
             "ack": lambda: engine.ack(old, name, receipts),
             "nack": lambda: engine.nack(old, name, receipts),
             "extend": lambda: engine.extend(old, name, receipts, lease_ms=90_000),
-            "fetch": lambda: engine.fetch(old, name, [Room(consumer, 5)]),
+            "fetch": lambda: engine.fetch(old, name, [Capacity(consumer, 5)]),
             "publish": lambda: engine.publish(old, [Outgoing("a", "late", "x")]),
             "expire": lambda: engine.expire(old, name),
             "join": lambda: engine.join(old, name, consumer),
@@ -264,7 +264,7 @@ class Pair:
 
     # Deliveries
 
-    def fetch(self, name: str, asked: list[Room], limit: int) -> None:
+    def fetch(self, name: str, asked: list[Capacity], limit: int) -> None:
         """Lease all that is to be had, in as many calls as it takes."""
         for _ in range(100):
             result = self.fetch_once(name, asked, limit)
@@ -274,12 +274,14 @@ class Pair:
             for delivery in result.deliveries:
                 taken[delivery.consumer] += len(delivery.messages)
             asked = [
-                Room(name, permits - taken[name], lease_ms, None if spare is None else spare - taken[name])
+                Capacity(
+                    name, permits - taken[name], lease_ms, None if spare is None else spare - taken[name]
+                )
                 for name, permits, lease_ms, spare, _ in asked
             ]
         raise AssertionError("a fetch that always asks for another one")
 
-    def fetch_once(self, name: str, asked: list[Room], limit: int) -> FetchResult:
+    def fetch_once(self, name: str, asked: list[Capacity], limit: int) -> FetchResult:
         """Lease what one call gives."""
         model = self.sub(name)
         step = self.engine.fetch(self.lease, name, asked, limit)
@@ -287,7 +289,7 @@ class Pair:
         self._follow(name, model, asked, limit, result)
         return result
 
-    def fetch_settled(self, name: str, asked: list[Room]) -> None:
+    def fetch_settled(self, name: str, asked: list[Capacity]) -> None:
         """Deliver at most once."""
         model = self.sub(name)
         step = self.engine.fetch_settled(self.lease, name, asked)
@@ -296,7 +298,7 @@ class Pair:
         assert not model.ack(self.now, [delivery.receipt for delivery in result.deliveries])
 
     def _follow(
-        self, name: str, model: Subscription, asked: list[Room], limit: int, result: FetchResult
+        self, name: str, model: Subscription, asked: list[Capacity], limit: int, result: FetchResult
     ) -> None:
         model.fetch(self.now, asked, limit, result, self.tokens[name])
         for delivery in result.deliveries:

@@ -9,12 +9,12 @@ from keylane_broker.engine.bodies import read_body_records, remove_body_records
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import (
     Backoff,
+    Capacity,
     Delivery,
     Lease,
     Outgoing,
     PublishResult,
     Receipt,
-    Room,
     SubscriptionSettings,
     TopicSettings,
 )
@@ -86,7 +86,7 @@ class Story:
         self, consumer: str = "c", permits: int = 100, *, name: str = "s", lease_ms: int = 30_000
     ) -> list[Delivery]:
         """What one consumer gets."""
-        result = await self.engine.fetch(self.lease, name, [Room(consumer, permits, lease_ms)])
+        result = await self.engine.fetch(self.lease, name, [Capacity(consumer, permits, lease_ms)])
         return result.deliveries
 
     async def take(self, consumer: str = "c", permits: int = 100, *, name: str = "s") -> list[int]:

@@ -7,7 +7,7 @@ import msgspec
 
 from keylane.errors import InvalidArgument, MessageTooLarge
 from keylane.wire import MAX_ABOUT, MAX_BATCH, MAX_KEY, MAX_UID, about_faults
-from keylane_broker.engine.values import Outgoing, Room
+from keylane_broker.engine.values import Capacity, Outgoing
 from keylane_broker.limits import MAX_MS, MAX_PERMITS, MAX_TIME_MS
 from keylane_broker.store.keys import check_name
 
@@ -39,7 +39,7 @@ def place_of(position: str | int | datetime) -> tuple[str, int | str]:
     raise InvalidArgument(f"position {position!r:.60}: use 'earliest', 'latest', an entry or a datetime")
 
 
-def check_room(consumers: Sequence[Room]) -> int:
+def check_capacities(consumers: Sequence[Capacity]) -> int:
     """Return all permits together; raises if a name, a number of permits or a lease is wrong."""
     total = 0
     for consumer, permits, lease_ms, spare, _ in consumers:

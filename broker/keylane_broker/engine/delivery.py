@@ -5,20 +5,20 @@ from typing import Any, NamedTuple
 
 from keylane.wire import MAX_BATCH
 from keylane_broker.engine.base import EngineBase
-from keylane_broker.engine.checks import check_int, check_room
+from keylane_broker.engine.checks import check_capacities, check_int
 from keylane_broker.engine.codec import pack, rows, without_lost
 from keylane_broker.engine.entries import as_messages, read_entries, settle_missing, warn_of_missing
 from keylane_broker.engine.lanes import split_by_lane
 from keylane_broker.engine.portions import Portions
 from keylane_broker.engine.tail import Tail
 from keylane_broker.engine.values import (
+    Capacity,
     Delivery,
     ExpireResult,
     Fetched,
     FetchResult,
     Lease,
     Receipt,
-    Room,
     Share,
 )
 from keylane_broker.store.keys import partition_keys
@@ -31,7 +31,7 @@ class Deliveries(EngineBase):
     """Leasing messages, and ending leases whose time is over."""
 
     async def fetch(
-        self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
+        self, lease: Lease, subscription: str, consumers: Sequence[Capacity], limit: int = MAX_BATCH
     ) -> FetchResult:
         """Lease messages to consumers that have room, at most `limit`."""
         fetched = await self.fetch_flat(lease, subscription, consumers, limit)
@@ -56,7 +56,7 @@ class Deliveries(EngineBase):
         self,
         lease: Lease,
         subscription: str,
-        consumers: Sequence[Room],
+        consumers: Sequence[Capacity],
         limit: int = MAX_BATCH,
         *,
         others: int = 0,
@@ -68,7 +68,7 @@ class Deliveries(EngineBase):
         times are by it instead of the partition's.
         """
         check_int("limit", limit, 1, MAX_BATCH)
-        permits = check_room(consumers)
+        permits = check_capacities(consumers)
         tail = self._tails.of(lease)
         known = tail.keys_after(subscription, min(limit, permits))
         keys = (known[0], pack(known[1])) if known else ("", "")
@@ -173,7 +173,7 @@ class _Leased(NamedTuple):
         return self._replace(now_ms=now_ms, next_due_ms=self.next_due_ms and self.next_due_ms - shift)
 
 
-def _capacities(consumers: Sequence[Room]) -> bytes:
+def _capacities(consumers: Sequence[Capacity]) -> bytes:
     """Pack what consumers can take, as the script wants it."""
     return pack(
         [
@@ -184,7 +184,7 @@ def _capacities(consumers: Sequence[Room]) -> bytes:
     )
 
 
-def _share_out(consumers: Sequence[Room], portions: Portions) -> dict[int, Share]:
+def _share_out(consumers: Sequence[Capacity], portions: Portions) -> dict[int, Share]:
     """Return what each consumer gets, by its place."""
     shares: dict[int, Share] = {}
     for (index, first, last), part in zip(rows(portions.found, 3), portions.parts, strict=True):

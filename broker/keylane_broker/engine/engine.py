@@ -7,7 +7,7 @@ await engine.create_subscription("orders", "billing", SubscriptionSettings(mode=
 lease = await engine.acquire("orders", 3, worker="w1", ttl_ms=5000)
 await engine.publish(lease, [Outgoing("customer-7", uid, pack_about(now_ms))])
 await engine.join(lease, "billing", "c1")
-result = await engine.fetch(lease, "billing", [Room("c1", 100)])
+result = await engine.fetch(lease, "billing", [Capacity("c1", 100)])
 await engine.ack(lease, "billing", [delivery.receipt for delivery in result.deliveries])
 """
 
@@ -26,7 +26,7 @@ from keylane_broker.engine.reading import Reading
 from keylane_broker.engine.settling import Settling
 from keylane_broker.engine.subscriptions import Subscriptions
 from keylane_broker.engine.topics import Topics
-from keylane_broker.engine.values import FetchResult, Lease, Room
+from keylane_broker.engine.values import Capacity, FetchResult, Lease
 from keylane_broker.engine.workers import Workers
 from keylane_broker.store.keys import partition_of
 from keylane_broker.store.store import Store
@@ -70,7 +70,7 @@ class Engine(
         }
 
     async def fetch_settled(
-        self, lease: Lease, subscription: str, consumers: Sequence[Room], limit: int = MAX_BATCH
+        self, lease: Lease, subscription: str, consumers: Sequence[Capacity], limit: int = MAX_BATCH
     ) -> FetchResult:
         """Fetch, and settle before anybody sees the messages: at most once."""
         result = await self.fetch(lease, subscription, consumers, limit)

@@ -136,7 +136,7 @@ class Delivery(msgspec.Struct, frozen=True):
     messages: list[Message]
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """A consumer, how many messages it can take now, and the lease it asks for.
 
     A free key goes to the one with the most `spare` capacity, on all partitions together; None: its permits.

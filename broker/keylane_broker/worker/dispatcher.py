@@ -13,7 +13,7 @@ from keylane import wire
 from keylane.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
 from keylane_broker.engine.codec import flat_receipts
 from keylane_broker.engine.receipts import receipts_of
-from keylane_broker.engine.values import Fetched, Lease, Room, Share
+from keylane_broker.engine.values import Capacity, Fetched, Lease, Share
 from keylane_broker.errors import NotOwner
 from keylane_broker.worker.clock import NEVER, instant
 from keylane_broker.worker.consumer import SHARE, Consumer, Consumers
@@ -241,7 +241,7 @@ class Dispatcher:
 
     # Whom a fetch names
 
-    def _rooms(self) -> list[Room]:
+    def _rooms(self) -> list[Capacity]:
         """Room for the next fetch; none where there is nothing to ask for, or nobody has any."""
         for consumer in [one for one in self._asking.values() if not one.has_room]:
             self._wait_for(consumer)
@@ -256,7 +256,7 @@ class Dispatcher:
         named.sort(key=_BY_ROOM)
         for connection in {one.connection for one in named}:
             connection.begin_fetch()
-        rooms = [Room(one.name, one.reserve(), one.lease_ms, one.headroom, SHARE) for one in named]
+        rooms = [Capacity(one.name, one.reserve(), one.lease_ms, one.headroom, SHARE) for one in named]
         for consumer in named[1:] + named[:1]:  # of those with the same room another is first next time
             consumer.crowd.place(consumer)
         if not rooms and not self._all_full:
@@ -289,7 +289,7 @@ class Dispatcher:
             self._others = max(0, min(len(self.consumers), crowd.size) - len(found))
         return found.values()
 
-    async def _fetch(self, rooms: list[Room]) -> None:
+    async def _fetch(self, rooms: list[Capacity]) -> None:
         left = {room.consumer: room.permits for room in rooms}
         takers = {name: self.consumers[name] for name in left}
         for name in takers:
@@ -335,7 +335,7 @@ class Dispatcher:
         self.end_sessions(fetched.unknown_consumers)
         self._give_back(rooms, takers, left)
 
-    def _give_back(self, rooms: list[Room], takers: dict[str, Consumer], left: dict[str, int]) -> None:
+    def _give_back(self, rooms: list[Capacity], takers: dict[str, Consumer], left: dict[str, int]) -> None:
         """Let the other partitions have the permits that are left: all of them, before the first is told."""
         for room in rooms:
             takers[room.consumer].unreserve(room.permits, left[room.consumer])
@@ -361,7 +361,7 @@ class Dispatcher:
                 self._asking[name] = self.consumers[name]
 
     async def _lease(
-        self, lease: Lease, rooms: list[Room], takers: dict[str, Consumer]
+        self, lease: Lease, rooms: list[Capacity], takers: dict[str, Consumer]
     ) -> tuple[Fetched, list[int] | None]:
         """Fetch; at most once is settled before anybody sees it."""
         engine = self.partition.engine

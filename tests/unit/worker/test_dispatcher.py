@@ -9,7 +9,7 @@ from fakeredis import FakeServer
 
 from keylane import wire
 from keylane.errors import Unavailable
-from keylane_broker.engine.values import Lease, Room
+from keylane_broker.engine.values import Capacity, Lease
 from tests.support.peer import Peer, Stream, publish
 from tests.support.small_worker import SmallWorker
 from tests.support.virtual_time import in_virtual_time
@@ -152,7 +152,9 @@ async def test_a_fetch_names_those_with_the_most_room_first_and_of_many_not_all(
         await asyncio.sleep(1)
         fetch, named = worker.engine.fetch_flat, list[list[str]]()
 
-        async def noted(lease: Lease, subscription: str, rooms: list[Room], *others: Any, **more: Any) -> Any:
+        async def noted(
+            lease: Lease, subscription: str, rooms: list[Capacity], *others: Any, **more: Any
+        ) -> Any:
             named.append([room.consumer for room in rooms])
             return await fetch(lease, subscription, rooms, *others, **more)
 
