@@ -87,8 +87,10 @@ async def test_consumers_are_redirected_and_publishes_refused_when_the_partition
         await publish(peer, "t", 0, "a", "b")
         await stream.receive(2)
         await give_to(old.engine, "w1")
+        began = asyncio.get_running_loop().time()
         await old.membership.refresh()
         said = await peer.push(wire.Redirect)
+        assert asyncio.get_running_loop().time() - began < 1.0  # and not when somebody looks anyway
         assert (said.partition, said.address, said.stream, said.permits) == (0, "w1:9999", stream.number, 2)
         with pytest.raises(Elsewhere):
             await publish(peer, "t", 0, "c")
