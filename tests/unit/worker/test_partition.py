@@ -95,7 +95,8 @@ async def test_consumers_are_redirected_and_publishes_refused_when_the_partition
         with pytest.raises(Elsewhere):
             await publish(peer, "t", 0, "c")
         await new.membership.refresh()
-        lease = await new.partitions.get("t", 0).lease()  # at once: the old owner has let go of it
+        async with asyncio.timeout(1.0):  # for the old owner has let go of it
+            lease = await new.partitions.get("t", 0).lease()
         assert lease.worker == "w1"
         assert ("t", 0) not in old.partitions.by_place
 
