@@ -43,7 +43,7 @@ class Controller:
         raise _busy()
 
     async def rebalance(self, *, dry_run: bool = False) -> list[wire.Move]:
-        """The same on an operator's order, who need not wait until an imbalance has lasted for a while."""
+        """Balance counts and load on an operator's order, who need not wait until an imbalance has lasted."""
         for _ in range(_ATTEMPTS):
             reports, owners, topics = await self._read()
             workers, loads, current = self.available(reports), script_times(reports), by_place(owners, topics)
@@ -62,7 +62,7 @@ class Controller:
             reports, owners, topics = await self._read()
             if topic not in topics:
                 await self._engine.describe_topic(topic)  # or the error that says more
-                raise Unavailable(f"topic {topic!r} is being made; try again")
+                raise Unavailable(f"topic {topic!r} is being created; try again")
             if not 0 <= partition < topics[topic]:
                 raise InvalidArgument(
                     f"topic {topic!r} has no partition {partition}: it has 0 to {topics[topic] - 1}"
@@ -85,7 +85,7 @@ class Controller:
         raise _busy()
 
     def available(self, reports: Collection[WorkerReport]) -> list[str]:
-        """The workers that can have partitions."""
+        """Return the workers that can have partitions."""
         return [report.id for report in reports if report.state == "serving" and self._is_alive(report)]
 
     async def _read(self) -> tuple[list[WorkerReport], Owners, dict[str, int]]:
@@ -93,7 +93,7 @@ class Controller:
         return await self._engine.workers(), owners, await self._engine.partition_counts()
 
     async def _write(self, owners: Owners, topics: Mapping[str, int], moves: Collection[wire.Move]) -> bool:
-        """Write what has changed; topics that are gone go."""
+        """Write what has changed, unless others were quicker; topics that are gone go."""
         changed: dict[str, list[str] | None] = {
             topic: names[: topics[topic]] if topic in topics else None
             for topic, names in owners.topics.items()
@@ -116,11 +116,11 @@ class Controller:
 
 
 def _busy() -> Unavailable:
-    return Unavailable("the placement of partitions changes all the time; try again")
+    return Unavailable("the placement of partitions keeps changing; try again")
 
 
 def by_place(owners: Owners, topics: Mapping[str, int]) -> dict[Place, str]:
-    """The owner of each partition that has one."""
+    """Return the owner of each partition that has one."""
     return {
         (topic, number): worker
         for topic, names in owners.topics.items()
@@ -131,7 +131,7 @@ def by_place(owners: Owners, topics: Mapping[str, int]) -> dict[Place, str]:
 
 
 def script_times(reports: Collection[WorkerReport]) -> dict[Place, float]:
-    """Milliseconds of script time a second, of each partition that is not idle."""
+    """Return milliseconds of script time a second, of each partition that is not idle."""
     return {
         place: milliseconds
         for report in reports

@@ -32,11 +32,11 @@ class LoadMeter:
         self.rates = rates
 
     def total(self) -> tuple[float, float]:
-        """Messages and milliseconds a second, of all partitions."""
+        """Return messages and milliseconds a second, of all partitions."""
         return sum(rate[0] for rate in self.rates.values()), sum(rate[1] for rate in self.rates.values())
 
     def busiest(self) -> dict[str, tuple[float, float]]:
-        """The same for the busiest partitions, by `topic:partition`."""
+        """Return the same for the busiest partitions, by `topic:partition`."""
         places = sorted(self.rates, key=lambda place: self.rates[place][1], reverse=True)[:_REPORTED]
         return {
             f"{topic}:{number}": (round(messages, 2), round(milliseconds, 3))
@@ -46,6 +46,6 @@ class LoadMeter:
 
 
 def loads_of(reports: Mapping[str, tuple[float, float]]) -> dict[Place, tuple[float, float]]:
-    """From a report back to places."""
+    """Return the rates of a report by place."""
     places = ((*name.rpartition(":")[::2], rate) for name, rate in reports.items())
     return {(topic, int(number)): rate for topic, number, rate in places}

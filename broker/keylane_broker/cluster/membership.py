@@ -83,21 +83,21 @@ class Membership:
     # What others ask
 
     def owner(self, topic: str, partition: int) -> str | None:
-        """The worker that is to serve a partition, None if there is none yet."""
+        """Return the worker that is to serve a partition, None if there is none yet."""
         names = self.owners.get(topic)
         return (names[partition] or None) if names is not None and partition < len(names) else None
 
     def not_owner(self, topic: str, partition: int) -> NotOwner:
-        """What to say about a partition that another worker serves."""
+        """Return what to say about a partition that another worker serves."""
         name = self.owner(topic, partition) or ""
         return NotOwner(topic, partition, name, self.address(name))
 
     def address(self, worker: str) -> str:
-        """Where a worker listens, "" if that is not known."""
+        """Return where a worker listens, "" if that is not known."""
         return self.workers[worker].address if worker in self.workers else ""
 
     async def placement(self, topic: str) -> tuple[int, list[str]]:
-        """A topic's incarnation, and the worker of each partition, "" for those that have none yet."""
+        """Return a topic's incarnation and the worker of each partition, "" for those that have none yet."""
         about = await self._engine.describe_topic(topic)
         count = about.partitions
         end = time.monotonic() + _PLACED
@@ -123,7 +123,7 @@ class Membership:
             async with asyncio.timeout(self.lease_ms / 1_000):
                 await self._looking.join("look", self._look)
         except TimeoutError:
-            raise Unavailable("Redis does not tell about the cluster") from None
+            raise Unavailable("Redis did not answer in time who is in the cluster") from None
 
     def read_anew(self) -> None:
         """Redis may have lost writes: a version that we know can come a second time, and mean another."""
@@ -343,7 +343,7 @@ class Membership:
         await self.refresh()
 
     def report(self, report: WorkerReport) -> wire.WorkerReport:
-        """A worker as people see it."""
+        """Return what operators are told of a worker."""
         return wire.WorkerReport(
             report.id,
             report.address,

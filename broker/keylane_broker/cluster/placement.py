@@ -279,7 +279,7 @@ class _Pair:
         )
 
     def _matches(self, place: Place) -> Iterator[tuple[float, Place, Place]]:
-        """The partitions of the taker that, exchanged for this one, come closest to closing the gap."""
+        """Find partitions of the taker that, exchanged for this one, come closest to closing the gap."""
         mean, half = self.known.get(place, NONE).mean, self.gap / 2
         at = bisect(self.taken, (mean - half, place))
         for load, partner in self.taken[max(0, at - 1) : at + 1]:

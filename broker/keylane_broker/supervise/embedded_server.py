@@ -245,7 +245,7 @@ class Server:
         raise AddressInUse(f"none of {PORT_ATTEMPTS} free ports stayed free long enough to use")
 
     def _port_before(self) -> int:
-        """The port of the last server on this data directory, 0 for none."""
+        """Return the port of the last server on this data directory, 0 for none."""
         with contextlib.suppress(OSError):
             found = re.search(r"^port (\d+)$", (self.data_dir / CONFIG).read_text(), re.MULTILINE)
             return int(found[1]) if found else 0
@@ -319,7 +319,7 @@ def _version(binary: str) -> tuple[int, int]:
 
 
 def _reason(lines: list[str]) -> str:
-    """Why a server ended, in one line: what its log warns of at the end, else its last lines."""
+    """Return why a server ended, in one line: what its log warns of at the end, else its last lines."""
     said = [line.strip() for line in lines if line.strip()]
     warnings = [line.partition(" # ")[2] for line in said if " # " in line and "overcommit" not in line]
     return " ".join(warnings[-2:] or said[-4:]) or "it said nothing"

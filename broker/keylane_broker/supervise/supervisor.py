@@ -101,7 +101,7 @@ async def supervise(settings: Settings) -> AsyncIterator[Running]:
 
 
 def _workers(settings: Settings, ports: list[int], redis_url: str, *, embedded: bool) -> list[WorkerProcess]:
-    """One for each place, with its port and its name: both stay however often it is started again."""
+    """Return one for each port; its port and name stay however often it is started again."""
     # Nobody else uses an embedded server, so these names can be the same for ever: after a crash the
     # partitions that a worker holds are its own at once.
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0])

@@ -13,7 +13,7 @@ _PROMPT = 0.1  # seconds within which an answer of Redis tells the time
 
 
 def instant(due_ms: int, now_ms: int) -> float:
-    """When `due_ms` is, by the event loop's clock, where the partition's shows `now_ms`; 0 is never."""
+    """Return when `due_ms` is by the event loop's clock, if the partition's shows `now_ms`; 0 is never."""
     return asyncio.get_running_loop().time() + (due_ms - now_ms) / 1_000 if due_ms else NEVER
 
 

@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         return self.writable and not self._full
 
     def begin_fetch(self) -> None:
-        """A fetch is under way for consumers of it."""
+        """Count a fetch that is under way for its consumers."""
         self._fetches += 1
         self._full |= self._fetches >= _FETCHES
 
@@ -360,7 +360,7 @@ class Connection(asyncio.Protocol):
         self.regulate()
 
     def _refused_still(self, request: wire.Publish, refusal: BrokerError) -> BrokerError:
-        """Why what comes behind a refused publish is refused, too; the partition may be elsewhere by now."""
+        """Return why what comes behind a refused publish is refused, too; the partition may have moved on."""
         if not isinstance(refusal, NotOwner):
             return refusal
         self._partitions.get(request.topic, request.partition)  # or its owner of now

@@ -188,7 +188,7 @@ class Consumer:
         self.credit -= messages
 
     def recount(self, partition: int, messages: int) -> int:
-        """So many messages of a partition are out, as Redis says; return how many more there seemed to be."""
+        """Believe Redis how many messages of a partition are out; return how many more there seemed to be."""
         more = self.out[partition] - messages
         if more > 0:
             self.take_back(more, partition)

@@ -67,7 +67,7 @@ class Crowd(Generic[M]):
             self.place(consumer)
 
     def roomiest(self, most: int, among: Container[str]) -> list[M]:
-        """Those with the most room, of some names; all stay where they are."""
+        """Return those with the most room, of some names; all stay where they are."""
         found: list[M] = []
         met: list[tuple[int, int, M]] = []
         while self._heap and len(found) < most:

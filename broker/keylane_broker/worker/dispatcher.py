@@ -242,7 +242,7 @@ class Dispatcher:
     # Whom a fetch names
 
     def _rooms(self) -> list[Capacity]:
-        """Room for the next fetch; none where there is nothing to ask for, or nobody has any."""
+        """Return the room for the next fetch; none if there is nothing to ask for, or nobody has any."""
         for consumer in [one for one in self._asking.values() if not one.has_room]:
             self._wait_for(consumer)
         if not (self.has_work or self._asking):
@@ -272,7 +272,7 @@ class Dispatcher:
         consumer.want()
 
     def _candidates(self) -> Iterable[Consumer]:
-        """Those for whom something may wait, those to whom something more may come, and the roomiest."""
+        """Return those for whom something may wait or to whom more may come, and the roomiest."""
         self._others = 0
         if len(self.consumers) <= self._width:
             return self.consumers.values()
@@ -363,7 +363,7 @@ class Dispatcher:
     async def _lease(
         self, lease: Lease, rooms: list[Capacity], takers: dict[str, Consumer]
     ) -> tuple[Fetched, list[int] | None]:
-        """Fetch; at most once is settled before anybody sees it."""
+        """Fetch, and settle what is delivered at most once before anybody sees it."""
         engine = self.partition.engine
         # Who went, or began anew, while we waited for the lease has been told what it holds: nothing more.
         rooms = [room for room in rooms if self.consumers.get(room.consumer) is takers[room.consumer]]

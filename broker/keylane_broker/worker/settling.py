@@ -92,7 +92,7 @@ async def settle(
 
 
 def _names(bodies: list[int | str] | None) -> str | None:
-    """Entry and name of each body, checked and as the scripts want them; None where nothing is said."""
+    """Return entry and name of each body as the scripts want them, checked; None where nothing is said."""
     if not bodies:
         return None if bodies is None else ""
     entries, names = set(map(type, bodies[::2])), set(map(type, bodies[1::2]))
