@@ -64,7 +64,7 @@ end
 
 -- Deletes what no subscription but `except` owes; returns its ranges and the record of their bodies, whose
 -- `names` the caller knows, as in lib/bodies.lua; `part`: of more than these ranges.
-local function forget_lane(ranges, except, names, part)
+local function forget(ranges, except, names, part)
   if retained or #ranges == 0 then
     return {}, ''
   end

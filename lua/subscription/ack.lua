@@ -117,5 +117,5 @@ flush_lanes('GT')
 write_notes()
 drop_retries(settled)
 local part = whose == 'some' or next_receipt < #receipts / 4
-local gone, record = forget_lane(settled, name, names, part)
+local gone, record = forget(settled, name, names, part)
 return { 'OK', stale, flat(gone), record, next_receipt, next_entry }

@@ -94,4 +94,4 @@ if reached ~= cursor then
     write_notes()
   end
 end
-return { 'OK', reached, flat((forget_lane(ranges, name, names))) }
+return { 'OK', reached, flat((forget(ranges, name, names))) }

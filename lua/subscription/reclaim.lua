@@ -30,7 +30,7 @@ if not retained and from <= upto then
     add_body(names, last, item[2][4], item[2][6], OF_LOG)
   end
 end
-local gone = flat((forget_lane(ranges, nil, #names > 0 and cjson.encode(names) or '')))
+local gone = flat((forget(ranges, nil, #names > 0 and cjson.encode(names) or '')))
 if #ranges == limit then
   return { 'OK', last + 1, sweep, gone }
 end
