@@ -15,10 +15,10 @@ demo: $(RUNS)
 # Tests are handed out one by one, but for those that share a Spark session, which is one process's. Many of
 # them wait most of the time: there are more processes than cores.
 test: $(READY)
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --durations 30
+	$(BIN)/python -m pytest -n 4 --durations 30
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 4 -m "not slow"
 
 bench: $(READY)
 	$(BIN)/python -m loadtest.bench

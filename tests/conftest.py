@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from keylane_broker import ports
 from loadtest.topology import single_server, three_node_cluster
@@ -24,6 +25,56 @@ TESTS = Path(__file__).parent
 
 # Those with long tests first: at the end, when some test processes have nothing left to do, tests are short.
 FOLDERS = ("pipeline", "chaos", "model", "cluster", "integration", "lua", "unit")
+
+
+# Modules whose tests use Spark in halves of about the same work: two test processes have a session, not all.
+SESSIONS = {
+    **dict.fromkeys(
+        (
+            "test_audit",
+            "test_audit_live",
+            "test_checkpoint_identity",
+            "test_end_to_end",
+            "test_files",
+            "test_in_memory_audit",
+            "test_plain_errors",
+            "test_sink",
+            "test_skew",
+            "test_source_batch",
+            "test_spark_page",
+        ),
+        "first session",
+    ),
+    **dict.fromkeys(
+        (
+            "test_archive",
+            "test_journal_stream",
+            "test_pattern_stream",
+            "test_replay",
+            "test_sink_stream",
+            "test_source_stream",
+        ),
+        "second session",
+    ),
+}
+DRIVERS = "_that_is_killed_"  # in the names of tests there that have processes of their own to kill
+
+
+class OneByOne(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands tests out one by one, but for those that share a Spark session.
+
+    xdist's own way, by groups, changes an attribute that tests no longer have since pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0].rpartition("/")[2].removesuffix(".py")
+        return nodeid if DRIVERS in nodeid else SESSIONS.get(module, nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneByOne:
+    """How tests are spread over processes, where there are several."""
+    return OneByOne(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,19 +17,6 @@ from tests.pipeline.tables import Table
 from tests.support.java import QUICK, make_archive
 from tests.support.running import RunningBroker
 
-FIRST = {  # about half of the work
-    "test_audit",
-    "test_audit_live",
-    "test_end_to_end",
-    "test_identical_rows",
-    "test_in_memory_audit",
-    "test_query",
-    "test_sink",
-    "test_skew",
-    "test_source_batch",
-    "test_spark_page",
-}
-
 OPTIONS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -44,15 +31,11 @@ OPTIONS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Java are slow, and get time; two test processes share all that use a Spark session."""
+    """Tests that start Java are slow, and get time."""
     for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if hasattr(item, "callspec") and {"spark", "hadoop"} & set(map(str, item.callspec.params.values())):
-            fixtures |= {"spark", "java"}  # it asks for them when it runs
-        if "spark" in fixtures:
-            group = "first" if item.path.stem in FIRST else "second"
-            item.add_marker(pytest.mark.xdist_group(f"spark-{group}"))
-        if "java" in fixtures:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        asks_for_spark = {"spark", "hadoop"} & set(map(str, parameters))  # when it runs
+        if asks_for_spark or "java" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(300))
@@ -72,7 +55,11 @@ def java() -> None:
 @pytest.fixture(scope="session")
 def new_java(java: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """For tests that start a Java of their own, which is to start fast."""
-    make_archive(tmp_path_factory.mktemp("java"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # which all test processes share
+    (folder / "java").mkdir(exist_ok=True)
+    make_archive(folder / "java")
 
 
 @pytest.fixture(scope="session")
