@@ -194,7 +194,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_until_the_time_is_up(virtual
         began = told.loop.time()
         with pytest.raises(Unavailable):
             await told.settler.one(ACK, other, 0)
-        assert 25.0 < told.loop.time() - began <= 30.0
+        assert 25.0 < told.loop.time() - began < 30.1, "the last attempt takes its time"
         assert list(other.states) == [HANDED], "to be tried again"
 
     virtual(story())
