@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     max_frame: Size = Field(
         default=ByteSize(16 * MIB), ge=LEAST_FRAME, description="Maximum size of a frame."
     )
-    heartbeat: Patience = Field(default=10.0, description="Seconds of silence before a heartbeat is sent.")
+    heartbeat: Patience = Field(default=10.0, description="Seconds between heartbeats.")
     session: Patience = Field(
         default=10.0, description="Seconds until a lost consumer's leases are given back."
     )
@@ -103,7 +103,7 @@ class Settings(BaseSettings):
         default="", description="URL of the payload store for clients; by default the same Redis."
     )
     payload_lifetime: Seconds = Field(
-        default=7 * 86_400.0, description="Seconds that a body is kept which no message needs."
+        default=7 * 86_400.0, description="Seconds to keep a body that no message refers to."
     )
     stop_timeout: Seconds = Field(default=10.0, description="Seconds that a worker has to stop cleanly.")
     log_level: Annotated[Literal["debug", "info", "warning", "error"], "LEVEL"] = Field(

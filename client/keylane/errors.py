@@ -1,4 +1,4 @@
-"""All errors by name; their codes are the same in Python, the protocol, REST and `--json`.
+"""All errors by name; their codes are the same in Python, the protocol and `--json`.
 
 BrokerError
 ├── ConnectionFailed         retriable

@@ -1,6 +1,6 @@
 -- departures: end a session and give back what its consumer holds, a bounded part per call.
 --
--- Needs  subscription holders lane lanes charge release
+-- Needs  subscription holders lane lanes backoff release
 
 -- What `consumers` has instead of the end of a session that is being cleared, after a leave or a crash: from
 -- the first call on nothing new is leased to it, and the name stays until all is given back.

@@ -1,4 +1,4 @@
--- forget: delete what no subscription owes any more from the log.
+-- forget: delete what no subscription is owed any more from the log.
 --
 -- Needs  subscription ledgers ranges bodies owed
 
@@ -62,7 +62,7 @@ local function delete_entries(ranges)
   call_with('XDEL', log, ids)
 end
 
--- Deletes what no subscription but `except` owes; returns its ranges and the record of their bodies, whose
+-- Deletes what no subscription but `except` is owed; returns its ranges and the record of their bodies, whose
 -- `names` the caller knows, as in lib/bodies.lua; `part`: of more than these ranges.
 local function forget(ranges, except, names, part)
   if retained or #ranges == 0 then

@@ -102,7 +102,7 @@ local function add_owed_lanes(owed, its, names, entries)
   end
 end
 
--- Returns what no subscription but `except` owes out of sorted, disjoint ranges.
+-- Returns what no subscription but `except` is owed out of sorted, disjoint ranges.
 local function unowed(ranges, except)
   local names, entries -- of the lanes of their keys, read once
   local all = redis.call('HGETALL', subs)

@@ -1,6 +1,6 @@
 -- release: the one way a message goes back, after a nack, a timeout, a leave, a crash or a pause.
 --
--- Needs  subscription queue lane lanes beyond runs charge journal_notes
+-- Needs  subscription queue lane lanes beyond runs backoff journal_notes
 --
 -- Who is charged: "all", where several were given back by name (of a lane the earliest, which takes the rest
 -- along); the "first" of what has timed out; the "head" of a lane, after a crash; or "none".

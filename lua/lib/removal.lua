@@ -1,4 +1,4 @@
--- removal: remove a subscription from a partition; reclaim then drops what only it owed.
+-- removal: remove a subscription from a partition; sweep then drops what only it was owed.
 --
 -- Needs  subscription holders journal
 

@@ -13,7 +13,7 @@
 -- ARGV   1 worker   2 ttl_ms   3 known_epoch: the newest epoch the caller has heard of
 -- Returns  {"OK", epoch, sweep, now_ms, next_due_ms or 0, marks_due_ms or 0, {subscription, mode, delivery, ...},
 --           incarnation of the topic}
---            sweep is 1 when an interrupted reclaim has to be finished; a delayed message is due next; promote
+--            sweep is 1 when an interrupted sweep has to be finished; a delayed message is due next; promote
 --            is to be called for old marks; the subscriptions that have consumers, whose sessions are to be ended
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
 -- Cost     O(ledgers + subscriptions); three hundred ledgers with entries are looked for at most

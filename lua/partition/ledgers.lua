@@ -37,7 +37,7 @@ local function count_dense(from)
   end
 end
 
--- The entry behind which there are no holes: some subscription owes all that follows.
+-- The entry behind which there are no holes: some subscription is owed all that follows.
 local function sparse_end()
   local found = last
   local cursors = redis.call('HGETALL', subs)

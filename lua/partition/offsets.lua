@@ -10,7 +10,7 @@
 -- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal, sought,
 --           incarnation of the topic, and of the subscription, newest ledger, first entry given after the one known
 --           or 0}
---            positions: each the next entry to read; before `sparse` what the subscription owes may have holes;
+--            positions: each the next entry to read; before `sparse` what the subscription is owed may have holes;
 --            sought: a number that grows with each seek, and is another where the subscription was made anew
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(1); O(ledgers) where there are newer ones than the one known

@@ -1,6 +1,6 @@
--- ack: settle leased messages; what nobody owes any more leaves the log.
+-- ack: settle leased messages; what nobody is owed any more leaves the log.
 --
--- Needs  subscription require_lease ranges queue lane lane_text lanes beyond receipts retries owed forget journal_notes
+-- Needs  subscription require_lease ranges queue lane lane_text lanes beyond receipts retry_counts owed forget journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
 --        5 names: JSON array of entry, name of each body that they have, "" for none

@@ -1,4 +1,4 @@
--- commit: move the cursor of a subscription that is read by position; what nobody owes any more leaves the log.
+-- commit: move the cursor of a subscription that is read by position; what nobody is owed any more leaves the log.
 --
 -- Needs  subscription ledgers by_position ranges owed forget journal_notes
 -- KEYS   as in lib/subscription.lua

@@ -1,4 +1,4 @@
--- create: create a subscription that owes everything after a position.
+-- create: create a subscription that is owed everything after a position.
 --
 -- Needs  subscription journal removal position
 -- KEYS   as in lib/subscription.lua

@@ -1,11 +1,11 @@
--- delete: remove a subscription; reclaim then drops what only it owed.
+-- delete: remove a subscription; sweep then drops what only it was owed.
 --
 -- Who is still at making it, here or elsewhere, is too late from now on: `deleted` is the newest that was.
 --
 -- Needs  subscription removal
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 topic: its incarnation   4 incarnation of the subscription: what is older goes, too
--- Returns  {"OK", 1 when there is something to reclaim}   {"NO_TOPIC"}
+-- Returns  {"OK", 1 when there is something to sweep}   {"NO_TOPIC"}
 -- Cost     O(consumers); the memory is freed in the background
 local topic, incarnation = ARGV[3], ARGV[4]
 local number = tonumber(incarnation)

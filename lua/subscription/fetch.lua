@@ -1,6 +1,6 @@
 -- fetch: lease messages to consumers that have room for them.
 --
--- Needs  subscription ledgers require_lease holders retries lanes journal_notes fetch/capacity fetch/leasing fetch/waiting fetch/fresh fetch/keyed
+-- Needs  subscription ledgers require_lease holders retry_counts lanes journal_notes fetch/capacity fetch/leasing fetch/waiting fetch/fresh fetch/keyed
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: messages delivered, at most; as many entries are looked at, or those whose keys are known
 --        4 keys_from: an entry   5 known_keys: MessagePack array of the keys from that entry on, as far as the caller

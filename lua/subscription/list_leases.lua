@@ -1,6 +1,6 @@
 -- list_leases: list what a consumer holds, a bounded part per call; for one that reconnects under its name.
 --
--- Needs  subscription ledgers require_lease holders queue lane lanes retries
+-- Needs  subscription ledgers require_lease holders queue lane lanes retry_counts
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 consumer   4 limit: lanes, and stretches of lanes beyond their records, looked at, about
 --        5 position: "0" in the first call, then what the last call returned; "" to go on with a lane instead

@@ -1,6 +1,6 @@
 -- nack: give leased messages back; in a lane, those leased after them go back with them.
 --
--- Needs  subscription require_lease lanes receipts charge release journal_notes
+-- Needs  subscription require_lease lanes receipts backoff release journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
 --        5 due_ms: when they may be served again, by Redis time; "" for the backoff

@@ -1,6 +1,6 @@
 -- settle_missing: settle messages that are leased or wait but are not in the log: somebody has deleted them there.
 --
--- Needs  subscription require_lease ranges queue lane lanes beyond runs retries journal_notes
+-- Needs  subscription require_lease ranges queue lane lanes beyond runs retry_counts journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 missing: MessagePack array of entries that the caller has not found
 --        4 limit: lanes of keys looked at, at most

@@ -276,22 +276,20 @@ async def test_more_ledgers_than_one_call_looks_for_are_kept(engine: Engine, top
     assert await meta(story, "ledgers") == f"{story.lease.epoch}:306"
 
 
-async def test_a_reclaim_that_a_crash_interrupted_is_left_to_the_next_owner(
-    engine: Engine, topic: str
-) -> None:
+async def test_a_sweep_that_a_crash_interrupted_is_left_to_the_next_owner(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe()
     await story.publish("a", "b")
-    # A worker that deletes a subscription and dies before it has reclaimed leaves this behind.
+    # A worker that deletes a subscription and dies before it has swept leaves this behind.
     await story.drop()
     assert await story.log() == [1, 2]
     assert (await must_acquire(engine, topic)).sweep
-    await engine.reclaim(topic, 0)
+    await engine.sweep(topic, 0)
     assert await story.log() == []
     assert not (await must_acquire(engine, topic)).sweep
 
 
-async def test_a_reclaim_does_not_cross_out_one_that_was_asked_for_meanwhile(
+async def test_a_sweep_does_not_cross_out_one_that_was_asked_for_meanwhile(
     engine: Engine, topic: str
 ) -> None:
     story = await Story.begin(engine, topic)
@@ -299,12 +297,12 @@ async def test_a_reclaim_does_not_cross_out_one_that_was_asked_for_meanwhile(
         await story.subscribe(name)
     await story.publish("a", "b")
     await story.drop("s")
-    first = await engine.store.run("subscription/reclaim", story.sub("s"), "", "s", 1, 1, "")
+    first = await engine.store.run("subscription/sweep", story.sub("s"), "", "s", 1, 1, "")
     await story.drop("t")
-    await engine.store.run("subscription/reclaim", story.sub("s"), "", "s", 3, 1, first[2])
+    await engine.store.run("subscription/sweep", story.sub("s"), "", "s", 3, 1, first[2])
     assert await story.log() == [1, 2]
     assert (await must_acquire(engine, topic)).sweep
-    await engine.reclaim(topic, 0)
+    await engine.sweep(topic, 0)
     assert await story.log() == []
 
 

@@ -23,7 +23,7 @@ from keylane_broker.worker.connections import Connections
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.partitions import Partitions
 from keylane_broker.worker.requests.table import handle as answer
-from keylane_broker.worker.sessions import Sessions
+from keylane_broker.worker.session_renewal import Sessions
 from tests.support.fake import fake_engine
 from tests.support.peer import Peer
 

@@ -124,7 +124,7 @@ class Story:
         return f"{self.lease.epoch}-{entry}"
 
     async def drop(self, name: str = "s", *, keep_record: bool = False) -> None:
-        """Delete a subscription in this partition, and let nobody reclaim what only it was owed."""
+        """Delete a subscription in this partition, and let nobody sweep what only it was owed."""
         topic = await self.engine.describe_topic(self.topic)
         sub = await self.engine.describe_subscription(self.topic, name)
         numbers = [str(topic.incarnation), str(sub.incarnation)]

@@ -120,7 +120,7 @@ def test_partitions_that_nobody_serves_are_named_though_not_all() -> None:
     assert first.startswith(
         "7 partitions without an owner (orders:0, orders:1, orders:2, orders:3, orders:4 and 2 more)"
     )
-    assert second.startswith("1 partition whose owner has no lease on it (bills:3)")
+    assert second.startswith("1 partition whose owner does not hold the lease (bills:3)")
 
 
 def test_moves_say_from_where_and_why() -> None:

@@ -113,8 +113,9 @@ def partition_warnings(topics: Mapping[str, Sequence[PartitionInfo]]) -> list[st
         )
     if elsewhere:
         found.append(
-            f"{count_of(len(elsewhere), 'partition')} whose owner has no lease on it ({_some(elsewhere)}): "
-            "normal for a few seconds after a worker was lost; if this lasts, see the owner's log"
+            f"{count_of(len(elsewhere), 'partition')} whose owner does not hold the lease "
+            f"({_some(elsewhere)}): normal for a few seconds after a worker was lost; "
+            "if this lasts, see the owner's log"
         )
     return found
 

@@ -230,7 +230,9 @@ async def _check_topics(engine: "Engine") -> list[Finding]:
 
     scanned = await scan(engine.store)
     left = await check_leftovers(engine, scanned)
-    findings = [Finding("topics", not left, "; ".join(left) or "none is half-created", "see there")]
+    findings = [
+        Finding("topics", not left, "; ".join(left) or "none is half-created", "follow the advice beside it")
+    ]
     with progress_bar() as progress:
         for topic in progress.track(sorted(await engine.topics()), description="checking topics"):
             try:

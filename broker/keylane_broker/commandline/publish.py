@@ -29,7 +29,9 @@ async def publish(
     body: Annotated[
         str, typer.Argument(metavar="BODY", help="Message body; - reads stdin.", show_default=False)
     ],
-    key: Annotated[str | None, typer.Option(help="Message key: its lane and partition.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Message key; messages with the same key stay in order.")
+    ] = None,
     partition: Annotated[int | None, typer.Option(help="Partition, overriding the key.", min=0)] = None,
     attr: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Message attribute; may be repeated.")

@@ -43,7 +43,7 @@ async def rebalance(
         ),
     ] = None,
 ) -> None:
-    """Rebalance partitions now: all owned, counts even, then load. (The cluster also does so by itself.)"""
+    """Rebalance now: give every partition an owner, even out counts, then load (as happens by itself)."""
     if plan is not None:
         await _follow(run, plan, dry_run=dry_run)
         return

@@ -29,7 +29,7 @@ async def create(
     start: Annotated[
         str, typer.Option(help="earliest, latest, an id or a time (UTC by default).")
     ] = "latest",
-    lease: Annotated[float, typer.Option(help="Seconds to settle a message.")] = 30.0,
+    lease: Annotated[float, typer.Option(help="Seconds a consumer has to settle a message.")] = 30.0,
     delivery: Annotated[str, typer.Option(help="at_least_once or at_most_once.")] = "at_least_once",
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept a subscription that exists.")] = False,
 ) -> None:

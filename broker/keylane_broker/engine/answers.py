@@ -58,7 +58,8 @@ def check_incarnation(topic: str, meant: int, there: int) -> None:
 def replaced(topic: str) -> TopicReplaced:
     """Return the error for a topic that is not the one that was meant."""
     return TopicReplaced(
-        f"topic {topic!r} was deleted and recreated: subscribe again, and publish by its number of partitions"
+        f"topic {topic!r} was deleted and recreated: subscribe again, and look up "
+        "its partition count before publishing"
     )
 
 

@@ -24,7 +24,7 @@ class Leases(EngineBase):
         """Take a partition and open its next ledger; returns None while another worker holds it.
 
         `known_epoch` is the newest epoch the caller has heard of, or its time: after a failover that lost
-        writes the new epoch still has to be larger. Where it says `sweep`, a reclaim is to be finished.
+        writes the new epoch still has to be larger. Where it says `sweep`, a sweep is to be finished.
         """
         check_name("worker", worker)
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)

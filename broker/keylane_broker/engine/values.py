@@ -20,7 +20,7 @@ class Outgoing(NamedTuple):
 class Lease(msgspec.Struct, frozen=True):
     """A partition lease: who holds which partition in which epoch.
 
-    As it was taken: `sweep`: a reclaim is to be finished; `due_ms`: when the next delayed message is due,
+    As it was taken: `sweep`: a sweep is to be finished; `due_ms`: when the next delayed message is due,
     `marks_due_ms`: when old marks are, both by the clock that showed `now_ms`; 0 for never; `in_use`: name,
     mode, delivery, ... of the subscriptions that have consumers; `incarnation`: that of the topic.
     """

@@ -42,7 +42,7 @@ class SubscriptionCounts(msgspec.Struct):
 
 
 class Unsettled(msgspec.Struct):
-    """A message that a subscription owes: `state` is fresh, leased or waiting."""
+    """A message that a subscription is owed: `state` is fresh, leased or waiting."""
 
     partition: int
     message: Message

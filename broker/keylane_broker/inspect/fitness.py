@@ -158,4 +158,5 @@ def _mended(name: str, setting: str, configurable: bool) -> str:
         return f"set {setting} in the configuration of this service, which does not allow CONFIG"
     host, _, port = name.rpartition(":")
     where = f"-h {host} -p {port}" if port.isdecimal() else f"-s {name}"
-    return f"redis-cli {where} CONFIG SET {setting} (and in its configuration file, to last)"
+    command = f"redis-cli {where} CONFIG SET {setting}"
+    return f"{command} (and set it in the configuration file, so that it survives a restart)"

@@ -177,7 +177,7 @@ class BodyDeletion:
                 except TimeoutError:
                     break
         if places:
-            log.warning("bodies of %r stay for now: no client is there that deletes them", topic)
+            log.warning("bodies of %r stay for now: no connected client can delete them", topic)
             await add_orphans(self._keys, places)
             self._left.update(places)
             self.joined()

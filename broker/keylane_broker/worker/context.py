@@ -10,7 +10,7 @@ from keylane_broker.worker.body_deletion import BodyDeletion
 from keylane_broker.worker.clock import Clock
 from keylane_broker.worker.connections import Connections
 from keylane_broker.worker.partitions import Partitions
-from keylane_broker.worker.sessions import Sessions
+from keylane_broker.worker.session_renewal import Sessions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from keylane import wire
 from keylane_broker.engine.values import Delivery
 from keylane_broker.worker.consumer import Consumer
-from keylane_broker.worker.held_frames import count_messages, held_frames, without
+from keylane_broker.worker.held_messages import count_messages, held_frames, without
 from keylane_broker.worker.leased_partition import LeasedPartition
 
 

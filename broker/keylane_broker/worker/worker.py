@@ -30,7 +30,7 @@ from keylane_broker.worker.connections import Connections
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.partitions import Partitions
 from keylane_broker.worker.requests.table import handle
-from keylane_broker.worker.sessions import Sessions
+from keylane_broker.worker.session_renewal import Sessions
 
 log = logging.getLogger("keylane.broker")
 

@@ -135,7 +135,7 @@ def columns_of(batch: Any, topic: str, uids: Uids | Sequence[str], durability: s
     """Rows for one topic as the client takes them; `uids` makes their uids, or is the columns they are of."""
     keys, values = _texts(batch, "key"), _column(batch, "value")
     if keys is not None and pc.any(pc.equal(keys, "")).as_py():
-        raise InvalidArgument("a row's key is '': null is none, so use nullif(key, '')")
+        raise InvalidArgument("a row's key is empty: use null for no key, for example nullif(key, '')")
     if values is not None:
         values = values.cast(pa.binary())
     attributes, canonical = _attributes(batch)

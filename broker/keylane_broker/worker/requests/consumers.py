@@ -7,7 +7,7 @@ from msgspec import Meta
 from keylane import wire
 from keylane.errors import InvalidArgument
 from keylane_broker.engine.receipts import receipts_of
-from keylane_broker.worker import settling, subscribing
+from keylane_broker.worker import consumer_opening, settling
 from keylane_broker.worker.connection import DONE, Connection, Reply
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
@@ -19,13 +19,13 @@ _RECEIPTS = Annotated[list[str | int], Meta(max_length=wire.MAX_BATCH * 4)]
 async def subscribe(
     context: Context, connection: Connection, request: wire.Subscribe, _: memoryview
 ) -> Reply:
-    return await subscribing.subscribe(context, connection, request), b""
+    return await consumer_opening.subscribe(context, connection, request), b""
 
 
 async def unsubscribe(
     context: Context, connection: Connection, request: wire.Unsubscribe, _: memoryview
 ) -> Reply:
-    await subscribing.unsubscribe(context, _consumer(connection, request.stream), request.partitions)
+    await consumer_opening.unsubscribe(context, _consumer(connection, request.stream), request.partitions)
     return DONE
 
 

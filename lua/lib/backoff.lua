@@ -1,4 +1,4 @@
--- charge: raise an entry's retry count, and have it wait for the backoff.
+-- backoff: raise an entry's retry count, and have it wait for the backoff.
 --
 -- Needs  subscription
 

@@ -1,4 +1,4 @@
--- retries: read and drop the retry counts of entries.
+-- retry_counts: read and drop the retry counts of entries.
 --
 -- Needs  subscription
 

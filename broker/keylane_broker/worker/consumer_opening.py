@@ -22,7 +22,7 @@ from keylane_broker.store.keys import check_name
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
-from keylane_broker.worker.held_frames import count_messages, without
+from keylane_broker.worker.held_messages import count_messages, without
 from keylane_broker.worker.positions import create_subscription_at
 
 
