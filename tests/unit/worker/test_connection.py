@@ -8,6 +8,7 @@ from fakeredis import FakeServer
 
 from keylane import wire
 from keylane.wire import Frame, Type
+from keylane_broker.engine.values import Lease
 from keylane_broker.worker.connection import Connection, Reply
 from tests.support.peer import Refused, messages, publish
 from tests.support.small_worker import SmallWorker
@@ -138,6 +139,32 @@ async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_unti
         await asyncio.gather(*begun, late)
         assert worker.connections.inflight == 0
         assert not worker.connections.paused
+
+
+@in_virtual_time
+async def test_who_is_held_back_is_listened_to_again_when_others_have_made_room(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 2), max_inflight_bytes=1024 * 1024) as worker:
+        large, small = await worker.connect(), await worker.connect()
+        gates, publish_flat = [asyncio.Event(), asyncio.Event()], worker.engine.publish_flat
+
+        async def later(lease: Lease, flat: list[str]) -> Any:
+            await gates[lease.partition].wait()
+            return await publish_flat(lease, flat)
+
+        worker.engine.publish_flat = later  # type: ignore[method-assign]
+        body = messages(*(f"m{number}" for number in range(900)), key="k" * 1_000)
+        begun = [large.begin(wire.Publish("t", 0), body) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        begun.append(small.begin(wire.Publish("t", 1), messages("a")))
+        await asyncio.sleep(0.1)
+        echo = small.begin(wire.Heartbeat())
+        await asyncio.sleep(1)
+        assert not echo.done()
+        gates[0].set()
+        await asyncio.sleep(1)
+        assert echo.done()
+        gates[1].set()
+        await asyncio.gather(*begun)
 
 
 @in_virtual_time
