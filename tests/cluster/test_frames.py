@@ -37,6 +37,7 @@ def others(broker: RunningBroker, worker: str) -> list[str]:
     return [name for name in broker.ids if name != worker]
 
 
+@pytest.mark.slow
 async def test_any_worker_tells_the_map_of_a_topic(
     three: RunningBroker, peers: dict[str, Peer], topic: str, placed: dict[int, str]
 ) -> None:
@@ -56,6 +57,7 @@ async def test_the_map_of_no_topic_is_a_named_error(peers: dict[str, Peer]) -> N
         await peer.echo()
 
 
+@pytest.mark.slow
 async def test_a_publish_to_a_worker_without_the_partition_is_redirected_and_changes_nothing(
     three: RunningBroker, engine: Engine, peers: dict[str, Peer], topic: str, placed: dict[int, str]
 ) -> None:

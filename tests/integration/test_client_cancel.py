@@ -252,6 +252,7 @@ async def test_what_is_given_up_while_redis_stands_still_takes_no_memory_and_is_
         assert len(messages) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [True, False])
 async def test_calls_that_time_out_over_and_over_leave_room_for_others(
     server: Server, broker: RunningBroker, topic: str, many: bool

@@ -76,6 +76,7 @@ def publish(incarnation: int, topic: str, partition: int, *uids: str) -> tuple[w
 # Consumers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [True, False], ids=["subscription made again", "no subscription"])
 @pytest.mark.parametrize("partitions", [5, 2, 1])
 async def test_a_consumer_that_was_cut_off_ends_when_its_topic_is_another_one(
@@ -188,6 +189,7 @@ async def test_publishes_under_way_keep_the_order_of_a_key_when_the_topic_is_ano
     assert seen == list(range(30))
 
 
+@pytest.mark.slow
 async def test_later_publishes_do_not_overtake_those_that_are_placed_anew(
     engine: Engine, client: AsyncClient, topic: str
 ) -> None:

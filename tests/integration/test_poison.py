@@ -98,6 +98,7 @@ async def test_what_is_allowed_is_stored_and_read(
         await message.ack()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive", "failover"])
 @pytest.mark.parametrize("about", ["", "now   ", "1  x ", '1   {"a":1}'])
 async def test_a_consumer_survives_poison_that_is_stored_already(

@@ -146,6 +146,7 @@ async def test_what_is_too_much_at_once_comes_later_in_order_and_uncharged(
     assert (await client.describe_subscription(topic, "s")).backlog == 0
 
 
+@pytest.mark.slow
 async def test_at_most_once_loses_nothing_to_the_bound(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
     await client.create_subscription(topic, "s", delivery="at_most_once")

@@ -234,7 +234,7 @@ SEEDS = {
     "somebody without a session is served": 2,
     "a worker that lost its lease goes on": 1,
     "an ack does not look at the other subscriptions": 1,
-    "an ack trims one entry too many from the start of the log": 1,
+    "an ack trims one entry too many from the start of the log": 11,
     "a timeout charges every run": 2,
     "a timeout charges once and never again": 4,
     "a nack cuts an extension short": 4,
@@ -244,6 +244,12 @@ SEEDS = {
     "a seek keeps retry counts": 1,
     "a commit is done for a reader whose place another has taken": 3,
     "a commit moves the cursor back": 1,
+    "a commit leaves behind what it has passed": 7,
+    "a claim is granted while another reader's session lasts": 2,
+    "an old receipt settles what was delivered again beyond a record": 2,
+    "every part of a long lane that goes back is charged": 2,
+    "a seek leaves what is beyond records": 1,
+    "a duplicate is known for less than the window": 9,
 }
 
 

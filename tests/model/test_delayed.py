@@ -185,6 +185,14 @@ DEFECTS = {
     "what nobody is there for is kept": Defect("partition/promote", "if owed and at then", "if at then"),
 }
 
+# With which it is found soon, see test_defects.py.
+SEEDS = {
+    "what waits is published besides": 1,
+    "what nobody was there for leaves a mark": 4,
+    "what is due does not know how far the clock went back": 5,
+    "what nobody is there for is kept": 4,
+}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEFECTS)
@@ -195,4 +203,4 @@ def test_the_machine_finds_out_that(name: str, server_url: str) -> None:
     assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
     sources[file] = sources[file].replace(text, becomes)
     with pytest.raises((AssertionError, ValueError)):
-        explore(DelayMachine, server_url, examples=2_000, sources=sources, planted=True)
+        explore(DelayMachine, server_url, examples=2_000, sources=sources, planted=True, seed=SEEDS.get(name))

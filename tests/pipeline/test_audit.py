@@ -242,6 +242,7 @@ def test_the_counts_are_of_all_partitions(cases: Audit) -> None:
     assert any("billing: 8 messages lost: never delivered" in why for why in cases.why)
 
 
+@pytest.mark.slow
 def test_the_report_is_one_file_with_its_pictures(cases: Audit, tmp_path: Path) -> None:
     """And the same as JSON."""
     write_audit(cases, str(tmp_path), LocalFiles())

@@ -25,6 +25,7 @@ def partitions(*, thief: bool) -> Iterator[tuple[int, Partition, Look]]:
         yield seed, partition, partition.live(luck.randint(10, 120))
 
 
+@pytest.mark.slow
 def test_on_a_live_topic_from_which_nothing_is_taken_nothing_is_called_lost() -> None:
     """However publishes, acks, seeks and deletes fall between offsets, log and journal."""
     judged = 0
@@ -45,6 +46,7 @@ def test_the_log_must_be_read_before_the_journal() -> None:
     assert false > 50
 
 
+@pytest.mark.slow
 def test_what_is_called_lost_was_taken() -> None:
     """Nothing else is."""
     lost = 0
@@ -55,6 +57,7 @@ def test_what_is_called_lost_was_taken() -> None:
     assert lost > 200
 
 
+@pytest.mark.slow
 def test_what_was_taken_from_those_who_owed_it_is_called_lost() -> None:
     """Unless nobody can know: it is newer than the first look, or older than the subscription."""
     certain = 0

@@ -224,6 +224,7 @@ def cut_in_the_middle(
         yield client, options, before.checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [False, True])
 def test_offsets_that_were_given_twice_after_a_power_cut_are_noticed_every_time(
     power: PowerCut, topic: str, moves: bool
@@ -236,6 +237,7 @@ def test_offsets_that_were_given_twice_after_a_power_cut_are_noticed_every_time(
             assert not claimed(client, topic)
 
 
+@pytest.mark.slow
 def test_without_fail_on_data_loss_what_has_the_offsets_now_is_read(power: PowerCut, topic: str) -> None:
     with cut_in_the_middle(power, topic, moves=True) as (client, options, checkpoint):
         done = run({**options, "failOnDataLoss": "false"}, checkpoint)
@@ -268,6 +270,7 @@ def test_as_many_messages_as_were_lost_are_read_without_fail_on_data_loss(
         assert run(options, query.checkpoint).values == []  # it is a checkpoint of what is there now
 
 
+@pytest.mark.slow
 def test_a_power_cut_under_a_running_query_is_noticed_before_anything_more_is_drained(
     power: PowerCut, topic: str
 ) -> None:
@@ -318,6 +321,7 @@ def test_what_was_planned_before_a_power_cut_is_not_read_from_what_came_since(
                 assert sum(len(rows) for share in shares for rows in query.reader.read(share)) == 100
 
 
+@pytest.mark.slow
 def test_a_restart_that_loses_nothing_and_a_new_owner_are_no_loss(power: PowerCut, topic: str) -> None:
     options = {"server": power.broker.url, "subscribe": topic, "subscription": "spark"}
     with Client(power.broker.url) as client:

@@ -57,6 +57,7 @@ def cut(rows: Sequence[Row], tasks: int, rng: random.Random) -> list[list[Row]]:
     return parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_batch_that_was_killed_is_finished_by_other_tasks(
     broker: RunningBroker, client: Client, topic: str, options: SinkOptions, seed: int

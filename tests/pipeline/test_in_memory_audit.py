@@ -44,6 +44,7 @@ def judged_by(seen: Snapshot, journal: pa.Table, log: pa.Table) -> Counter[tuple
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thief", [False, True], ids=["honest", "robbed"])
 def test_it_says_of_every_message_what_the_simplest_audit_says(thief: bool) -> None:
     looks = looks_at(PARTITIONS, thief=thief)
@@ -75,6 +76,7 @@ def judge(seen: Snapshot, journal: pa.Table, log: pa.Table) -> Audit:
     return in_memory.examine(seen, journal, log, listed=1_000, lines=2_000)
 
 
+@pytest.mark.slow
 def test_records_that_are_gone_never_make_a_message_lost() -> None:
     """Of honest partitions nothing is called lost, whichever records are missing: it is unproven."""
     unproven = 0

@@ -166,6 +166,7 @@ def records(power: PowerCut, reader: Open, topic: str) -> Iterator[tuple[Client,
         yield client, partial(reader, server=power.broker.url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [False, True])
 def test_numbers_that_were_given_again_after_a_power_cut_are_a_loss(
     power: PowerCut, topic: str, records: tuple[Client, Open], moves: bool, monkeypatch: pytest.MonkeyPatch
