@@ -127,6 +127,7 @@ def read_by(narrowing: Narrowing) -> Iterator[Line]:
             yield line
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(filters(), max_size=4), st.booleans())
 @example([In(("offset",), (2, 5))], True)

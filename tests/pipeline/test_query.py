@@ -59,6 +59,7 @@ def commit(query: Query, positions: Positions) -> None:
     query.commit(positions, query.identities(positions, {}, {}), wait=True)
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_gone_without_a_word_is_waited_for(
     client: Client, topic: str, start: Callable[..., Query]
 ) -> None:

@@ -457,6 +457,7 @@ async def test_bodies_of_what_was_never_sent_go_when_the_time_is_up(
         await until(lambda: list(shelf.bodies.values()) == [b"first"])
 
 
+@pytest.mark.slow
 async def test_a_client_that_closes_leaves_no_body_of_what_was_not_sent(
     worker: ScriptedWorker, known: AsyncClient, shelf: Shelf
 ) -> None:

@@ -141,6 +141,7 @@ class Shelf(PayloadStore):
         pass
 
 
+@pytest.mark.slow
 async def test_nothing_goes_out_behind_a_part_that_was_given_up(worker: ScriptedWorker) -> None:
     async with AsyncClient(worker.url, payloads=Shelf()) as client:
         columns = [Columns(keys=[key] * 1_000, bodies=[b"x"] * 1_000) for key in "abcd"]

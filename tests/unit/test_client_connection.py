@@ -64,6 +64,7 @@ async def test_no_broker_says_where_it_looked_and_how_to_start_one(unused_port: 
     )
 
 
+@pytest.mark.slow
 async def test_tls_where_there_is_none_and_the_other_way_round_is_named() -> None:
     """By what to write instead."""
 
@@ -164,6 +165,7 @@ async def test_a_heartbeat_of_the_worker_is_answered() -> None:
         assert answer.frame.sequence == 77
 
 
+@pytest.mark.slow
 async def test_a_worker_that_falls_silent_is_left_for_a_new_connection() -> None:
     async with ScriptedWorker(heartbeat_ms=300) as worker, AsyncClient(worker.url) as client:
         first = worker.link

@@ -245,6 +245,7 @@ async def test_times_are_relative_or_absolute_and_never_both(worker: ScriptedWor
         assert abs(message.deadline - when) < timedelta(seconds=1)
 
 
+@pytest.mark.slow
 async def test_a_lease_that_has_ended_here_is_refused_without_asking(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
@@ -407,6 +408,7 @@ async def test_of_two_nacks_of_a_lane_the_later_may_be_answered_first(
         await nacking
 
 
+@pytest.mark.slow
 async def test_a_lane_that_comes_again_before_its_old_deadline_is_seen_counts(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
@@ -465,6 +467,7 @@ async def test_a_settle_does_not_cut_an_extension_of_its_lane_short_and_the_next
 # Leases
 
 
+@pytest.mark.slow
 async def test_leases_are_extended_at_half_their_time_with_ranges_merged(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
@@ -488,6 +491,7 @@ async def passed(worker: ScriptedWorker, message: Message) -> None:
         await client_is_quiet(worker)
 
 
+@pytest.mark.slow
 async def test_one_receipt_extends_a_lane(worker: ScriptedWorker, shelf: Shelf) -> None:
     async with Open(worker, shelf, mode="key_shared", lease=2.0):
         worker.link.data([(1, "a"), (2, "b"), (3, "a"), (4, "")], lease=2.0)
@@ -827,6 +831,7 @@ async def test_bodies_are_deleted_when_a_worker_says_so_and_then_it_is_told(
 # What is easily lost or stuck
 
 
+@pytest.mark.slow
 async def test_leases_are_extended_however_long_the_application_may_take(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:

@@ -365,6 +365,7 @@ async def test_a_nack_whose_first_attempt_was_done_unheard_is_settled(
         assert await nacking == ["stale"], "it was asked once"
 
 
+@pytest.mark.slow
 async def test_an_ack_that_gave_up_and_is_tried_again_may_have_been_done(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:

@@ -271,6 +271,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data(), st.sampled_from(STRUCTS))
 def test_properties_of_any_kind_are_a_value_or_a_protocol_error(
