@@ -6,10 +6,9 @@ async with AsyncClient("keylane://localhost") as client:
     await client.publish("orders", b"42", key="customer-7")
 """
 
-from keylane.async_client import AsyncClient
-from keylane.consume.consumer import Consumer
-from keylane.consume.message import Batch, Message
-from keylane.consume.sync_message import SyncMessage
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from keylane.errors import (
     BacklogFull,
     BrokerError,
@@ -41,10 +40,6 @@ from keylane.errors import (
     Unauthorized,
     Unavailable,
 )
-from keylane.payloads import PayloadStore
-from keylane.produce.columns import Columns, Tally
-from keylane.sync.client import Client
-from keylane.sync.consumer import SyncConsumer
 from keylane.types import (
     Backoff,
     Claim,
@@ -63,6 +58,16 @@ from keylane.types import (
     WorkerAddress,
     WorkerInfo,
 )
+
+if TYPE_CHECKING:
+    from keylane.async_client import AsyncClient
+    from keylane.consume.consumer import Consumer
+    from keylane.consume.message import Batch, Message
+    from keylane.consume.sync_message import SyncMessage
+    from keylane.payloads import PayloadStore
+    from keylane.produce.columns import Columns, Tally
+    from keylane.sync.client import Client
+    from keylane.sync.consumer import SyncConsumer
 
 __all__ = [
     "AsyncClient",
@@ -121,3 +126,24 @@ __all__ = [
     "WorkerAddress",
     "WorkerInfo",
 ]
+
+# Imported when they are used: a command's --help needs none of them, and they take a third of a second.
+_LATER = {
+    "AsyncClient": "keylane.async_client",
+    "Consumer": "keylane.consume.consumer",
+    "Batch": "keylane.consume.message",
+    "Message": "keylane.consume.message",
+    "SyncMessage": "keylane.consume.sync_message",
+    "PayloadStore": "keylane.payloads",
+    "Columns": "keylane.produce.columns",
+    "Tally": "keylane.produce.columns",
+    "Client": "keylane.sync.client",
+    "SyncConsumer": "keylane.sync.consumer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return found

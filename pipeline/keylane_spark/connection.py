@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from keylane import AsyncClient, Client
+import keylane  # whose clients are slow to import, and come when they are used
 from keylane.connect.seeds import server_or_default, token_or_default
 from keylane_spark.options import refuse
 
@@ -31,10 +31,12 @@ class Connection(msgspec.Struct, frozen=True):
         named = {"server": self.server, "token": self.token, "payloads": self.payloads}
         return {name: value for name, value in named.items() if value}
 
-    def sync(self) -> Client:
+    def sync(self) -> "keylane.Client":
         """A client, to be entered with `with`."""
-        return Client(self.server, token=self.token, payloads=self.payloads, timeout=self.timeout)
+        return keylane.Client(self.server, token=self.token, payloads=self.payloads, timeout=self.timeout)
 
-    def client(self) -> AsyncClient:
+    def client(self) -> "keylane.AsyncClient":
         """A client, to be entered with `async with`."""
-        return AsyncClient(self.server, token=self.token, payloads=self.payloads, timeout=self.timeout)
+        return keylane.AsyncClient(
+            self.server, token=self.token, payloads=self.payloads, timeout=self.timeout
+        )

@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from keylane import AsyncClient, PartitionInfo
+import keylane
+from keylane import PartitionInfo
 from keylane.commandline.output import CommandError
 from keylane.commandline.words import count_of
 from keylane_broker.commandline import cluster_view as view
@@ -44,7 +45,7 @@ async def show(
             await _show_partitions(run, client, topic)
 
 
-async def _show_workers(run: BrokerRun, client: AsyncClient) -> None:
+async def _show_workers(run: BrokerRun, client: "keylane.AsyncClient") -> None:
     report = await client.cluster()
     now = (await client.info()).time
     warnings = view.worker_warnings(report, now) + view.partition_warnings(await all_partitions(client))
@@ -55,7 +56,7 @@ async def _show_workers(run: BrokerRun, client: AsyncClient) -> None:
         _warn(run, warnings)
 
 
-async def _show_partitions(run: BrokerRun, client: AsyncClient, topic: str) -> None:
+async def _show_partitions(run: BrokerRun, client: "keylane.AsyncClient", topic: str) -> None:
     partitions = await client.partitions(topic)
     warnings = view.partition_warnings({topic: partitions})
     about = {"topic": topic, "partitions": msgspec.to_builtins(partitions), "warnings": warnings}
@@ -85,7 +86,9 @@ async def move(
     run.say(about, f"partition {partition} of {topic!r} is served by {target}, in epoch {now.epoch}")
 
 
-async def _await_moved(client: AsyncClient, topic: str, partition: int, target: str) -> PartitionInfo:
+async def _await_moved(
+    client: "keylane.AsyncClient", topic: str, partition: int, target: str
+) -> PartitionInfo:
     """Wait until a worker has the lease of a partition that has been given to it."""
     end = monotonic() + MOVE_SECONDS
     while monotonic() < end:
@@ -125,7 +128,7 @@ async def drain(
     run.say({"worker": name, "draining": True, "partitions": left}, f"{name} {text}")
 
 
-async def _await_drained(run: BrokerRun, client: AsyncClient, name: str) -> None:
+async def _await_drained(run: BrokerRun, client: "keylane.AsyncClient", name: str) -> None:
     """Wait until a worker neither is to serve nor holds any partition, and report progress."""
     shown = 0
     while left := await _left(client, name):
@@ -138,10 +141,10 @@ async def _await_drained(run: BrokerRun, client: AsyncClient, name: str) -> None
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _left(client: AsyncClient, name: str) -> int:
+async def _left(client: "keylane.AsyncClient", name: str) -> int:
     partitions = (info for infos in (await all_partitions(client)).values() for info in infos)
     return sum(name in (info.worker, info.holder) for info in partitions)
 
 
-async def _find(client: AsyncClient, worker: str) -> str:
+async def _find(client: "keylane.AsyncClient", worker: str) -> str:
     return view.find_worker(worker, [known.id for known in (await client.cluster()).workers])

@@ -5,7 +5,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import typer
 
-from keylane import AsyncClient
+import keylane
 from keylane.commandline.command import Run, add_command, add_group_command
 from keylane.commandline.output import CommandError
 from keylane_broker.errors import ServerError, unwrapped
@@ -21,9 +21,9 @@ Action = Callable[Concatenate["BrokerRun", P], Any]
 class BrokerRun(Run):
     """One run of a command, which is a coroutine."""
 
-    def client(self, timeout: float = PATIENCE) -> AsyncClient:
+    def client(self, timeout: float = PATIENCE) -> "keylane.AsyncClient":
         """A client of the broker, to be entered; answers may take so many seconds."""
-        return AsyncClient(self.server, timeout=timeout)
+        return keylane.AsyncClient(self.server, timeout=timeout)
 
     def call(self, action: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         """Run the coroutine of a command to its end."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keylane import AsyncClient
+import keylane
 from keylane.errors import TopicNotFound
 from keylane_broker.commandline.command import BrokerRun, command
 from keylane_broker.commandline.signals import cancel_on_signal
@@ -78,7 +78,7 @@ async def _tour(run: BrokerRun, server: str, topic: str, broker: "Running | None
 
     if broker and not run.json:
         run.out.print(f"A broker is up at {broker.url},\nits Valkey at {broker.redis_url}.", markup=False)
-    async with AsyncClient(server) as client:
+    async with keylane.AsyncClient(server) as client:
         tour = Tour(client, server, topic, run)
         with contextlib.suppress(TopicNotFound):
             await client.delete_topic(topic)  # of an earlier run

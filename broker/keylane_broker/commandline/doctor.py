@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from keylane import AsyncClient, ClusterInfo, ksuid
+import keylane
+from keylane import ClusterInfo, ksuid
 from keylane.commandline.output import CommandError, UsageError, progress_bar
 from keylane.commandline.words import count_of
 from keylane.errors import BrokerError, TopicNotFound, Unavailable
@@ -91,7 +92,7 @@ async def _check_broker(run: BrokerRun) -> list[Finding]:
         return [Finding("broker", False, str(error), advice)]
 
 
-async def _check_cluster(client: AsyncClient) -> list[Finding]:
+async def _check_cluster(client: "keylane.AsyncClient") -> list[Finding]:
     """Who serves, and whether every partition is served; after a loss that takes a partition lease."""
     end = time.monotonic() + TAKE_OVER_SECONDS
     while True:
@@ -115,7 +116,7 @@ async def _check_cluster(client: AsyncClient) -> list[Finding]:
     ]
 
 
-async def _check_times(client: AsyncClient) -> list[Finding]:
+async def _check_times(client: "keylane.AsyncClient") -> list[Finding]:
     """The fastest of several round trips, and how far the two clocks are apart."""
     best, drift = float("inf"), 0.0
     for _ in range(TRIPS):

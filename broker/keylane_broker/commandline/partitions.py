@@ -1,12 +1,13 @@
 """The partitions of all topics, for commands that look at the whole cluster."""
 
-from keylane import AsyncClient, PartitionInfo
+import keylane
+from keylane import PartitionInfo
 from keylane.errors import TopicNotFound
 
 __all__ = ["all_partitions"]
 
 
-async def all_partitions(client: AsyncClient) -> dict[str, list[PartitionInfo]]:
+async def all_partitions(client: "keylane.AsyncClient") -> dict[str, list[PartitionInfo]]:
     """The partitions of every topic."""
     found = {}
     for topic in sorted(await client.topics()):

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from keylane import AsyncClient, OutgoingMessage, Published
+import keylane
+from keylane import OutgoingMessage, Published
 from keylane.commandline.output import UsageError, progress_bar
 from keylane.commandline.typed import parse_pair, parse_time
 from keylane.errors import DurabilityNotReached, PublishFailed
@@ -93,7 +94,7 @@ def _sentence(topic: str, published: Published) -> str:
 
 
 async def _publish_many(
-    run: BrokerRun, client: AsyncClient, topic: str, message: OutgoingMessage, count: int
+    run: BrokerRun, client: "keylane.AsyncClient", topic: str, message: OutgoingMessage, count: int
 ) -> None:
     first = last = None
     no_subscribers = 0

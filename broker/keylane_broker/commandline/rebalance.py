@@ -10,7 +10,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from keylane import AsyncClient, PartitionInfo, PartitionMove
+import keylane
+from keylane import PartitionInfo, PartitionMove
 from keylane.commandline.output import CommandError
 from keylane.commandline.rebalance_plan import PlannedMove, read_plan
 from keylane.commandline.words import count_of
@@ -70,7 +71,7 @@ async def _follow(run: BrokerRun, path: Path, *, dry_run: bool) -> None:
         # Who places partitions leaves alone for a while what it was told to move: so it is the one to tell.
         address = next((worker.address for worker in report.workers if worker.id == report.controller), "")
         if moves and not dry_run:
-            async with AsyncClient(f"keylane://{address}" if address else run.server) as controller:
+            async with keylane.AsyncClient(f"keylane://{address}" if address else run.server) as controller:
                 await _make(controller, plan)
                 await _await_served(controller, plan)
     about = {
@@ -128,7 +129,7 @@ def moves_of(plan: Sequence[PlannedMove], owners: Mapping[Place, str]) -> list[P
     ]
 
 
-async def _make(client: AsyncClient, plan: Sequence[PlannedMove]) -> None:
+async def _make(client: "keylane.AsyncClient", plan: Sequence[PlannedMove]) -> None:
     """Move one after the other; what is where the plan has it is not taken in exchange."""
     for _ in range(len(plan)):
         owners = await _owners(client)
@@ -144,7 +145,7 @@ async def _make(client: AsyncClient, plan: Sequence[PlannedMove]) -> None:
         )
 
 
-async def _await_served(client: AsyncClient, plan: Sequence[PlannedMove]) -> None:
+async def _await_served(client: "keylane.AsyncClient", plan: Sequence[PlannedMove]) -> None:
     """Wait until the workers have the leases of what they were given."""
     end = monotonic() + MOVE_SECONDS
     while True:
@@ -164,11 +165,13 @@ async def _await_served(client: AsyncClient, plan: Sequence[PlannedMove]) -> Non
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _partitions(client: AsyncClient, plan: Sequence[PlannedMove]) -> dict[str, list[PartitionInfo]]:
+async def _partitions(
+    client: "keylane.AsyncClient", plan: Sequence[PlannedMove]
+) -> dict[str, list[PartitionInfo]]:
     return {topic: await client.partitions(topic) for topic in sorted({move.topic for move in plan})}
 
 
-async def _owners(client: AsyncClient) -> dict[Place, str]:
+async def _owners(client: "keylane.AsyncClient") -> dict[Place, str]:
     """The worker of every partition of every topic."""
     return {
         (topic, info.partition): info.worker

@@ -8,7 +8,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from keylane import AsyncClient, Batch, Consumer, Message, SubscriptionInfo
+import keylane
+from keylane import SubscriptionInfo
 from keylane.commandline.output import UsageError
 from keylane.errors import PayloadMissing, SubscriptionNotFound
 from keylane.types import Mode
@@ -83,14 +84,16 @@ async def subscribe(
             await _print_until_signal(run, consumer, limit, no_ack)
 
 
-async def _find(client: AsyncClient, topic: str, subscription: str) -> SubscriptionInfo | None:
+async def _find(client: "keylane.AsyncClient", topic: str, subscription: str) -> SubscriptionInfo | None:
     try:
         return await client.describe_subscription(topic, subscription)
     except SubscriptionNotFound:
         return None
 
 
-async def _print_until_signal(run: BrokerRun, consumer: Consumer, limit: int | None, no_ack: bool) -> None:
+async def _print_until_signal(
+    run: BrokerRun, consumer: "keylane.Consumer", limit: int | None, no_ack: bool
+) -> None:
     """Print messages; a signal interrupts the waiting, and the consumer then leaves in good order.
 
     What was printed is acked in the background, at the latest when the consumer leaves; the rest goes back.
@@ -113,7 +116,7 @@ async def _print_until_signal(run: BrokerRun, consumer: Consumer, limit: int | N
         tasks.cancel_scope.cancel()
 
 
-async def _bodies(run: BrokerRun, batch: Batch) -> list[bytes | None]:
+async def _bodies(run: BrokerRun, batch: "keylane.Batch") -> list[bytes | None]:
     """The body of each, None where it is gone."""
     try:
         return list(await batch.data())
@@ -121,7 +124,7 @@ async def _bodies(run: BrokerRun, batch: Batch) -> list[bytes | None]:
         return [await _body(run, message) for message in batch]
 
 
-async def _body(run: BrokerRun, message: Message) -> bytes | None:
+async def _body(run: BrokerRun, message: "keylane.Message") -> bytes | None:
     try:
         return await message.data()
     except PayloadMissing as error:
@@ -129,7 +132,7 @@ async def _body(run: BrokerRun, message: Message) -> bytes | None:
         return None
 
 
-def _texts(run: BrokerRun, batch: Batch, bodies: list[bytes | None]) -> list[str]:
+def _texts(run: BrokerRun, batch: "keylane.Batch", bodies: list[bytes | None]) -> list[str]:
     """A line for each message."""
     if run.json:
         documents = map(_document, batch, bodies)
@@ -137,9 +140,9 @@ def _texts(run: BrokerRun, batch: Batch, bodies: list[bytes | None]) -> list[str
     return run.lines(map(_line, batch, bodies))
 
 
-def _pieces(batch: Batch, texts: list[str]) -> Iterator[list[tuple[Message, str]]]:
+def _pieces(batch: "keylane.Batch", texts: list[str]) -> Iterator[list[tuple["keylane.Message", str]]]:
     """Lines that a pipe takes together or not at all: whoever stops reading it gets no half of them."""
-    piece: list[tuple[Message, str]] = []
+    piece: list[tuple[keylane.Message, str]] = []
     size = 0
     for message, text in zip(batch, texts, strict=True):
         length = len(text.encode())
@@ -151,7 +154,7 @@ def _pieces(batch: Batch, texts: list[str]) -> Iterator[list[tuple[Message, str]
     yield piece
 
 
-def _document(message: Message, data: bytes | None) -> dict[str, Any]:
+def _document(message: "keylane.Message", data: bytes | None) -> dict[str, Any]:
     return {
         "id": message.id,
         "topic": message.topic,
@@ -180,7 +183,7 @@ def body_fields(data: bytes | None) -> dict[str, str | None]:
         return {"data_base64": base64.b64encode(data).decode()}
 
 
-def _line(message: Message, data: bytes | None) -> list[tuple[str, str]]:
+def _line(message: "keylane.Message", data: bytes | None) -> list[tuple[str, str]]:
     """The parts of a line, each with its style."""
     body = "(body is gone)" if data is None else data.decode(errors="backslashreplace")
     parts = [(message.id, "dim"), ("  ", ""), (message.key or "-", "cyan"), ("  ", ""), (body, "")]
