@@ -7,7 +7,7 @@ async with AsyncClient("keylane://localhost") as client:
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keylane.errors import (
     BacklogFull,
@@ -141,9 +141,14 @@ _LATER = {
     "SyncConsumer": "keylane.sync.consumer",
 }
 
+if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return found
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_LATER[name]), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

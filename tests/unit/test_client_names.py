@@ -44,3 +44,9 @@ def test_an_answer_says_what_it_is_about() -> None:
     assert (stored.id, stored.partition, stored.uid) == ("3:1-42", 3, "uid")
     assert (stored.duplicate, stored.no_subscribers, stored.durability) == (False, False, "memory")
     assert Published(3, "uid", 0, 0, no_subscribers=True).id is None
+
+
+def test_names_that_are_imported_later_are_listed_and_others_are_unknown() -> None:
+    assert set(keylane.__all__) <= set(dir(keylane))
+    with pytest.raises(AttributeError, match="no attribute 'Asyncclient'"):
+        _ = keylane.Asyncclient  # type: ignore[attr-defined]
