@@ -61,5 +61,5 @@ def test_uids_are_the_same_in_every_time_zone() -> None:
 def test_an_empty_key_is_refused() -> None:
     """As the client does: it would be none, and null says that."""
     batch = pa.record_batch({"key": ["k", None, ""], "value": [b"x"] * 3})
-    with pytest.raises(InvalidArgument, match="use nullif"):
+    with pytest.raises(InvalidArgument, match="use null for no key"):
         columns_of(batch, "orders", Uids("query", "1"), None)
