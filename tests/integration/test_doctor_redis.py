@@ -66,7 +66,7 @@ def test_what_workers_and_crashes_left_is_named(broker: RunningBroker, server_bi
         ask(server.port, "SET", "kl:controller", "w1")
         ask(server.port, "HSET", "kl:topic:bills", "state", "creating", "incarnation", "5", "partitions", "1")
         found = findings(broker, server.url)
-        assert "kl:controller is 'w1' for ever" in found["worker records"]["detail"]
+        assert "kl:controller is 'w1' forever" in found["worker records"]["detail"]
         assert "topic bills is half-created, in state creating" in found["topics"]["detail"]
         assert not found["worker records"]["ok"]
         assert not found["topics"]["ok"]
