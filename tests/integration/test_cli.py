@@ -7,7 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,6 +25,13 @@ from tests.support.scripted_worker import ScriptedWorker
 pytestmark = pytest.mark.slow  # each command is a process
 
 Keylane = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[RunningBroker]:
+    """One of our own: doctor looks at all topics, and other tests leave some that are broken on purpose."""
+    with RunningBroker() as broker:
+        yield broker
 
 
 @pytest.fixture
