@@ -286,7 +286,7 @@ class Client:
     def read_raw(
         self, topic: str, partition: int, start: int, end: int, *, limit: int = 5_000, incarnation: int = 0
     ) -> RawPage:
-        """The same, unread, of which the worker has hardly any work."""
+        """The same as Redis sent it, which costs the worker hardly any work; see `client.lines`."""
         return self._call(
             self._client.read_raw, topic, partition, start, end, limit=limit, incarnation=incarnation
         )
