@@ -151,6 +151,8 @@ def test_the_sync_client_has_the_same_words(broker: RunningBroker, topic: str) -
         client.publish_many(topic, some(3))
         assert client.claim(topic, "spark", "r1", session=5).granted
         page = client.read(topic, 0, 2, 4, limit=1)
+        raw = client.read_raw(topic, 0, 2, 4, limit=1)
+        assert (*lines.read(raw.answers), raw.next) == (page.ranges, page.flat, page.next)
         assert (page.ranges, page.next) == ([2, 2], 3)
         assert client.bodies(topic, page.flat[1::3]) == [b"1"]
         client.commit(topic, "spark", "r1", {0: 4})
