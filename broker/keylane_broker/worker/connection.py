@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import cast
 
 from keylane import wire
@@ -23,6 +23,7 @@ from keylane_broker.worker.confirmations import Pending
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.publisher import messages_of
+from keylane_broker.worker.request_turns import Reply, RequestTurns
 
 log = logging.getLogger("keylane.broker")
 
@@ -30,23 +31,8 @@ _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
 _FETCHES = 16  # under way for one client, each of which may bring each consumer a megabyte
 _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
 _REQUESTS = 200  # requests that one connection may have under way
-_TURNS = 2  # of those that may read and answer a lot: while Redis reads for one, the other is answered
 
-Reply = tuple[wire.Properties, bytes]
 Handle = Callable[["Connection", Frame], Awaitable[Reply]]
-DONE: Reply = (wire.Properties(), b"")
-
-# Requests that may read and answer a lot.
-_HEAVY = {
-    Type.PEEK,
-    Type.TOPICS,
-    Type.DESCRIBE_TOPIC,
-    Type.DESCRIBE_SUBSCRIPTION,
-    Type.CLUSTER,
-    Type.READ,
-    Type.OFFSETS,
-    Type.OWED,
-}
 
 
 class Connection(asyncio.Protocol):
@@ -64,8 +50,8 @@ class Connection(asyncio.Protocol):
         self.heard = 0.0  # when the last frame came, by the loop's clock
         self.peer = ""  # its address, and who it says it is: for the log
         self._context = context
-        self._handle = handle  # answers a request that is not hot
         self._all = context.connections
+        self._memory = context.connections.memory
         self._background = context.background
         self._partitions = context.partitions
         self._store = context.engine.store
@@ -76,13 +62,9 @@ class Connection(asyncio.Protocol):
         self._greeting: asyncio.TimerHandle
         self._unsent: list[bytes] = []
         self._inflight = 0
-        self._requests = 0
+        self._requests = RequestTurns(self, partial(handle, self), context.background)
         self._fetches = 0  # under way for its consumers
         self._full = False  # as many as there may be have been
-        self._heavy: deque[Frame] = deque()  # requests that wait for their turn
-        self._turns = 0  # of these that are under way
-        self._drained = asyncio.Event()  # the client reads
-        self._drained.set()
         self._reading = True
 
     @property
@@ -131,7 +113,7 @@ class Connection(asyncio.Protocol):
 
     def stop_waiting(self) -> None:
         """Let requests go on that wait until the client reads."""
-        self._drained.set()
+        self._requests.drained.set()
 
     # What asyncio calls
 
@@ -155,7 +137,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle each frame that is complete now."""
         self.heard = self._loop.time()
-        reader, store, connections = self._reader, self._store, self._all
+        reader, store, memory = self._reader, self._store, self._memory
         before = reader.waiting
         store.cork()
         try:
@@ -166,25 +148,25 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             log.info("%s breaks the protocol: %s", self.peer, error)
             self.send(wire.Error(error.code, str(error)))
-            connections.buffered += reader.waiting - before
+            memory.buffered += reader.waiting - before
             self.close()
             return
         finally:
             store.flush()
-        connections.buffered += reader.waiting - before
-        if connections.buffered > connections.max_inflight:
-            connections.close_largest_frame()
+        memory.buffered += reader.waiting - before
+        if memory.buffered > memory.max_inflight:
+            memory.close_largest_frame()
 
     def pause_writing(self) -> None:
         """The client reads too slowly: neither deliver to it nor listen to it until it has caught up."""
         self.writable = False
-        self._drained.clear()
+        self._requests.drained.clear()
         self.regulate()
 
     def resume_writing(self) -> None:
         """It has caught up."""
         self.writable = True
-        self._drained.set()
+        self._requests.drained.set()
         self.regulate()
         for consumer in self.streams.values():
             consumer.give(0)
@@ -193,9 +175,9 @@ class Connection(asyncio.Protocol):
         """Forget the client; its consumers' sessions run out unless they come back."""
         self._transport = None
         self._greeting.cancel()
-        self._drained.set()
+        self._requests.drained.set()
         self._drop_input()
-        self._all.unsent -= self.unsent
+        self._memory.unsent -= self.unsent
         self.unsent = 0
         self._context.sessions.renew_beside(self.streams.values())
         for consumer in list(self.streams.values()):
@@ -217,15 +199,15 @@ class Connection(asyncio.Protocol):
         if self._unsent and self._transport is not None:
             self._transport.write(b"".join(self._unsent))
             self.measure()
-            if self._all.unsent > self._all.max_unsent:
-                self._all.close_slow_readers()
+            if self._memory.unsent > self._memory.max_unsent:
+                self._memory.close_slow_readers()
         self._unsent.clear()
 
     def measure(self) -> None:
         """Look at what waits to be sent."""
         if self._transport is not None:
             before, self.unsent = self.unsent, self._transport.get_write_buffer_size()
-            self._all.unsent += self.unsent - before
+            self._memory.unsent += self.unsent - before
 
     def refuse(self, error: Exception, sequence: int) -> None:
         """Answer a request with an error."""
@@ -245,7 +227,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _drop_input(self) -> None:
-        self._all.buffered -= self._reader.waiting
+        self._memory.buffered -= self._reader.waiting
         self._reader = FrameReader(0)
 
     def abort(self) -> None:
@@ -269,45 +251,9 @@ class Connection(asyncio.Protocol):
             elif frame.type == Type.HEARTBEAT:
                 self.send(wire.Properties(), frame.sequence)
             else:
-                self._requests += 1
-                self.regulate()
-                self._begin(frame)
+                self._requests.begin(frame)
         except BrokerError as error:
             self.refuse(error, frame.sequence)
-
-    async def _request(self, frame: Frame) -> None:
-        """Answer what is not hot."""
-        try:
-            if self._background.stopping:
-                raise Unavailable("the worker is stopping")
-            reply, body = await self._handle(self, frame)
-            self.send(reply, frame.sequence, body)
-        except Exception as error:
-            if not isinstance(error, BrokerError):
-                log.exception("a bug, while handling a frame of type %d from %s", frame.type, self.peer)
-            self.refuse(error, frame.sequence)
-        finally:
-            self._requests -= 1
-            self.regulate()
-
-    def _begin(self, frame: Frame) -> None:
-        """Start on a request; of those that may read and answer a lot, few at a time."""
-        if frame.type not in _HEAVY:
-            self._background.start(self._request, frame)
-            return
-        self._heavy.append(frame)
-        if self._turns < _TURNS:
-            self._turns += 1
-            self._background.start(self._request_in_turn)
-
-    async def _request_in_turn(self) -> None:
-        try:
-            while self._heavy and self.alive and not self._background.stopping:
-                frame = self._heavy.popleft()
-                await self._drained.wait()
-                await self._request(frame)
-        finally:
-            self._turns -= 1
 
     def _flow(self, request: wire.Flow, sequence: int) -> None:
         consumer = self.streams.get(request.stream)
@@ -344,7 +290,7 @@ class Connection(asyncio.Protocol):
             raise
         size = len(frame.body)
         self._inflight += size
-        self._all.inflight += size
+        self._memory.inflight += size
         partition.publish(
             Pending(
                 self,
@@ -386,17 +332,17 @@ class Connection(asyncio.Protocol):
 
     def _done(self, pending: Pending) -> None:
         self._inflight -= pending.size
-        self._all.inflight -= pending.size
+        self._memory.inflight -= pending.size
         self.regulate()
-        self._all.listen_again()
+        self._memory.listen_again()
 
     def regulate(self) -> None:
         """Listen only while there is room for what the client may ask."""
         wanted = (
             self.writable
             and self._inflight < _INFLIGHT
-            and self._requests < _REQUESTS
-            and not (self._inflight and self._all.over_limit)
+            and self._requests.under_way < _REQUESTS
+            and not (self._inflight and self._memory.over_limit)
         )
         if wanted != self._reading and self.alive:
             assert self._transport is not None
@@ -404,7 +350,7 @@ class Connection(asyncio.Protocol):
             if wanted:
                 self.heard = self._loop.time()
                 self._transport.resume_reading()
-                self._all.paused.discard(self)
+                self._memory.paused.discard(self)
             else:
                 self._transport.pause_reading()
-                self._all.paused.add(self)
+                self._memory.paused.add(self)

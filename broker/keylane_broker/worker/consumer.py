@@ -7,8 +7,8 @@ from keylane import wire
 from keylane_broker.worker.crowd import Crowd
 
 FRAME = 250_000  # characters of messages in one frame, about
-SHARE = 1024 * 1024  # bytes of messages for one consumer in one fetch
-_SHARE = 64  # permits below which a share of them is not worth its own call
+FETCH_BYTES = 1024 * 1024  # of messages for one consumer in one fetch
+_FEW_PERMITS = 64  # below which a share of them is not worth its own call
 
 
 class Outlet(Protocol):
@@ -151,7 +151,7 @@ class Consumer:
     def reserve(self) -> int:
         """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
         credit = self.credit
-        share = credit if len(self.dispatchers) == 1 else max(min(credit, _SHARE), credit // 2)
+        share = credit if len(self.dispatchers) == 1 else max(min(credit, _FEW_PERMITS), credit // 2)
         self.credit -= share
         self.reserved += share
         return share
@@ -179,7 +179,7 @@ class Consumer:
             dispatcher = self.waiting.pop(next(iter(self.waiting)))
             dispatcher.may_have_work_for(self)
             # One whose Redis is away has no use for them yet.
-            if self.credit < _SHARE and len(self.dispatchers) > 1 and not dispatcher.failing:
+            if self.credit < _FEW_PERMITS and len(self.dispatchers) > 1 and not dispatcher.failing:
                 return
 
     def count(self, partition: int, messages: int) -> None:

@@ -10,21 +10,19 @@ from itertools import islice
 from operator import attrgetter
 
 from keylane import wire
-from keylane.errors import BrokerError, Fenced, SubscriptionNotFound, TopicNotFound, Unavailable
-from keylane_broker.engine.codec import flat_receipts
-from keylane_broker.engine.receipts import receipts_of
-from keylane_broker.engine.values import Capacity, Fetched, Lease, Share
+from keylane.errors import BrokerError, SubscriptionNotFound, TopicNotFound, Unavailable
+from keylane_broker.engine.values import Capacity, Fetched, Share
 from keylane_broker.errors import NotOwner
 from keylane_broker.worker.clock import NEVER, instant
-from keylane_broker.worker.consumer import SHARE, Consumer, Consumers
+from keylane_broker.worker.consumer import FETCH_BYTES, Consumer, Consumers
 from keylane_broker.worker.due_timer import DueTimer
+from keylane_broker.worker.fetching import Fetching
 from keylane_broker.worker.lease_recovery import LeaseRecovery
 from keylane_broker.worker.leased_partition import LeasedPartition
 
 # Consumers with the most room that a fetch names; many while there is more to give than to few.
 FEW, MANY = 8, 64
 OWN = 64  # and at most so many of those to whom something may come that is theirs alone; twice
-_LEAST = 16  # messages that a fetch may lease, however large they are
 _BY_ROOM = attrgetter("rank")
 
 
@@ -54,9 +52,9 @@ class Dispatcher:
         self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
         self._all_full = False  # nobody has room, and whoever gets some will tell us
         self._width = FEW  # how many of the roomiest the next fetch names
-        self._limit = wire.MAX_BATCH  # messages that the next fetch may lease
         self._others = 0  # who has room besides those that the fetch names
         self._settles = delivery == "at_most_once"
+        self._fetching = Fetching(partition, subscription, self.consumers, at_most_once=self._settles)
         self._cursor = 0  # the last entry that a fetch has passed
         self._expected = 0  # the last entry that was published while a fetch was under way
         self.recovery = LeaseRecovery(
@@ -256,7 +254,7 @@ class Dispatcher:
         named.sort(key=_BY_ROOM)
         for connection in {one.connection for one in named}:
             connection.begin_fetch()
-        rooms = [Capacity(one.name, one.reserve(), one.lease_ms, one.headroom, SHARE) for one in named]
+        rooms = [Capacity(one.name, one.reserve(), one.lease_ms, one.headroom, FETCH_BYTES) for one in named]
         for consumer in named[1:] + named[:1]:  # of those with the same room another is first next time
             consumer.crowd.place(consumer)
         if not rooms and not self._all_full:
@@ -301,7 +299,8 @@ class Dispatcher:
         self._quiet.clear()
         try:
             fetched, settled = await self.partition.call(
-                lambda _, lease: self._lease(lease, rooms, takers), self.incarnation
+                lambda engine, lease: self._fetching.fetch(engine, lease, rooms, takers, self._others),
+                self.incarnation,
             )
             if self.partition.lapsed and not self._settles:
                 # Another worker may have the partition by now, and has handed over what this fetch leased.
@@ -359,50 +358,6 @@ class Dispatcher:
         for name in more:
             if name in self.consumers:
                 self._asking[name] = self.consumers[name]
-
-    async def _lease(
-        self, lease: Lease, rooms: list[Capacity], takers: dict[str, Consumer]
-    ) -> tuple[Fetched, list[int] | None]:
-        """Fetch, and settle what is delivered at most once before anybody sees it."""
-        engine = self.partition.engine
-        # Who went, or began anew, while we waited for the lease has been told what it holds: nothing more.
-        rooms = [room for room in rooms if self.consumers.get(room.consumer) is takers[room.consumer]]
-        if not rooms:
-            raise Unavailable("those who had room have gone meanwhile")
-        at_ms = self.partition.clock.now_ms()
-        fetched = await engine.fetch_flat(
-            lease, self.subscription, rooms, self._limit, others=self._others, at_ms=at_ms
-        )
-        await self._return_unread(lease, fetched)
-        if not self._settles:
-            return fetched, None
-        forgotten: list[int] = []
-        for share in fetched.shares:
-            receipts = flat_receipts(fetched, share)
-            for start in range(0, len(receipts), wire.MAX_BATCH * 4):
-                some = receipts_of(receipts[start : start + wire.MAX_BATCH * 4])
-                try:
-                    result = await engine.ack(lease, self.subscription, some, "")  # who reads bodies deletes
-                except Fenced as error:
-                    # Not to be fetched once more at once: what is leased now comes first.
-                    self.partition.lose_lease(lease)
-                    raise Unavailable(str(error)) from error
-                forgotten += [number for bounds in result.forgotten for number in bounds]
-        return fetched, forgotten
-
-    async def _return_unread(self, lease: Lease, fetched: Fetched) -> None:
-        """Give back at once what is more than a fetch may send, and lease as much as fits the next time."""
-        if not fetched.oversized:
-            self._limit = min(self._limit * 2, wire.MAX_BATCH)
-            return
-        self._limit = max(_LEAST, sum(len(share.flat) for share in fetched.shares) // 3)
-        try:
-            await self.partition.engine.nack(
-                lease, self.subscription, receipts_of(fetched.oversized), charged=False
-            )
-        except Fenced as error:
-            self.partition.lose_lease(lease)
-            raise Unavailable(str(error)) from error  # as after an ack that is fenced, below
 
     def _send(self, consumer: Consumer, share: Share, fetched: Fetched, settled: list[int] | None) -> None:
         if not share.flat:

@@ -9,7 +9,8 @@ from fakeredis import FakeServer
 from keylane import wire
 from keylane.wire import Frame, Type
 from keylane_broker.engine.values import Lease
-from keylane_broker.worker.connection import Connection, Reply
+from keylane_broker.worker.connection import Connection
+from keylane_broker.worker.request_turns import Reply
 from tests.support.peer import Refused, messages, publish
 from tests.support.small_worker import SmallWorker
 from tests.support.virtual_time import in_virtual_time
@@ -131,14 +132,14 @@ async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_unti
         body = messages(*(f"m{number}" for number in range(900)), key="k" * 1_000)
         begun = [peer.begin(wire.Publish("t", 0), body) for _ in range(5)]
         await asyncio.sleep(1)
-        assert worker.connections.over_limit
-        assert worker.connections.paused
+        assert worker.connections.memory.over_limit
+        assert worker.connections.memory.paused
         late = other.begin(wire.Publish("t", 0), messages("small"))  # has nothing under way: is listened to
         await asyncio.sleep(1)
         gate.set()
         await asyncio.gather(*begun, late)
-        assert worker.connections.inflight == 0
-        assert not worker.connections.paused
+        assert worker.connections.memory.inflight == 0
+        assert not worker.connections.memory.paused
 
 
 @in_virtual_time

@@ -4,8 +4,9 @@ from keylane import wire
 from keylane_broker.cluster.load import loads_of
 from keylane_broker.engine.checks import check_int
 from keylane_broker.inspect import counts as inspection
-from keylane_broker.worker.connection import DONE, Connection, Reply
+from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.request_turns import DONE, Reply
 
 
 async def cluster(context: Context, _: Connection, request: wire.Cluster, __: memoryview) -> Reply:

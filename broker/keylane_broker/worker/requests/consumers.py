@@ -8,9 +8,10 @@ from keylane import wire
 from keylane.errors import InvalidArgument
 from keylane_broker.engine.receipts import receipts_of
 from keylane_broker.worker import consumer_opening, settling
-from keylane_broker.worker.connection import DONE, Connection, Reply
+from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.request_turns import DONE, Reply
 
 # Bounded before memory is set aside.
 _RECEIPTS = Annotated[list[str | int], Meta(max_length=wire.MAX_BATCH * 4)]

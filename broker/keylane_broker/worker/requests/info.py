@@ -4,8 +4,9 @@ import asyncio
 
 from keylane import wire
 from keylane.errors import IncompatibleVersion
-from keylane_broker.worker.connection import Connection, Reply
+from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.request_turns import Reply
 
 _CLIENT = 100  # characters of who a client says it is, in the log
 

@@ -4,8 +4,9 @@ from keylane import wire
 from keylane.wire import lines as as_sent
 from keylane_broker.engine.checks import check_int
 from keylane_broker.worker import committing
-from keylane_broker.worker.connection import Connection, Reply
+from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.request_turns import Reply
 
 
 async def read(context: Context, _: Connection, request: wire.Read, __: memoryview) -> Reply:

@@ -7,10 +7,11 @@ from keylane.errors import SubscriptionNotFound
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.values import Backoff, SubscriptionSettings
 from keylane_broker.inspect import counts as inspection
-from keylane_broker.worker.connection import DONE, Connection, Reply
+from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.consumer import FRAME
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.positions import create_subscription_at, position_in
+from keylane_broker.worker.request_turns import DONE, Reply
 
 _PEEKS = 100  # messages, so that the answer fits into a frame
 

@@ -6,8 +6,9 @@ from typing import Any
 from keylane import wire
 from keylane.errors import ProtocolError
 from keylane.wire import Type
-from keylane_broker.worker.connection import Connection, Reply
+from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.request_turns import Reply
 from keylane_broker.worker.requests import cluster, consumers, info, readers, subscriptions, topics
 
 Handler = Callable[[Context, Connection, Any, memoryview], Awaitable[Reply]]

@@ -5,8 +5,9 @@ from keylane.errors import TopicNotFound
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.values import TopicSettings
 from keylane_broker.inspect import counts as inspection
-from keylane_broker.worker.connection import DONE, Connection, Reply
+from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.request_turns import DONE, Reply
 
 
 async def create_topic(context: Context, _: Connection, request: wire.CreateTopic, __: memoryview) -> Reply:
