@@ -136,7 +136,7 @@ class Crowd:
             await engine.extend(lease, "keys-0", mine[2_000:3_000], lease_ms=HOUR_MS)
             await self.publish(self.keys[number * 1_000 : number * 1_000 + 1_000])
             await self.take("keys-0", 1_000)
-            await engine.touch(lease, "keys-0", names[:200], HOUR_MS)
+            await engine.renew_sessions(lease, "keys-0", names[:200], HOUR_MS)
             await engine.list_leases(lease, "keys-0", names[number])
             await engine.join(lease, "keys-0", names[number], HOUR_MS)
             await engine.leave(lease, "keys-0", names[number + 10], crashed=True)

@@ -38,7 +38,7 @@ local function count_dense(from)
 end
 
 -- The entry behind which there are no holes: some subscription is owed all that follows.
-local function sparse_end()
+local function end_of_holes()
   local found = last
   local cursors = redis.call('HGETALL', subs)
   for index = 1, #cursors, 2 do
@@ -53,7 +53,7 @@ local next_position = ''
 if position == '' and redis.call('XLEN', log) == last - oldest + 1 then
   count_dense(oldest)
 else
-  local to = sparse_end()
+  local to = end_of_holes()
   local from = position == '' and '-' or '(' .. position
   local passed = position == '' and oldest - 1 or entry_of(position)
   local page = to > passed and redis.call('XRANGE', log, from, id_of(to), 'COUNT', limit) or {}

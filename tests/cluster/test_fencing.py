@@ -126,7 +126,7 @@ Step = Callable[[Engine, Lease], Awaitable[object]]
 WRITES: dict[str, Step] = {
     "publish": lambda engine, lease: engine.publish(lease, [Outgoing("k", "u", wire.pack_about(1))]),
     "join": lambda engine, lease: engine.join(lease, "s", "other"),
-    "touch": lambda engine, lease: engine.touch(lease, "s", ["c"]),
+    "renew_sessions": lambda engine, lease: engine.renew_sessions(lease, "s", ["c"]),
     "spare": lambda engine, lease: engine.prolong_sessions(lease, "s", 60_000),
     "leave": lambda engine, lease: engine.leave(lease, "s", "c"),
     "crash": lambda engine, lease: engine.leave(lease, "s", "c", crashed=True),

@@ -77,7 +77,7 @@ async def walk_through(engine: Engine, lease: Lease) -> None:
     assert (await engine.publish(lease, messages)).stored == 6
     assert len((await engine.publish(lease, messages)).duplicates) == 6
     await engine.join(lease, "s", "c")
-    await engine.touch(lease, "s", ["c"])
+    await engine.renew_sessions(lease, "s", ["c"])
     fetched = await engine.fetch(lease, "s", [Capacity("c", 4)])
     given = [delivery.receipt for delivery in fetched.deliveries]
     assert sum(len(delivery.messages) for delivery in fetched.deliveries) == 4

@@ -229,7 +229,12 @@ for what, ms in NOT_TIMES.items():
         ms,
     )
     bad(f"session {what}", InvalidArgument, lambda s, ms: s.engine.join(s.lease, "s", "new", ms), ms)
-    bad(f"touch {what}", InvalidArgument, lambda s, ms: s.engine.touch(s.lease, "s", ["c"], ms), ms)
+    bad(
+        f"renew sessions {what}",
+        InvalidArgument,
+        lambda s, ms: s.engine.renew_sessions(s.lease, "s", ["c"], ms),
+        ms,
+    )
     bad(f"ttl {what} in acquire", InvalidArgument, lambda s, ms: s.engine.acquire(s.topic, 1, "w1", ms), ms)
     bad(f"ttl {what} in renew", InvalidArgument, lambda s, ms: s.engine.renew([s.lease], ms), ms)
     bad(

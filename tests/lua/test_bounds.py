@@ -161,7 +161,7 @@ async def test_a_leave_cut_short_by_its_limit_does_not_end_a_session_opened_mean
     assert len(await story.take(permits=30)) == 30
     second = await engine.store.run("subscription/leave", *step, "ended", 20)  # type: ignore[arg-type]
     assert second[:3] == ["OK", 1, 0]
-    assert await engine.touch(story.lease, "s", ["c"]) == []
+    assert await engine.renew_sessions(story.lease, "s", ["c"]) == []
     assert await story.retries() == {}
 
 

@@ -54,7 +54,7 @@ async def test_a_session_lasts_as_long_as_it_should_after_the_clock_went_back(
     story = await begin(timed, topic)
     await timed.engine.join(story.lease, "s", "d", 2_000)
     await timed.advance(-HOUR_MS)
-    assert await timed.engine.touch(story.lease, "s", ["d"], 2_000) == []
+    assert await timed.engine.renew_sessions(story.lease, "s", ["d"], 2_000) == []
     await timed.advance(1_999)
     assert (await timed.engine.expire(story.lease, "s")).expired_consumers == []
     await timed.advance(1)

@@ -1,4 +1,4 @@
-"""Consumers' sessions: join, touch, leave, and what a consumer holds when it comes back."""
+"""Consumers' sessions: join, renew, leave, and what a consumer holds when it comes back."""
 
 import asyncio
 
@@ -42,11 +42,13 @@ async def test_touch_renews_who_is_there_and_names_who_is_not(timed: ManualTime,
     for consumer, session_ms in (("short", 500), ("long", 1_000)):
         await timed.engine.join(story.lease, "s", consumer, session_ms)
     await timed.advance(500)
-    missing = await timed.engine.touch(story.lease, "s", ["long", "short", "stranger"], session_ms=1_000)
+    missing = await timed.engine.renew_sessions(
+        story.lease, "s", ["long", "short", "stranger"], session_ms=1_000
+    )
     assert missing == ["short", "stranger"]
     await timed.advance(999)
-    assert await timed.engine.touch(story.lease, "s", ["long"]) == []
-    assert await timed.engine.touch(story.lease, "s", []) == []
+    assert await timed.engine.renew_sessions(story.lease, "s", ["long"]) == []
+    assert await timed.engine.renew_sessions(story.lease, "s", []) == []
 
 
 async def test_a_graceful_leave_gives_everything_back_at_once_and_uncharged(
@@ -140,7 +142,7 @@ async def test_consumers_need_a_subscription(engine: Engine, topic: str) -> None
     story = await Story.begin(engine, topic)
     for call in (
         lambda: engine.join(story.lease, "none", "c"),
-        lambda: engine.touch(story.lease, "none", ["c"]),
+        lambda: engine.renew_sessions(story.lease, "none", ["c"]),
         lambda: engine.leave(story.lease, "none", "c"),
         lambda: engine.list_leases(story.lease, "none", "c"),
     ):
@@ -176,7 +178,7 @@ async def test_a_new_owner_spares_nobody_who_had_gone_before_the_old_one_did(
     for consumer in ("dead", "live"):
         await timed.engine.join(story.lease, "s", consumer, 3_000)
     await timed.advance(1_000)
-    assert await timed.engine.touch_all(story.lease, "s", ["live"], 3_000) == []
+    assert await timed.engine.renew_all_sessions(story.lease, "s", ["live"], 3_000) == []
     await timed.advance(500)
     await timed.engine.join(story.lease, "s", "new", 3_000)
     await timed.advance(500)  # and then the worker died
@@ -205,7 +207,9 @@ async def test_more_consumers_than_one_call_renews_are_one_round(timed: ManualTi
     for consumer in ("dead", *consumers):
         await timed.engine.join(story.lease, "s", consumer, 3_000)
     await timed.advance(1_000)
-    assert await timed.engine.touch_all(story.lease, "s", [*consumers, "stranger"], 3_000) == ["stranger"]
+    assert await timed.engine.renew_all_sessions(story.lease, "s", [*consumers, "stranger"], 3_000) == [
+        "stranger"
+    ]
     await timed.advance(1_000)
     await timed.engine.prolong_sessions(story.lease, "s", 3_000)
     assert await ends(story, timed) == {"dead": 1_000, **dict.fromkeys(consumers, 3_000)}
@@ -229,7 +233,7 @@ async def test_an_exclusive_subscription_takes_the_next_consumer_when_a_session_
     assert not await engine.join(story.lease, "s", name, 1_000)
     [delivery] = await story.fetch(name)
     assert [message.retries for message in delivery.messages] == [1, 0]
-    assert await engine.touch(story.lease, "s", ["c"]) == ([] if name == "c" else ["c"])
+    assert await engine.renew_sessions(story.lease, "s", ["c"]) == ([] if name == "c" else ["c"])
 
 
 async def test_a_new_owner_is_told_which_subscriptions_have_consumers(engine: Engine, topic: str) -> None:

@@ -161,7 +161,7 @@ async def test_every_script_that_serves_a_partition_is_fenced_by_the_next_epoch(
         lambda: engine.extend(old, "s", given, lease_ms=1),
         lambda: engine.expire(old, "s"),
         lambda: engine.join(old, "s", "d"),
-        lambda: engine.touch(old, "s", ["c"]),
+        lambda: engine.renew_sessions(old, "s", ["c"]),
         lambda: engine.leave(old, "s", "c"),
         lambda: engine.list_leases(old, "s", "c"),
     ):

@@ -268,7 +268,7 @@ async def test_with_full_memory_publishing_is_overloaded_while_consuming_goes_on
             assert len(await story.take()) == 100
             assert len(await story.take(name="k")) == 100
             assert not await engine.join(story.lease, "s", "d")
-            assert await engine.touch(story.lease, "s", ["c", "d"]) == []
+            assert await engine.renew_sessions(story.lease, "s", ["c", "d"]) == []
             await engine.expire(story.lease, "s")
             await engine.leave(story.lease, "s", "c")
             assert await engine.renew([story.lease], 60_000) == [True]

@@ -66,7 +66,7 @@ async def test_a_partition_that_is_being_deleted_is_not_there_for_anybody(engine
     with pytest.raises(TopicNotFound):
         await engine.publish(story.lease, [message()])
     with pytest.raises(TopicNotFound):
-        await engine.own(story.lease)
+        await engine.note_own_store(story.lease)
     assert await engine.store.run("partition/configure", [story.keys.meta, story.keys.journal], 10) == [
         "NO_TOPIC"
     ]

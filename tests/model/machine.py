@@ -141,7 +141,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if model.is_open(consumer, self.both.now):
             left = model.sessions[consumer] - self.both.now
             others = [other for other in CONSUMERS if other != consumer]
-            self.both.touch(name, others, left + 30_000)
+            self.both.renew_sessions(name, others, left + 30_000)
             if receipts := self.both.live(name):
                 self.both.extend(name, receipts, left + 10_000)
             self.both.advance(left)
@@ -162,7 +162,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Move the clock, by 0 to the very instant at which the next lease or session ends."""
         end = self.both.sub(name).next_end()
         if touched:
-            self.both.touch(name, CONSUMERS, SESSIONS_MS[0])
+            self.both.renew_sessions(name, CONSUMERS, SESSIONS_MS[0])
         if ms or end > self.both.now:
             self.both.advance(ms or end - self.both.now)
         if expired:

@@ -192,7 +192,7 @@ class Pair:
             "publish": lambda: engine.publish(old, [Outgoing("a", "late", "x")]),
             "expire": lambda: engine.expire(old, name),
             "join": lambda: engine.join(old, name, consumer),
-            "touch": lambda: engine.touch(old, name, [consumer], 90_000),
+            "renew_sessions": lambda: engine.renew_sessions(old, name, [consumer], 90_000),
             "leave": lambda: engine.leave(old, name, consumer),
             "held": lambda: engine.list_leases(old, name, consumer),
         }
@@ -221,11 +221,11 @@ class Pair:
             was_open = self.do(f"{consumer} joins {name} for {session_ms}", step)
             assert was_open == model.join(self.now, consumer, session_ms)
 
-    def touch(self, name: str, whose: Sequence[str], session_ms: int) -> None:
+    def renew_sessions(self, name: str, whose: Sequence[str], session_ms: int) -> None:
         """Renew the sessions of those who still have one."""
         model = self.sub(name)
-        step = self.engine.touch(self.lease, name, whose, session_ms)
-        unknown = self.do(f"touch {whose} of {name} for {session_ms}", step)
+        step = self.engine.renew_sessions(self.lease, name, whose, session_ms)
+        unknown = self.do(f"renew sessions of {whose} of {name} for {session_ms}", step)
         assert unknown == [who for who in whose if not model.is_open(who, self.now)]
         for consumer in set(whose) - set(unknown):
             model.sessions[consumer] = self.now + session_ms

@@ -40,7 +40,7 @@ GAPS = {
     "beginnings": Gap(SharedJournal, "partition/configure", "cap ~= '0' then", "cap == 'never' then"),
     "publishes": Gap(SharedJournal, "partition/publish", "if journaled then", "if false then"),
     "moves": Gap(
-        SharedJournal, "partition/acquire", "if stored[7] and stored[7] ~= '0' then", "if false then"
+        SharedJournal, "partition/acquire_lease", "if stored[7] and stored[7] ~= '0' then", "if false then"
     ),
     "deliveries": Gap(SharedJournal, "subscription/fetch", "if journaled then", "if false then"),
     "acks of runs": Gap(

@@ -14,7 +14,7 @@ from keylane_broker.limits import MAX_MS
 from keylane_broker.store.keys import check_name
 
 
-class Consumers(EngineBase):
+class ConsumerOperations(EngineBase):
     """Opening, renewing and ending the sessions of consumers."""
 
     async def join(self, lease: Lease, subscription: str, consumer: str, session_ms: int = 10_000) -> bool:
@@ -32,17 +32,17 @@ class Consumers(EngineBase):
                 return bool(answer[1])
             await self._leave(lease, subscription, answer[1], "ended")
 
-    async def touch(
+    async def renew_sessions(
         self, lease: Lease, subscription: str, consumers: Sequence[str], session_ms: int = 10_000
     ) -> list[str]:
         """Renew sessions; returns the consumers that no longer have one."""
         for consumer in consumers:
             check_name("consumer", consumer)
         check_int("session_ms", session_ms, 1, MAX_MS)
-        answer = await self.run("touch", lease, subscription, session_ms, "more", *consumers)
+        answer = await self.run("renew_sessions", lease, subscription, session_ms, "more", *consumers)
         return list(answer[1])
 
-    async def touch_all(
+    async def renew_all_sessions(
         self, lease: Lease, subscription: str, consumers: Sequence[str], session_ms: int = 10_000
     ) -> list[str]:
         """Renew the sessions of all consumers that are here; a new owner prolongs those of no others."""
@@ -52,7 +52,7 @@ class Consumers(EngineBase):
             part = consumers[start : start + STEP]
             more = start + STEP < len(consumers)
             answer = await self.run(
-                "touch", lease, subscription, session_ms, "more" if more else until, *part
+                "renew_sessions", lease, subscription, session_ms, "more" if more else until, *part
             )
             unknown += answer[1]
             until = until or str(answer[2])

@@ -25,7 +25,7 @@ _BEYOND = 10**14  # every entry
 _FEW = 100  # entries to read ahead of a step, where the one before came no further
 
 
-class CursorReaders(EngineBase):
+class CursorOperations(EngineBase):
     """Subscriptions that are read by position: who reads, and how far."""
 
     async def claim(

@@ -27,7 +27,7 @@ _BACK = 150  # lanes that one call gives back when they are due: others wait mea
 _AMID = 2  # what expire answers when its limit has ended it amid a lane
 
 
-class Deliveries(EngineBase):
+class FetchOperations(EngineBase):
     """Leasing messages, and ending leases whose time is over."""
 
     async def fetch(

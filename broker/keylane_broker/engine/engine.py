@@ -17,32 +17,32 @@ from collections.abc import Sequence
 import msgspec
 
 from keylane.wire import MAX_BATCH
-from keylane_broker.engine.consumers import Consumers
-from keylane_broker.engine.cursor_reader import CursorReaders
-from keylane_broker.engine.delivery import Deliveries
-from keylane_broker.engine.leases import Leases
-from keylane_broker.engine.publishing import Publishing
-from keylane_broker.engine.reading import Reading
-from keylane_broker.engine.settling import Settling
-from keylane_broker.engine.subscriptions import Subscriptions
-from keylane_broker.engine.topics import Topics
+from keylane_broker.engine.consumers import ConsumerOperations
+from keylane_broker.engine.cursor_reader import CursorOperations
+from keylane_broker.engine.delivery import FetchOperations
+from keylane_broker.engine.leases import LeaseOperations
+from keylane_broker.engine.publishing import PublishOperations
+from keylane_broker.engine.reading import ReadOperations
+from keylane_broker.engine.settling import SettleOperations
+from keylane_broker.engine.subscriptions import SubscriptionOperations
+from keylane_broker.engine.topics import TopicOperations
 from keylane_broker.engine.values import Capacity, FetchResult, Lease
-from keylane_broker.engine.workers import Workers
+from keylane_broker.engine.workers import WorkerOperations
 from keylane_broker.store.keys import partition_of
 from keylane_broker.store.store import Store
 
 
 class Engine(
-    Topics,
-    Subscriptions,
-    Leases,
-    Publishing,
-    Consumers,
-    Deliveries,
-    Settling,
-    Reading,
-    CursorReaders,
-    Workers,
+    TopicOperations,
+    SubscriptionOperations,
+    LeaseOperations,
+    PublishOperations,
+    ConsumerOperations,
+    FetchOperations,
+    SettleOperations,
+    ReadOperations,
+    CursorOperations,
+    WorkerOperations,
 ):
     """The broker's operations on Redis; holds nothing that it cannot lose."""
 

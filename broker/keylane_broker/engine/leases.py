@@ -15,7 +15,7 @@ _LEASES = 250  # that one call renews or releases
 _RELEASE = 2.0  # seconds that a release may take before those who wait for it go on
 
 
-class Leases(EngineBase):
+class LeaseOperations(EngineBase):
     """Taking, renewing and giving up partitions."""
 
     async def acquire(
@@ -33,7 +33,7 @@ class Leases(EngineBase):
         keys = partition_keys(check_name("topic", topic), partition)
         known_epoch = max(known_epoch, self._tails.newest_epoch(topic, partition))
         answer = await self.store.run(
-            "partition/acquire",
+            "partition/acquire_lease",
             [
                 keys.lease,
                 keys.meta,
@@ -70,7 +70,9 @@ class Leases(EngineBase):
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool | None]:
         """Extend leases, many with one call; returns False for each lost one, None where its node is away."""
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
-        return await self._for_leases("partition/renew", leases, ttl_ms, patience=max(ttl_ms / 3_000, 1.0))
+        return await self._for_leases(
+            "partition/renew_leases", leases, ttl_ms, patience=max(ttl_ms / 3_000, 1.0)
+        )
 
     async def release(self, lease: Lease) -> bool:
         """Give a partition up; returns False if it was lost before."""
@@ -79,7 +81,7 @@ class Leases(EngineBase):
 
     async def release_all(self, leases: Sequence[Lease]) -> list[bool | None]:
         """Give partitions up, many with one call; returns False for each that was lost, None as renew()."""
-        return await self._for_leases("partition/release", leases, patience=_RELEASE)
+        return await self._for_leases("partition/release_leases", leases, patience=_RELEASE)
 
     async def _for_leases(
         self, script: str, leases: Sequence[Lease], *arguments: int, patience: float

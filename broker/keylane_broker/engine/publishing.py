@@ -12,7 +12,7 @@ from keylane_broker.engine.values import DelayResult, Lease, Outgoing, PromoteRe
 from keylane_broker.store.keys import partition_keys
 
 
-class Publishing(EngineBase):
+class PublishOperations(EngineBase):
     """What a partition's owner does for producers."""
 
     async def publish(
@@ -102,10 +102,10 @@ class Publishing(EngineBase):
         )
         checked(answer, lease.topic, lease=lease)
 
-    async def own(self, lease: Lease) -> None:
+    async def note_own_store(self, lease: Lease) -> None:
         """Record that bodies of the partition may be in stores that clients have brought along."""
         keys = partition_keys(lease.topic, lease.partition)
-        answer = await self.store.run("partition/own", [keys.lease, keys.meta], lease.text)
+        answer = await self.store.run("partition/note_own_store", [keys.lease, keys.meta], lease.text)
         checked(answer, lease.topic, lease=lease)
 
     async def promote(self, lease: Lease, limit: int = STEP) -> PromoteResult:

@@ -30,7 +30,7 @@ _fields = itemgetter(1)
 _message = itemgetter(1, 3, 5)  # the values of key, uid, about
 
 
-class Reading(EngineBase):
+class ReadOperations(EngineBase):
     """Logs and journals as they are."""
 
     async def read(

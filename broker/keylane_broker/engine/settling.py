@@ -24,7 +24,7 @@ def _ignore(_: Receipts, __: SettleResult) -> None:
     pass
 
 
-class Settling(EngineBase):
+class SettleOperations(EngineBase):
     """What consumers do with messages that they hold."""
 
     async def ack(

@@ -62,7 +62,7 @@ async def read_records(store: Store, topic: str) -> dict[str, SubscriptionRecord
     return {name: _decode(text) for name, text in sorted(found.items())}
 
 
-class Subscriptions(EngineBase):
+class SubscriptionOperations(EngineBase):
     """Subscriptions as a whole; this needs no partition lease."""
 
     async def create_subscription(

@@ -21,7 +21,7 @@ from keylane_broker.store.keys import (
 from keylane_broker.store.store import Call
 
 
-class Topics(EngineBase):
+class TopicOperations(EngineBase):
     """Topics as a whole; this needs no partition lease."""
 
     async def create_topic(

@@ -27,7 +27,7 @@ _PATIENCE = 1.0  # seconds for a node of a Redis Cluster before one goes on with
 _NOBODY = "-"  # nor has a worker this one
 
 
-class Workers(EngineBase):
+class WorkerOperations(EngineBase):
     """What workers tell each other through Redis."""
 
     # Workers

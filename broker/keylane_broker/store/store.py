@@ -22,7 +22,7 @@ Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
 _CONNECT = 5.0  # seconds for each step of connecting
-_WITHOUT_LEASE = {"partition/acquire", "partition/delete"}  # that need none, though they name it first
+_WITHOUT_LEASE = {"partition/acquire_lease", "partition/delete"}  # that need none, though they name it first
 
 
 class Store(Servers):

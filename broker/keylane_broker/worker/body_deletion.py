@@ -40,7 +40,7 @@ _PAUSE = 1.0  # seconds until the next attempt while the store is away
 OWN, ADVERTISED = "own", "advertised"  # payload stores that a client can delete from, as INFO says it
 
 
-class Client(Protocol):
+class DeletingClient(Protocol):
     """A connection, as far as bodies are concerned."""
 
     store: str  # the payload store that it can delete from
@@ -59,7 +59,7 @@ class Client(Protocol):
 class _Handed(NamedTuple):
     """A record that a client is at work on."""
 
-    connection: Client
+    connection: DeletingClient
     place: Place
     record: str
     timer: asyncio.TimerHandle
@@ -76,7 +76,7 @@ class BodyDeletion:
         *,
         background: Background,
         partitions: Collection[Place],
-        connections: Collection[Client],
+        connections: Collection[DeletingClient],
     ) -> None:
         self._keys = keys
         self._background = background
@@ -88,7 +88,7 @@ class BodyDeletion:
         self._wanted = asyncio.Event()
         self._handed: dict[int, _Handed] = {}  # by sequence
         self._out: dict[tuple[Place, str], int] = {}  # record -> sequence
-        self._failed: dict[tuple[Place, str], Client] = {}  # who has not deleted it in time
+        self._failed: dict[tuple[Place, str], DeletingClient] = {}  # who has not deleted it in time
         self._sequence = 0
         self._answered = asyncio.Event()
 
@@ -111,7 +111,7 @@ class BodyDeletion:
         for place in self._left:
             self.wake(*place)
 
-    def recorded(self, connection: Client, place: Place, record: str, names: list[str]) -> None:
+    def recorded(self, connection: DeletingClient, place: Place, record: str, names: list[str]) -> None:
         """A client has settled messages: their bodies are to be deleted by it, or by us."""
         mine = ADVERTISED if self.store is None else OWN
         if connection.store == mine and names:
@@ -119,14 +119,14 @@ class BodyDeletion:
         else:
             self.wake(*place)
 
-    def answered(self, connection: Client, sequence: int) -> None:
+    def answered(self, connection: DeletingClient, sequence: int) -> None:
         """A client has deleted what it was asked to."""
         handed = self._handed.get(sequence)
         if handed is not None and handed.connection is connection:
             self._take_back(sequence)
             self._background.start(self._remove, handed.place, [handed.record])
 
-    def gone(self, connection: Client) -> None:
+    def gone(self, connection: DeletingClient) -> None:
         """A client has gone: others are to do what it has not."""
         for sequence in [
             number for number, handed in self._handed.items() if handed.connection is connection
@@ -237,7 +237,7 @@ class BodyDeletion:
         if able:
             self._hand(choice(able), place, record.id, record.names)
 
-    def _hand(self, connection: Client, place: Place, record: str, names: list[str]) -> None:
+    def _hand(self, connection: DeletingClient, place: Place, record: str, names: list[str]) -> None:
         self._sequence += 1
         timer = asyncio.get_running_loop().call_later(_PATIENCE, self._late, self._sequence)
         self._handed[self._sequence] = _Handed(connection, place, record, timer)

@@ -18,7 +18,7 @@ from keylane_broker.worker.leased_partition import LeasedPartition
 log = logging.getLogger("keylane.broker")
 
 
-class Publishing(Protocol):
+class PublishingClient(Protocol):
     """A connection, as far as its publishes are concerned."""
 
     store: str  # the payload store that the client can delete from
@@ -36,7 +36,7 @@ class Publishing(Protocol):
 class Pending(NamedTuple):
     """A PUBLISH that waits for its turn, or for its answer."""
 
-    connection: Publishing
+    connection: PublishingClient
     sequence: int
     flat: list[str]
     size: int
@@ -66,11 +66,11 @@ class Confirmations:
     """The answers of one partition that are still to be given."""
 
     def __init__(
-        self, partition: LeasedPartition, take_queued: Callable[[set[Publishing]], list[Pending]]
+        self, partition: LeasedPartition, take_queued: Callable[[set[PublishingClient]], list[Pending]]
     ) -> None:
         self._partition = partition
         self._take_queued = take_queued  # takes what connections sent out of the queue
-        self._turns: dict[Publishing, deque[_Turn]] = {}
+        self._turns: dict[PublishingClient, deque[_Turn]] = {}
         self._waiting: dict[tuple[str, int], list[_Turn]] = {}  # by level and timeout: stored, not confirmed
         self._lease: Lease | None = None  # under which these were stored
         self._lease_lost = False  # and may be gone since

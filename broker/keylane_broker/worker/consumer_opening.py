@@ -205,7 +205,9 @@ async def _join(
     if monotonic() - began > session_ms / 3_000:  # nobody has renewed what was joined first
         for number in numbers:
             await partitions.get(consumer.topic, number).call(
-                lambda engine, lease: engine.touch(lease, consumer.subscription, [consumer.name], session_ms),
+                lambda engine, lease: engine.renew_sessions(
+                    lease, consumer.subscription, [consumer.name], session_ms
+                ),
                 consumer.incarnation,
             )
     return dict(zip(numbers, held, strict=True))

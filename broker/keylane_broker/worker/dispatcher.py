@@ -216,7 +216,7 @@ class Dispatcher:
     async def renew_sessions(self, session_ms: int) -> None:
         """Tell Redis that the consumers are still here."""
         lost = await self.partition.call(
-            lambda engine, lease: engine.touch_all(
+            lambda engine, lease: engine.renew_all_sessions(
                 lease, self.subscription, list(self.consumers), session_ms
             ),
             self.incarnation,

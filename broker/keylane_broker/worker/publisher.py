@@ -16,7 +16,7 @@ from keylane_broker.engine.values import Lease
 from keylane_broker.store.durability import replicas
 from keylane_broker.worker.body_deletion import OWN
 from keylane_broker.worker.clock import instant
-from keylane_broker.worker.confirmations import Confirmations, Pending, Publishing
+from keylane_broker.worker.confirmations import Confirmations, Pending, PublishingClient
 from keylane_broker.worker.leased_partition import LeasedPartition
 
 log = logging.getLogger("keylane.broker")
@@ -85,7 +85,7 @@ class Publisher:
     async def _note_own_stores(self, engine: Engine, lease: Lease) -> None:
         """Know that somebody else than a worker must delete bodies, before there is one."""
         if self._noted_epoch != lease.epoch:
-            await engine.own(lease)
+            await engine.note_own_store(lease)
             self._noted_epoch = lease.epoch
 
     async def _append(
@@ -126,7 +126,7 @@ class Publisher:
             start += count
         return replies
 
-    def _take_queued(self, connections: set[Publishing]) -> list[Pending]:
+    def _take_queued(self, connections: set[PublishingClient]) -> list[Pending]:
         """Take out of the queue what these connections sent."""
         behind = [pending for pending in self._pending if pending.connection in connections]
         for pending in behind:

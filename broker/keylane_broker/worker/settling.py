@@ -8,7 +8,7 @@ from keylane_broker.engine.bodies import names_within, pack_names
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.receipts import Receipts
 from keylane_broker.engine.values import Lease, SettleResult
-from keylane_broker.worker.body_deletion import Client
+from keylane_broker.worker.body_deletion import DeletingClient
 from keylane_broker.worker.clock import instant
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
@@ -16,7 +16,7 @@ from keylane_broker.worker.context import Context
 
 async def settle(
     context: Context,
-    connection: Client,
+    connection: DeletingClient,
     consumer: Consumer,
     request: wire.Ack | wire.Nack | wire.Extend,
     receipts: Receipts,

@@ -25,16 +25,16 @@ class SettleGroup:
     def __init__(self, later: bool) -> None:
         self.later = later  # nobody waits: on_stale hears of those that are stale
         self.spans: list[Span] = []
-        self.waiters: list[Waiter] = []
+        self.waiters: list[SettleWaiter] = []
 
-    def wait(self, waiter: "Waiter") -> None:
+    def wait(self, waiter: "SettleWaiter") -> None:
         """Tell one more, once."""
         if not self.waiters or self.waiters[-1] is not waiter:
             self.waiters.append(waiter)
             waiter.pending += 1
 
 
-class Waiter:
+class SettleWaiter:
     """Somebody waits until some groups are answered."""
 
     __slots__ = ("done", "pending")

@@ -7,7 +7,7 @@ from time import monotonic
 from keylane.consume.block import HANDED, SETTLED, SETTLING, STALE, Block, Span
 from keylane.consume.leases import Leases
 from keylane.consume.receipts import ACK, SettleKind, bodies_in
-from keylane.consume.settle_calls import SettleCalls, SettleGroup, Waiter
+from keylane.consume.settle_calls import SettleCalls, SettleGroup, SettleWaiter
 from keylane.consume.streams import Streams
 from keylane.errors import ConnectionClosed, StaleReceipt
 from keylane.tasks import Tasks
@@ -48,7 +48,7 @@ class Settler:
         """Settle a message and wait for the answer; StaleReceipt if it comes too late."""
         span = block, index, index + 1
         self._leases.active = monotonic()
-        waiter = Waiter()
+        waiter = SettleWaiter()
         if not self._join(kind, block, index, waiter):
             self._submit(kind, [span], waiter)
         await self._answered(kind, [span], waiter)
@@ -60,7 +60,7 @@ class Settler:
 
     async def many(self, kind: SettleKind, spans: list[Span]) -> list[Outcome]:
         """Settle messages together; returns what became of each, in the order given."""
-        waiter = Waiter()
+        waiter = SettleWaiter()
         accepted, joined, refused = self._accept(kind, spans, waiter)
         self._leases.active = monotonic()
         self._submit(kind, accepted, waiter)
@@ -76,7 +76,7 @@ class Settler:
         return outcomes
 
     def _accept(
-        self, kind: SettleKind, spans: list[Span], waiter: Waiter
+        self, kind: SettleKind, spans: list[Span], waiter: SettleWaiter
     ) -> tuple[list[Span], list[Span], set[int]]:
         """Return what can be settled, what is being settled as asked, and the places of the others."""
         now = monotonic()
@@ -105,7 +105,7 @@ class Settler:
 
     # Who asks again, and who waits no longer
 
-    def _join(self, kind: SettleKind, block: Block, index: int, waiter: Waiter) -> bool:
+    def _join(self, kind: SettleKind, block: Block, index: int, waiter: SettleWaiter) -> bool:
         """Wait with those who have asked for the same; StaleReceipt if it cannot be done any more.
 
         What was answered when nobody waited is told to who asks next.
@@ -130,7 +130,7 @@ class Settler:
                 return kind.type, group
         return None, None
 
-    async def _answered(self, kind: SettleKind, spans: list[Span], waiter: Waiter) -> None:
+    async def _answered(self, kind: SettleKind, spans: list[Span], waiter: SettleWaiter) -> None:
         """Wait for the answer; who is cancelled meanwhile may ask for it again."""
         heard = False
         try:
@@ -181,7 +181,7 @@ class Settler:
 
     def submit(self, kind: SettleKind, spans: list[Span]) -> asyncio.Future[None]:
         """Settle what the application has not asked for; the future is done when it is answered."""
-        waiter = Waiter()
+        waiter = SettleWaiter()
         self._submit(kind, spans, waiter)
         if not waiter.pending:
             waiter.done.set_result(None)
@@ -189,7 +189,7 @@ class Settler:
 
     # Sending
 
-    def _submit(self, kind: SettleKind, spans: list[Span], waiter: Waiter | None) -> None:
+    def _submit(self, kind: SettleKind, spans: list[Span], waiter: SettleWaiter | None) -> None:
         if self._closed and spans:
             raise ConnectionClosed("the consumer is closed: its unsettled messages were given back")
         extending = kind.type == Type.EXTEND

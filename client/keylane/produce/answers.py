@@ -6,7 +6,7 @@ from typing import cast
 from keylane import wire
 from keylane.errors import PublishFailed
 from keylane.produce.columns import Tally
-from keylane.produce.publish_frame import Waiter
+from keylane.produce.publish_frame import PublishWaiter
 from keylane.types import Published
 
 
@@ -26,7 +26,7 @@ def all_published(answers: Sequence[Published | Exception]) -> list[Published]:
     ) from errors[0]
 
 
-def count_answers(waiter: Waiter, reply: wire.PublishReply) -> Tally:
+def count_answers(waiter: PublishWaiter, reply: wire.PublishReply) -> Tally:
     """Count the answers for the messages of one call in one frame."""
     start, count = waiter.start, waiter.count
     repeated = [
@@ -38,7 +38,7 @@ def count_answers(waiter: Waiter, reply: wire.PublishReply) -> Tally:
 
 
 def read_answers(
-    partition: int, durability: str, waiter: Waiter, reply: wire.PublishReply | None
+    partition: int, durability: str, waiter: PublishWaiter, reply: wire.PublishReply | None
 ) -> list[Published | Exception]:
     """Return the answers for the messages of one call in one frame; none if they were all refused."""
     if reply is None:

@@ -17,7 +17,7 @@ from keylane.errors import (
 from keylane.payloads.bodies import Bodies
 from keylane.produce.limit import QueueLimit
 from keylane.produce.outgoing import Slice
-from keylane.produce.publish_frame import PublishFrame, State, Waiter
+from keylane.produce.publish_frame import PublishFrame, PublishWaiter, State
 from keylane.produce.route import Route
 from keylane.produce.uploads import store_bodies
 from keylane.retry import backoff
@@ -62,7 +62,7 @@ class Outbox:
         self.strict = False  # whether it has ever had anything strict to do
         self._retired: TopicReplaced | None = None  # nothing goes out any more
 
-    def add(self, item: Slice, *, strict: bool = False) -> list[Waiter]:
+    def add(self, item: Slice, *, strict: bool = False) -> list[PublishWaiter]:
         """Queue messages and bodies, for which there is room; a waiter for each frame.
 
         With `dues` they are to be published later, each at its time. What is `strict` has no gaps: once a
@@ -70,7 +70,9 @@ class Outbox:
         """
         size = len(item.flat) // 3
         if (refusal := self._retired or (self._broken if strict else None)) is not None:
-            refused = Waiter(PublishFrame(0.0, item.durability, False), self._loop.create_future(), size)
+            refused = PublishWaiter(
+                PublishFrame(0.0, item.durability, False), self._loop.create_future(), size
+            )
             refused.fail(refusal)
             return [refused]
         waiters = []
@@ -86,7 +88,7 @@ class Outbox:
         self._schedule()
         return waiters
 
-    def withdraw(self, waiter: Waiter) -> None:
+    def withdraw(self, waiter: PublishWaiter) -> None:
         """Nobody waits for these messages: they go, unless they were sent, or may have been."""
         frame = waiter.frame
         if frame.state is State.DONE or frame.answer is not None or waiter not in frame.waiters:
@@ -100,7 +102,7 @@ class Outbox:
         else:
             self._let_go(frame, waiter)
 
-    def _let_go(self, frame: PublishFrame, waiter: Waiter) -> None:
+    def _let_go(self, frame: PublishFrame, waiter: PublishWaiter) -> None:
         """Nothing is left of these messages but their places."""
         names = frame.remove(waiter)
         if frame.state is not State.FILLING:
@@ -430,7 +432,7 @@ class Added(NamedTuple):
     outbox: "Outbox"
     durability: str
     places: list[int]  # in the call
-    waiters: list[Waiter]
+    waiters: list[PublishWaiter]
 
     def withdraw(self) -> None:
         """Nobody waits any more: what was never sent is not going to be."""

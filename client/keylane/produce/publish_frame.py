@@ -21,7 +21,7 @@ class State(Enum):
     DONE = 6
 
 
-class Waiter:
+class PublishWaiter:
     """Some messages of a call, all in one frame, and who waits for their answer."""
 
     __slots__ = ("answer", "count", "frame", "length", "refused", "start")
@@ -73,12 +73,12 @@ class PublishFrame:
         self.answer: asyncio.Future[Frame] | None = None  # that is waited for; None if it was never sent
         self.flat: list[str] = []  # key, uid, about, …
         self.bodies: dict[int, tuple[str, bytes]] = {}  # place in the frame -> name, body
-        self.waiters: list[Waiter] = []
+        self.waiters: list[PublishWaiter] = []
         self.size = 0  # messages
         self.text = 0  # characters
         self.queued = self.length = 0  # messages and bytes for which it has room
         self.gone: set[int] = set()  # places to be left out of the frame
-        self.leaving: list[Waiter] = []  # whose bodies are being stored
+        self.leaving: list[PublishWaiter] = []  # whose bodies are being stored
         self.upload: asyncio.Task[Exception | None] | None = None
         self.state = State.FILLING
         self.resent = False
@@ -86,14 +86,14 @@ class PublishFrame:
 
     def add(
         self, item: Slice, start: int, limit: int, answer: "asyncio.Future[wire.PublishReply | None]"
-    ) -> Waiter:
+    ) -> PublishWaiter:
         """Take messages from `start` on, until there are `limit` characters or no more may be in a frame."""
         flat, text = item.flat, item.text
         size = len(flat) // 3
         count = min(size - start, MAX_BATCH - self.size)
         if self.text + text > limit:
             count = _fitting(flat, start, count, limit - self.text)
-        waiter = Waiter(self, answer, count)
+        waiter = PublishWaiter(self, answer, count)
         self.waiters.append(waiter)
         length = 0
         for place in range(start, start + count) if item.bodies else ():
@@ -113,7 +113,7 @@ class PublishFrame:
         self.size += count
         return waiter
 
-    def remove(self, waiter: Waiter) -> list[str]:
+    def remove(self, waiter: PublishWaiter) -> list[str]:
         """Leave nothing of messages but their places; returns the names of their bodies."""
         places = range(waiter.start, waiter.start + waiter.count)
         self.gone.update(places)

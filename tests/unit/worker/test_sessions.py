@@ -45,15 +45,15 @@ async def test_those_who_stay_are_renewed_soon_after_somebody_is_lost(server: Fa
         )
         await lost.open()
         await stays.open()
-        touched: list[tuple[float, list[str]]] = []
-        touch_all, loop = worker.engine.touch_all, asyncio.get_running_loop()
+        renewed: list[tuple[float, list[str]]] = []
+        renew_all_sessions, loop = worker.engine.renew_all_sessions, asyncio.get_running_loop()
 
         async def noted(lease, subscription, consumers, session_ms):  # type: ignore[no-untyped-def]
-            touched.append((loop.time(), list(consumers)))
-            return await touch_all(lease, subscription, consumers, session_ms)
+            renewed.append((loop.time(), list(consumers)))
+            return await renew_all_sessions(lease, subscription, consumers, session_ms)
 
-        worker.engine.touch_all = noted  # type: ignore[method-assign, assignment]
+        worker.engine.renew_all_sessions = noted  # type: ignore[method-assign, assignment]
         began = loop.time()
         await lost.peer.close()
         await asyncio.sleep(5)
-        assert [(round(at - began, 1), names) for at, names in touched] == [(0.2, ["stays"])]
+        assert [(round(at - began, 1), names) for at, names in renewed] == [(0.2, ["stays"])]

@@ -1,4 +1,4 @@
--- acquire: take a partition's lease and open its next ledger.
+-- acquire_lease: take a partition's lease and open its next ledger.
 --
 -- Needs  partition_time ledgers dedupe journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL

@@ -1,4 +1,4 @@
--- renew: extend partition leases, as far as they are still the caller's.
+-- renew_leases: extend partition leases, as far as they are still the caller's.
 --
 -- KEYS   the leases  strings  "<worker> <epoch>", with a TTL
 -- ARGV   1 ttl_ms   2.. lease held, for each key

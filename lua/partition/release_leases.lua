@@ -1,4 +1,4 @@
--- release: give up partition leases, as far as they are still the caller's.
+-- release_leases: give up partition leases, as far as they are still the caller's.
 --
 -- KEYS   the leases  strings  "<worker> <epoch>", with a TTL
 -- ARGV   lease held, for each key

@@ -1,4 +1,4 @@
--- touch: renew the sessions of consumers that are still there.
+-- renew_sessions: renew the sessions of consumers that are still there.
 --
 -- Needs  subscription require_lease
 -- KEYS   as in lib/subscription.lua

@@ -1,4 +1,4 @@
--- own: note that bodies of a partition may be in payload stores of the clients' own.
+-- note_own_store: note that bodies of a partition may be in payload stores of the clients' own.
 --
 -- Needs  require_lease
 -- KEYS   1 lease  string  "<worker> <epoch>"
