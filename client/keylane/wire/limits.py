@@ -1,0 +1,5 @@
+"""How much a frame may say."""
+
+MAX_BATCH = 1_000  # messages in a PUBLISH, receipts in a settling frame: a script blocks the server
+MAX_KEY = 1_024  # bytes, as the next
+MAX_UID = 256

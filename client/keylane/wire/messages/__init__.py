@@ -1,0 +1,1 @@
+"""What frames say: the properties of each type, requests beside their replies."""
