@@ -11,6 +11,7 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Capacity, Lease, Outgoing, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import PartitionKeys
+from tests.support.story import fetch_settled
 
 PARTITIONS = 24
 MODES = ("shared", "key_shared", "exclusive", "failover")
@@ -93,7 +94,7 @@ async def walk_through(engine: Engine, lease: Lease) -> None:
     await engine.leave(lease, "s", "c")
     await engine.seek(lease.topic, "s", 5, partition=lease.partition)
     await engine.join(lease, "s", "c")
-    left = await engine.fetch_settled(lease, "s", [Capacity("c", 10)])
+    left = await fetch_settled(engine, lease, "s", [Capacity("c", 10)])
     assert sorted(item.entry for delivery in left.deliveries for item in delivery.messages) == [5, 6]
 
 

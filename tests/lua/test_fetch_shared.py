@@ -3,7 +3,7 @@
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Capacity, TopicSettings
 from tests.support.clock import ManualTime
-from tests.support.story import Story, entries, part, receipts
+from tests.support.story import Story, entries, fetch_settled, part, receipts
 
 
 async def test_a_delivery_is_one_run_under_one_receipt(engine: Engine, topic: str) -> None:
@@ -148,11 +148,11 @@ async def test_at_most_once_is_settled_before_anybody_sees_it(engine: Engine, to
     story = await Story.begin(engine, topic)
     await story.subscribe()
     await story.publish_many(3)
-    result = await engine.fetch_settled(story.lease, "s", [Capacity("c", 2)])
+    result = await fetch_settled(engine, story.lease, "s", [Capacity("c", 2)])
     assert entries(result.deliveries) == [1, 2]
     assert await story.log() == [3]
     assert await engine.list_leases(story.lease, "s", "c") == []
-    assert (await engine.fetch_settled(story.lease, "s", [Capacity("c", 0)])).deliveries == []
+    assert (await fetch_settled(engine, story.lease, "s", [Capacity("c", 0)])).deliveries == []
 
 
 async def test_partitions_of_one_topic_do_not_see_each_other(engine: Engine, topic: str) -> None:

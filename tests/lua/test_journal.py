@@ -12,7 +12,7 @@ from keylane_broker.engine.values import Capacity, SubscriptionSettings, TopicSe
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.model.journal import numbers
 from tests.support.clock import ManualTime
-from tests.support.story import HOUR_MS, Story, message, must_acquire, part, receipts
+from tests.support.story import HOUR_MS, Story, fetch_settled, message, must_acquire, part, receipts
 
 pytestmark = pytest.mark.anyio
 
@@ -227,7 +227,7 @@ async def test_at_most_once_is_acked_before_anybody_sees_it(engine: Engine, topi
     await story.subscribe()
     await story.publish_many(3)
     before = await journal(story)
-    await engine.fetch_settled(story.lease, "s", [Capacity("c", 2)])
+    await fetch_settled(engine, story.lease, "s", [Capacity("c", 2)])
     assert await news(story, before) == [
         Record("delivered", "s", "c", "1-2"),
         Record("acked", "s", "c", "1-2"),

@@ -26,6 +26,7 @@ from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import PartitionKeys
 from tests.model.model import Owed, Part, Partition, Subscription
 from tests.support.clock import ManualTime
+from tests.support.story import fetch_settled
 
 CONSUMERS = ("c1", "c2", "c3")
 WORKERS = ("w1", "w2")
@@ -292,7 +293,7 @@ class Pair:
     def fetch_settled(self, name: str, asked: list[Capacity]) -> None:
         """Deliver at most once."""
         model = self.sub(name)
-        step = self.engine.fetch_settled(self.lease, name, asked)
+        step = fetch_settled(self.engine, self.lease, name, asked)
         result = self.do(f"fetch and settle {name} for {asked}", step)
         self._follow(name, model, asked, 1_000, result)
         assert not model.ack(self.now, [delivery.receipt for delivery in result.deliveries])

@@ -51,7 +51,9 @@ class Driver:
         self._log = folder / f"log-{moment}"
         module = "tests.pipeline.crash_driver"
         command = [sys.executable, "-m", module, master, broker.url, topic, str(folder), moment]
-        environment = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        roots = (ROOT, *(ROOT / name for name in ("client", "broker", "pipeline")))
+        path = os.pathsep.join(map(str, roots))
+        environment = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": path}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment)
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import count
 
+import msgspec
+
 from keylane.wire import pack_about
 from keylane_broker.engine.bodies import read_body_records, remove_body_records
 from keylane_broker.engine.engine import Engine
@@ -11,6 +13,7 @@ from keylane_broker.engine.values import (
     Backoff,
     Capacity,
     Delivery,
+    FetchResult,
     Lease,
     Outgoing,
     PublishResult,
@@ -151,3 +154,20 @@ async def must_acquire(
     lease = await engine.acquire(topic, partition, worker, HOUR_MS, known_epoch)
     assert lease is not None
     return lease
+
+
+async def fetch_settled(
+    engine: Engine, lease: Lease, subscription: str, consumers: Sequence[Capacity]
+) -> FetchResult:
+    """Fetch, and settle before anybody sees the messages, as a worker does at most once."""
+    result = await engine.fetch(lease, subscription, consumers)
+    given = receipts(result.deliveries)
+    if not given:
+        return result
+    outcomes = (await engine.ack(lease, subscription, given)).outcomes(len(given))
+    kept = [
+        delivery
+        for delivery, outcome in zip(result.deliveries, outcomes, strict=True)
+        if outcome == "settled"
+    ]
+    return msgspec.structs.replace(result, deliveries=kept)

@@ -12,11 +12,7 @@ await engine.ack(lease, "billing", [delivery.receipt for delivery in result.deli
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 
-import msgspec
-
-from keylane.wire import MAX_BATCH
 from keylane_broker.engine.consumers import ConsumerOperations
 from keylane_broker.engine.cursor_reader import CursorOperations
 from keylane_broker.engine.delivery import FetchOperations
@@ -26,7 +22,6 @@ from keylane_broker.engine.reading import ReadOperations
 from keylane_broker.engine.settling import SettleOperations
 from keylane_broker.engine.subscriptions import SubscriptionOperations
 from keylane_broker.engine.topics import TopicOperations
-from keylane_broker.engine.values import Capacity, FetchResult, Lease
 from keylane_broker.engine.workers import WorkerOperations
 from keylane_broker.store.keys import partition_of
 from keylane_broker.store.store import Store
@@ -68,19 +63,3 @@ class Engine(
             partition_of(key): (messages.get(key, 0), spent.get(key, 0))
             for key in messages.keys() | spent.keys()
         }
-
-    async def fetch_settled(
-        self, lease: Lease, subscription: str, consumers: Sequence[Capacity], limit: int = MAX_BATCH
-    ) -> FetchResult:
-        """Fetch, and settle before anybody sees the messages: at most once."""
-        result = await self.fetch(lease, subscription, consumers, limit)
-        receipts = [delivery.receipt for delivery in result.deliveries]
-        if not receipts:
-            return result
-        outcomes = (await self.ack(lease, subscription, receipts)).outcomes(len(receipts))
-        kept = [
-            delivery
-            for delivery, outcome in zip(result.deliveries, outcomes, strict=True)
-            if outcome == "settled"
-        ]
-        return msgspec.structs.replace(result, deliveries=kept)

@@ -20,7 +20,7 @@ from keylane_spark.source.commits import Commits
 from keylane_spark.source.data_loss import report
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.positions import Positions, Range
-from keylane_spark.source.resume import identity_of, resume_position, same
+from keylane_spark.source.resume import identity_of, replaced, resume_position, same
 from keylane_spark.source.subscription import QuerySubscription
 from keylane_spark.source.topic_watch import TopicWatch
 
@@ -284,15 +284,10 @@ class Query:
 
     def _check_same(self, topic: str, identity: Identity, said: PartitionOffsets) -> None:
         """The topic and the subscription are those of the checkpoint, or their loss is reported."""
-        if same(identity, said):
+        loss = replaced(topic, self._subscription.name, identity, said)
+        if loss is None:
             return
-        what = f"subscription {self._subscription.name!r} of topic {topic!r}"
-        if identity.topic != said.incarnation:
-            what = f"topic {topic!r}"
-        self._report(
-            f"{what} was deleted and recreated since this query wrote its checkpoint, and what was published "
-            "in between is not known"
-        )
+        self._report(loss)
         held = self._claim.identities.get(topic) if self._claim is not None else None
         if held is not None and not same(held, said):
             self._release()

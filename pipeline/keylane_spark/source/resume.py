@@ -12,6 +12,19 @@ def same(of: Identity, said: PartitionOffsets) -> bool:
     return (of.topic, of.subscription) == (said.incarnation, said.subscription_incarnation)
 
 
+def replaced(topic: str, subscription: str, of: Identity, said: PartitionOffsets) -> str | None:
+    """Which of a checkpoint's topic and subscription is another one now, as a sentence; None if neither is."""
+    if same(of, said):
+        return None
+    what = f"subscription {subscription!r} of topic {topic!r}"
+    if of.topic != said.incarnation:
+        what = f"topic {topic!r}"
+    return (
+        f"{what} was deleted and recreated since this query wrote its checkpoint, and what was published "
+        "in between is not known"
+    )
+
+
 def identity_of(said: Sequence[PartitionOffsets], kept: dict[int, int]) -> Identity:
     """What was found, with the ledgers that are kept."""
     return Identity(
