@@ -13,7 +13,7 @@ def same(of: Identity, said: PartitionOffsets) -> bool:
 
 
 def replaced(topic: str, subscription: str, of: Identity, said: PartitionOffsets) -> str | None:
-    """Which of a checkpoint's topic and subscription is another one now, as a sentence; None if neither is."""
+    """Which of a checkpoint's topic and subscription is another now, as a sentence; None if neither is."""
     if same(of, said):
         return None
     what = f"subscription {subscription!r} of topic {topic!r}"
