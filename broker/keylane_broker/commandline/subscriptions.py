@@ -26,8 +26,8 @@ async def create(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     mode: ModeOption = None,
-    start: Annotated[
-        str, typer.Option(help="earliest, latest, an id or a time (UTC by default).")
+    offset: Annotated[
+        str, typer.Option("--offset", "--start", help="earliest, latest, an id or a time (UTC by default).")
     ] = "latest",
     lease: Annotated[float, typer.Option(help="Seconds a consumer has to settle a message.")] = 30.0,
     delivery: Annotated[str, typer.Option(help="at_least_once or at_most_once.")] = "at_least_once",
@@ -37,7 +37,7 @@ async def create(
     options: dict[str, Any] = {"mode": mode or "shared", "delivery": delivery}
     async with run.client() as client:
         await client.create_subscription(
-            topic, subscription, start=parse_position(start), lease=lease, exist_ok=exist_ok, **options
+            topic, subscription, start=parse_position(offset), lease=lease, exist_ok=exist_ok, **options
         )
         made = await client.describe_subscription(topic, subscription)
     run.say(made, f"subscription {subscription!r} on {topic!r} is {made.mode}")
