@@ -1,6 +1,5 @@
 """`keylane cluster`: which worker serves what, and how to change it."""
 
-import asyncio
 from time import monotonic
 from typing import Annotated
 
@@ -13,13 +12,12 @@ from keylane.commandline.output import CommandError
 from keylane.commandline.words import count_of
 from keylane_broker.commandline import cluster_view as view
 from keylane_broker.commandline.arguments import TopicArgument
-from keylane_broker.commandline.command import BrokerRun, command, group_command
+from keylane_broker.commandline.command import BrokerRun, before_another_look, command, group_command
 from keylane_broker.commandline.partitions import all_partitions
 
 __all__ = ["cluster"]
 
 ANSWER_SECONDS = 10.0  # to show something: if it takes longer, that is what is to be seen
-LOOK_SECONDS = 0.2  # between two looks at something that is waited for
 MOVE_SECONDS = 15.0  # more than the lease of a worker that is lost in the middle of it
 
 cluster = typer.Typer(help="Show workers and partitions; move partitions, drain workers.")
@@ -95,7 +93,7 @@ async def _await_moved(
         now = (await client.partitions(topic))[partition]
         if now.holder == target:
             return now
-        await asyncio.sleep(LOOK_SECONDS)
+        await before_another_look()
     raise CommandError(
         f"partition {partition} of {topic!r} was given to {target}, which does not hold its lease after "
         f"{MOVE_SECONDS:.0f} s; see the log of that worker"
@@ -138,7 +136,7 @@ async def _await_drained(run: BrokerRun, client: "keylane.AsyncClient", name: st
         if left != shown and not run.json:
             run.note(f"{name}: {count_of(left, 'partition')} left")
         shown = left
-        await asyncio.sleep(LOOK_SECONDS)
+        await before_another_look()
 
 
 async def _left(client: "keylane.AsyncClient", name: str) -> int:

@@ -10,9 +10,10 @@ from keylane.commandline.command import Run, add_command, add_group_command
 from keylane.commandline.output import CommandError
 from keylane_broker.errors import ServerError, unwrapped
 
-__all__ = ["BrokerRun", "command", "group_command"]
+__all__ = ["BrokerRun", "before_another_look", "command", "group_command"]
 
 PATIENCE = 30.0  # seconds, through fail-overs
+LOOK_SECONDS = 0.2  # between two looks at something that is waited for
 
 P = ParamSpec("P")
 Action = Callable[Concatenate["BrokerRun", P], Any]
@@ -59,3 +60,10 @@ def group_command(app: typer.Typer) -> Callable[[Action[P]], Action[P]]:
         return action
 
     return register
+
+
+async def before_another_look() -> None:
+    """Wait a little, where a command waits for something that it has to ask for."""
+    import asyncio  # takes a tenth of the time that --help has, and does not need it
+
+    await asyncio.sleep(LOOK_SECONDS)

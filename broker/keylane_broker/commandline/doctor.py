@@ -1,9 +1,7 @@
 """`keylane doctor`: check that everything works, and say what to do if not."""
 
-import asyncio
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -15,7 +13,7 @@ from keylane.commandline.words import count_of
 from keylane.errors import BrokerError, TopicNotFound, Unavailable
 from keylane.payloads import open_store, public
 from keylane_broker.commandline.cluster_view import partition_warnings
-from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.command import BrokerRun, before_another_look, command
 from keylane_broker.commandline.partitions import all_partitions
 
 if TYPE_CHECKING:  # slow to import
@@ -27,7 +25,6 @@ TRIPS = 5
 REPORT = "do what it says there; otherwise keep a copy of the data and report this: it is a bug in Keylane"
 ANSWER_SECONDS = 10.0  # whoever asks a doctor wants to know now
 TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
-LOOK_SECONDS = 0.2
 MOST_DRIFT = 1.0  # seconds
 
 
@@ -72,6 +69,8 @@ async def doctor(
 
 
 async def _check_broker(run: BrokerRun) -> list[Finding]:
+    from importlib.metadata import version
+
     try:
         async with run.client(timeout=ANSWER_SECONDS) as client:
             info = await client.info()
@@ -101,7 +100,7 @@ async def _check_cluster(client: "keylane.AsyncClient") -> list[Finding]:
         warnings = partition_warnings(topics)
         if not warnings or time.monotonic() > end:
             break
-        await asyncio.sleep(LOOK_SECONDS)
+        await before_another_look()
     workers = ", ".join(
         f"{worker.id} at {worker.address}{'' if worker.state == 'serving' else f' ({worker.state})'}"
         for worker in report.workers

@@ -1,6 +1,5 @@
 """`keylane rebalance`: place partitions anew, or follow a plan of moves."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,11 @@ from keylane.commandline.output import CommandError
 from keylane.commandline.rebalance_plan import PlannedMove, read_plan
 from keylane.commandline.words import count_of
 from keylane_broker.commandline import cluster_view as view
-from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.command import BrokerRun, before_another_look, command
 from keylane_broker.commandline.partitions import all_partitions
 
 __all__ = ["add_rebalance"]
 
-LOOK_SECONDS = 0.2  # between two looks at who has which lease
 MOVE_SECONDS = 30.0  # for all of them to arrive, from the last decision on
 
 Place = tuple[str, int]
@@ -162,7 +160,7 @@ async def _await_served(client: "keylane.AsyncClient", plan: Sequence[PlannedMov
                 f"{count_of(len(late), 'partition')} ({', '.join(late[:5])}) were given to a worker "
                 f"that does not hold the lease after {MOVE_SECONDS:.0f} s; see the log of that worker"
             )
-        await asyncio.sleep(LOOK_SECONDS)
+        await before_another_look()
 
 
 async def _partitions(
