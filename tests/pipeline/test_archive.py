@@ -14,8 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from keylane import Client, ConsumerReplaced, InvalidArgument, OutgoingMessage, SubscriptionBusy
-from keylane_spark.archiving.archive import COLUMNS, Archive, Archived, Options, run
-from keylane_spark.archiving.compaction import Limits, compact
+from keylane_spark.archiving.archive import COLUMNS, Archive, Archived, ArchiveOptions, run
+from keylane_spark.archiving.compaction import MergeLimits, compact
 from keylane_spark.archiving.locks import archiving, compacting
 from keylane_spark.files import LocalFiles
 from keylane_spark.source.schema import MESSAGES
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 def archive(spark: SparkSession, broker: RunningBroker, topic: str, path: Path) -> Callable[..., Archived]:
     def archive(**options: Any) -> Archived:
         given = {"server": broker.url, "topics": [topic], "path": str(path), **options}
-        return run(spark, Options(**given), lambda text: None)
+        return run(spark, ArchiveOptions(**given), lambda text: None)
 
     return archive
 
@@ -136,7 +136,7 @@ def made(spark: SparkSession, count: int, tasks: int = 2) -> DataFrame:
 
 def begun(spark: SparkSession, path: Path, **options: Any) -> Archive:
     """An archive at which the query has begun, and has been killed."""
-    given = Options(server="keylane://nowhere", topics=["orders"], path=str(path), **options)
+    given = ArchiveOptions(server="keylane://nowhere", topics=["orders"], path=str(path), **options)
     metadata = Path(given.state) / "checkpoint" / "metadata"
     metadata.parent.mkdir(parents=True, exist_ok=True)
     metadata.write_text(json.dumps({"id": "11112222-query"}))
@@ -175,7 +175,7 @@ def test_small_files_become_one_in_the_order_of_offsets(spark: SparkSession, pat
     for number in range(12):
         write_rows(path / YESTERDAY / f"part-{number}.parquet", range(2 * number, 400, 24))
     lines: list[str] = []
-    done = compact(spark, str(path), Limits(), lines.append)
+    done = compact(spark, str(path), MergeLimits(), lines.append)
     assert (done.compactions, done.merged, done.rows) == (1, 12, 200)
     [file] = path.rglob("*.parquet")
     merged = pq.ParquetFile(file).read()
@@ -183,7 +183,7 @@ def test_small_files_become_one_in_the_order_of_offsets(spark: SparkSession, pat
     assert str(merged.schema.field("timestamp").type) == "timestamp[us, tz=UTC]"
     assert merged.column_names == list(COLUMNS)
     with pytest.raises(InvalidArgument, match="there is no archive at"):
-        compact(spark, str(path / "nowhere"), Limits(), print)
+        compact(spark, str(path / "nowhere"), MergeLimits(), print)
 
 
 def test_an_archive_goes_on_while_another_process_merges_its_files(spark: SparkSession, path: Path) -> None:
@@ -199,7 +199,7 @@ def test_an_archive_goes_on_while_another_process_merges_its_files(spark: SparkS
 def test_a_whole_file_system_is_no_place_for_an_archive(spark: SparkSession) -> None:
     for path in ("/", "file:///"):
         with pytest.raises(InvalidArgument, match="is a whole file system: name a folder in it"):
-            run(spark, Options(server="keylane://nowhere", topics=["orders"], path=path))
+            run(spark, ArchiveOptions(server="keylane://nowhere", topics=["orders"], path=path))
 
 
 def test_every_so_many_batches_files_are_merged(
@@ -208,7 +208,7 @@ def test_every_so_many_batches_files_are_merged(
     client.create_topic(topic, partitions=4)
     client.create_subscription(topic, "archive", mode="cursor", start="earliest")
     expected = publish(client, topic, 400)
-    result = archive(batch_rows=100, compact_every=3, limits=Limits(files=3))
+    result = archive(batch_rows=100, compact_every=3, limits=MergeLimits(files=3))
     assert result.compactions >= 1
     assert len(list(path.rglob("*.parquet"))) == result.files - result.merged + result.compactions
     assert ids_in(path) == expected
@@ -277,7 +277,7 @@ def test_an_archive_can_be_on_any_file_system_of_hadoop(
     for name in ("archive", "other"):
         client.create_subscription(topic, name, mode="cursor", start="earliest")
     expected = publish(client, topic, 30)
-    options = {"path": f"{elsewhere}/archive", "compact_every": 2, "limits": Limits(files=2)}
+    options = {"path": f"{elsewhere}/archive", "compact_every": 2, "limits": MergeLimits(files=2)}
     first = archive(**options, batch_rows=15)
     assert (first.rows, first.batches, first.compactions) == (30, 2, 1)
     expected += publish(client, topic, 10)

@@ -17,7 +17,7 @@ from keylane import AsyncClient, Client, OutgoingMessage
 from keylane.types import Mode
 from keylane_broker.commandline.main import app
 from keylane_broker.store.store import Store
-from keylane_spark.auditing.audit import SMALL, WITH_SPARK, Options, run
+from keylane_spark.auditing.audit import SMALL, WITH_SPARK, AuditOptions, run
 from keylane_spark.auditing.findings import Audit
 from keylane_spark.auditing.in_memory import engine as in_memory
 from keylane_spark.connection import Connection
@@ -74,7 +74,7 @@ def no_spark(_: int) -> SparkSession:
 
 def audited(broker: RunningBroker, topic: str, out: Path | str, spark: SparkSession | None = None) -> Audit:
     """An audit, without Spark unless there is one."""
-    options = Options(
+    options = AuditOptions(
         topic=topic, out=str(out), connection=Connection(broker.url), small=WITH_SPARK if spark else SMALL
     )
     return run(options, (lambda _: spark) if spark else no_spark)[0]
@@ -250,7 +250,7 @@ def test_what_turns_out_to_be_large_is_for_spark(
     archive = tmp_path / "archive" / f"topic={topic}"
     archive.mkdir(parents=True)
     pq.write_table(rows_of(f"0:1-{entry}" for entry in range(1, 31)), archive / "part.parquet")
-    options = Options(
+    options = AuditOptions(
         topic=topic,
         out=str(tmp_path / "out"),
         connection=Connection(broker.url),
@@ -298,7 +298,7 @@ def test_an_idle_partition_is_proven_since_the_journal_was_switched_on(
         client.change_topic(topic, journal=True)
     found = audited(broker, topic, tmp_path / "all")
     assert (found.verdict, found.unproven) == ("unproven", 40)
-    options = Options(
+    options = AuditOptions(
         topic=topic,
         out=str(tmp_path / "since"),
         connection=Connection(broker.url),
@@ -312,7 +312,7 @@ def test_an_idle_partition_is_proven_since_the_journal_was_switched_on(
 def test_a_snapshot_of_another_topic_is_refused(broker: RunningBroker, tmp_path: Path, topic: str) -> None:
     make_topic(broker.url, topic)
     audited(broker, topic, tmp_path / "first")
-    options = Options(
+    options = AuditOptions(
         topic="another",
         out=str(tmp_path / "second"),
         connection=Connection(broker.url),

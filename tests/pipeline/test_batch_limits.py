@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from keylane import Client, OutgoingMessage
 from keylane.types import Page
 from keylane_spark.source.batch_limits import BatchLimiter
-from keylane_spark.source.options import Limits, ReadOptions
+from keylane_spark.source.options import BatchLimits, ReadOptions
 from keylane_spark.source.positions import Positions, Range
 from keylane_spark.source.schema import MESSAGES
 from keylane_spark.source.stream import StreamReader
@@ -46,7 +46,7 @@ def taken(start: Positions, end: Positions) -> tuple[int, int]:
 
 @pytest.mark.parametrize("most", [1, 50_000, 10_000_000, 700_000_000])
 def test_a_batch_has_no_more_bytes_than_allowed_and_nearly_as_many(most: int) -> None:
-    admission = BatchLimiter(Limits(max_bytes=most))
+    admission = BatchLimiter(BatchLimits(max_bytes=most))
     start = {"a": {0: 1, 1: 17}, "b": {0: 5}}
     latest = {"a": {0: 9_001, 1: 3_017}, "b": {0: 5}}
     batches = 0
@@ -68,7 +68,7 @@ def test_sizes_are_looked_at_once() -> None:
         looked.append(Range(range_.topic, range_.partition, range_.start, page.next))
         return page
 
-    admission = BatchLimiter(Limits(max_bytes=5_000_000))
+    admission = BatchLimiter(BatchLimits(max_bytes=5_000_000))
     start, latest = {"a": {0: 1}}, {"a": {0: 20_001}}
     while start != latest:
         start = admission.end(start, latest, read, wait=True)
@@ -76,7 +76,7 @@ def test_sizes_are_looked_at_once() -> None:
 
 
 def test_a_limit_of_messages_counts_besides_that_of_bytes() -> None:
-    admission = BatchLimiter(Limits(max_offsets=3, max_bytes=10**9))
+    admission = BatchLimiter(BatchLimits(max_offsets=3, max_bytes=10**9))
     start, latest = {"a": {0: 1}}, {"a": {0: 1_001}}
     assert admission.end(start, latest, said, wait=True) == {"a": {0: 4}}
 
@@ -84,7 +84,7 @@ def test_a_limit_of_messages_counts_besides_that_of_bytes() -> None:
 def test_too_few_messages_wait_for_more_or_until_it_was_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000.0]
     monkeypatch.setattr("keylane_spark.source.batch_limits.time.monotonic", lambda: now[0])
-    admission = BatchLimiter(Limits(min_offsets=10, delay=60.0))
+    admission = BatchLimiter(BatchLimits(min_offsets=10, delay=60.0))
     start, few, enough = ({"a": {0: at}} for at in (1, 10, 11))
     assert admission.end(start, few, said, wait=True) == few, "the first does not wait"
     assert admission.end(start, few, said, wait=True) == start

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from keylane import ConsumerReplaced, InvalidArgument, Overloaded, SubscriptionBusy
 from keylane_spark.archiving.batches import Batches
-from keylane_spark.archiving.compaction import Compactor, Limits
+from keylane_spark.archiving.compaction import Compactor, MergeLimits
 from keylane_spark.archiving.locks import archiving, check_topics, compacting, enter_topics, state_of
 from keylane_spark.commandline.command import Job
 from keylane_spark.commandline.main import pipeline
@@ -48,7 +48,7 @@ def batches(path: Path, subscription: str = "archive") -> Batches:
 
 
 def compactor(path: Path) -> Compactor:
-    return Compactor(LocalFiles(), str(path), Limits(files=2), merge_plainly, lambda: None)
+    return Compactor(LocalFiles(), str(path), MergeLimits(files=2), merge_plainly, lambda: None)
 
 
 def stage(batches: Batches, batch: int, folders: dict[str, list[int]], query: str = QUERY) -> str:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from keylane import Client, OutgoingMessage
 from keylane.errors import ConsumerReplaced, InvalidArgument, SubscriptionMoved
-from keylane_spark.archiving.archive import Options
+from keylane_spark.archiving.archive import ArchiveOptions
 from keylane_spark.archiving.archive import run as run_archive
 from keylane_spark.errors import DataLoss
 from tests.pipeline.power import PowerCut
@@ -361,7 +361,7 @@ def test_an_archive_of_a_topic_made_anew_is_refused_every_time(
     spark: SparkSession, broker: RunningBroker, client: Client, topic: str, tmp_path: Path
 ) -> None:
     def archive(*, fail: bool = True) -> int:
-        options = Options(
+        options = ArchiveOptions(
             server=broker.url,
             topics=[topic],
             path=str(tmp_path / "archive"),

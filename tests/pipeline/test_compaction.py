@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from keylane_spark.archiving import parquet_reader
-from keylane_spark.archiving.compaction import MERGED, Compacted, Compactor, Limits
+from keylane_spark.archiving.compaction import MERGED, Compacted, Compactor, MergeLimits
 from keylane_spark.archiving.parquet_reader import rows_in_archive
 from keylane_spark.auditing.in_memory.engine import InMemoryEngine
 from keylane_spark.commandline.command import Job
@@ -23,7 +23,7 @@ from keylane_spark.files.folder_swap import link_into, swap
 from tests.pipeline.archives import KILL, YESTERDAY, files_in, ids_in, ids_of, merge_plainly, write_rows
 
 ROWS = ids_of(range(0, 400, 2))
-LIMITS = Limits()
+LIMITS = MergeLimits()
 
 
 def pieces(path: Path) -> Path:
@@ -53,11 +53,11 @@ def at_once() -> None:
     """Nobody reads."""
 
 
-def compactor(path: Path, limits: Limits = LIMITS, wait: Wait = at_once) -> Compactor:
+def compactor(path: Path, limits: MergeLimits = LIMITS, wait: Wait = at_once) -> Compactor:
     return Compactor(LocalFiles(), str(path), limits, merge_plainly, wait)
 
 
-def compact(path: Path, limits: Limits = LIMITS, wait: Wait = at_once) -> Compacted:
+def compact(path: Path, limits: MergeLimits = LIMITS, wait: Wait = at_once) -> Compacted:
     return compactor(path, limits, wait).compact([YESTERDAY], lambda text: None)
 
 
@@ -68,7 +68,7 @@ def test_small_files_become_one(path: Path) -> None:
     assert lines == [f"{YESTERDAY}: merged 12 files into one of 200 rows"]
     assert len(files_in(path)) == 1
     assert ids_in(path) == ROWS
-    assert compact(path, Limits(files=2)).compactions == 0, "one file is none too many"
+    assert compact(path, MergeLimits(files=2)).compactions == 0, "one file is none too many"
     assert files_in(path.parent / "archive.keylane" / "compaction") == ["lock"], "nothing is left over"
 
 
@@ -90,8 +90,8 @@ def test_who_has_listed_the_old_files_gets_an_error(path: Path) -> None:
 
 def test_large_files_and_those_that_are_too_few_stay(path: Path) -> None:
     before = files_in(path)
-    assert compact(path, Limits(files=13)).compactions == 0
-    assert compact(path, Limits(target=100)).compactions == 0
+    assert compact(path, MergeLimits(files=13)).compactions == 0
+    assert compact(path, MergeLimits(target=100)).compactions == 0
     assert files_in(path) == before
 
 
@@ -126,7 +126,7 @@ def test_a_reader_sees_every_row_once_while_files_are_merged(path: Path) -> None
     compactions = 0
     try:
         for number in range(8):
-            compactions += compact(path, Limits(4 * max(sizes), 2), wait).compactions
+            compactions += compact(path, MergeLimits(4 * max(sizes), 2), wait).compactions
             wait()
             for file in sorted((path / YESTERDAY).iterdir()):  # and the same again, in small files
                 offsets = pq.ParquetFile(file).read(["offset"]).column(0).to_pylist()
@@ -194,7 +194,7 @@ def test_a_file_that_comes_while_a_folder_is_compacted_stays(
 def test_what_somebody_deletes_after_a_crash_does_not_come_back(path: Path) -> None:
     write_rows(path / YESTERDAY / "part-old.parquet", range(5_000, 5_500))
     small = max(file.stat().st_size for file in path.rglob("part-?.parquet"))
-    limits = Limits(target=4 * small, files=8)
+    limits = MergeLimits(target=4 * small, files=8)
     assert KILL.run(10_000, lambda: None) is False
     for step in count():
         killed = KILL.run(step, lambda: compact(path, limits))
@@ -228,7 +228,7 @@ def test_a_merge_that_lost_rows_changes_nothing(path: Path) -> None:
     before = files_in(path)
     broken: Callable[..., int] = lossy
     with pytest.raises(Exception, match="wrote 200 rows"):
-        Compactor(LocalFiles(), str(path), Limits(), broken).compact([YESTERDAY], print)
+        Compactor(LocalFiles(), str(path), MergeLimits(), broken).compact([YESTERDAY], print)
     assert files_in(path) == before
 
 

@@ -14,7 +14,7 @@ from keylane_spark.archiving import archive
 from keylane_spark.auditing import audit
 from keylane_spark.connection import Connection
 from keylane_spark.replaying import replay
-from keylane_spark.replaying.options import Options as ReplayOptions
+from keylane_spark.replaying.options import ReplayOptions
 from keylane_spark.skew import skew
 from tests.pipeline.traffic import HOT, Traffic
 from tests.support.running import RunningBroker
@@ -52,7 +52,8 @@ def test_traffic_is_archived_proven_complete_and_replayed_in_order(
 
         # Archive: every message once, for any reader of Parquet, and the broker is empty.
         archived = archive.run(
-            spark, archive.Options(server=cluster.url, topics=["orders"], path=folder, batch_rows=20_000)
+            spark,
+            archive.ArchiveOptions(server=cluster.url, topics=["orders"], path=folder, batch_rows=20_000),
         )
         assert archived.rows == MESSAGES
         assert archived.batches > 1
@@ -66,7 +67,7 @@ def test_traffic_is_archived_proven_complete_and_replayed_in_order(
 
         # Audit: nothing was lost, and what came twice is known.
         where = Connection(cluster.url)
-        options = audit.Options(
+        options = audit.AuditOptions(
             topic="orders",
             out=str(tmp_path / "audit"),
             connection=where,

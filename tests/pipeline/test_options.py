@@ -8,7 +8,7 @@ import pytest
 from keylane.connect.seeds import DEFAULT_SERVER
 from keylane.errors import InvalidArgument
 from keylane_spark.connection import Connection
-from keylane_spark.source.options import Limits, ReadOptions
+from keylane_spark.source.options import BatchLimits, ReadOptions
 from keylane_spark.source.schema import columns_for
 from keylane_spark.source.topic_selection import TopicSelection
 
@@ -28,7 +28,7 @@ def test_a_topic_is_all_that_a_batch_needs(monkeypatch: pytest.MonkeyPatch) -> N
         end="latest",
         since=None,
         until=None,
-        limits=Limits(),
+        limits=BatchLimits(),
         min_partitions=1,
         fail_on_data_loss=True,
         include_value=True,
@@ -125,7 +125,7 @@ def test_a_batch_of_a_stream_is_limited_in_several_ways() -> None:
         minOffsetsPerTrigger="10",
         maxTriggerDelay="5 min",
     ).limits
-    assert limits == Limits(100, 1_000_000, 10, 300.0)
+    assert limits == BatchLimits(100, 1_000_000, 10, 300.0)
 
 
 @pytest.mark.parametrize(

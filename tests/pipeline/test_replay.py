@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from keylane import Client, InvalidArgument, SubscriptionNotFound
 from keylane.errors import TopicReplaced
-from keylane_spark.replaying.options import Options
+from keylane_spark.replaying.options import ReplayOptions
 from keylane_spark.replaying.publish import REPLAYED_FROM
 from keylane_spark.replaying.replay import Replayed, run
 from keylane_spark.replaying.rounds import Cut, Stretch, gather, in_order
@@ -100,7 +100,7 @@ def replay(
 
     def replay(progress: Callable[[str], None] = print, **options: Any) -> Replayed:
         given = {"server": broker.url, "path": str(path), "topic": topic, "round_rows": 300, **options}
-        return run(spark, Options(**given), progress)
+        return run(spark, ReplayOptions(**given), progress)
 
     return replay
 

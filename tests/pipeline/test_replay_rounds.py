@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from keylane import Client, InvalidArgument, SubscriptionNotFound, Tally
 from keylane_spark.files import LocalFiles
-from keylane_spark.replaying.options import Options
-from keylane_spark.replaying.progress import Note
+from keylane_spark.replaying.options import ReplayOptions
+from keylane_spark.replaying.progress import ReplayNote
 from keylane_spark.replaying.replay import Replay
 from keylane_spark.replaying.rounds import Cut, Found, Stretch
 from tests.pipeline.inbox import make_topic
@@ -27,14 +27,14 @@ class Rounds(Replay):
     told = Tally(stored=50)
     published = 0
 
-    def _plan(self, choice: dict[str, Any], window: float) -> Note:
+    def _plan(self, choice: dict[str, Any], window: float) -> ReplayNote:
         stretches = [Stretch(0, 1, 100, 1, 2, 100)]
-        return Note(choice, self._incarnation(), stretches, ROUNDS, sizes=[50, 50])
+        return ReplayNote(choice, self._incarnation(), stretches, ROUNDS, sizes=[50, 50])
 
-    def _chosen(self, note: Note, number: int) -> Any:
+    def _chosen(self, note: ReplayNote, number: int) -> Any:
         return self
 
-    def _publish(self, note: Note, rows: object, count: int, window: float) -> Tally:
+    def _publish(self, note: ReplayNote, rows: object, count: int, window: float) -> Tally:
         self.published += 1
         self._write(note)
         return self.told
@@ -50,7 +50,7 @@ def make(
 
     def make(**given: Any) -> Rounds:
         options = {"server": broker.url, "path": f"{tmp_path}/archive", "topic": topic, "source": "orders"}
-        return Rounds(cast("SparkSession", None), Options(**(options | given)), print)
+        return Rounds(cast("SparkSession", None), ReplayOptions(**(options | given)), print)
 
     return make
 

@@ -8,7 +8,7 @@ from keylane_broker.errors import ServerError
 from keylane_broker.store.server_info import LOWEST, facts_of
 from keylane_broker.store.store import Store
 
-__all__ = ["Finding", "advice_on", "examine", "require_fit"]
+__all__ = ["FitnessFinding", "advice_on", "examine", "require_fit"]
 
 log = logging.getLogger("keylane.broker")
 
@@ -38,7 +38,7 @@ ADVICE = (
 OTHERWISE = "start it, or choose another with --redis"
 
 
-class Finding(NamedTuple):
+class FitnessFinding(NamedTuple):
     """The outcome of one check: a broker must not start on what is unfit, and should not on what is risky."""
 
     check: str
@@ -73,14 +73,14 @@ async def require_fit(url: str) -> None:
             log.log(level, "%s; %s", finding.detail, finding.advice)
 
 
-async def examine(store: Store) -> list[Finding]:
+async def examine(store: Store) -> list[FitnessFinding]:
     """Look at every master; raises only if none of them answers."""
     masters = await store.masters()
     findings = []
     for name, answer in masters.items():
         of_it = f" of {name}" if len(masters) > 1 else ""
         if isinstance(answer, BrokerError):
-            found = [Finding("redis", "risky", str(answer), advice_on(answer))]
+            found = [FitnessFinding("redis", "risky", str(answer), advice_on(answer))]
         else:
             found = _examine(name, facts_of(answer.info), answer.appendfsync, store.clustered)
         findings += [
@@ -90,7 +90,9 @@ async def examine(store: Store) -> list[Finding]:
     return findings
 
 
-def _examine(name: str, facts: dict[str, str], appendfsync: str | None, clustered: bool) -> list[Finding]:
+def _examine(
+    name: str, facts: dict[str, str], appendfsync: str | None, clustered: bool
+) -> list[FitnessFinding]:
     """Judge what one server says of itself."""
     return [
         _kind(name, facts, clustered),
@@ -99,7 +101,7 @@ def _examine(name: str, facts: dict[str, str], appendfsync: str | None, clustere
     ]
 
 
-def _kind(name: str, facts: dict[str, str], clustered: bool) -> Finding:
+def _kind(name: str, facts: dict[str, str], clustered: bool) -> FitnessFinding:
     number = facts.get("valkey_version") or facts.get("redis_version") or "0"
     product = f"{'Valkey' if 'valkey_version' in facts else 'Redis'} {number}"
     mode = facts.get("server_mode") or facts.get("redis_mode")
@@ -118,38 +120,42 @@ def _kind(name: str, facts: dict[str, str], clustered: bool) -> Finding:
         master = f"{facts.get('master_host')}:{facts.get('master_port')}"
         wrong = f"is a replica of {master}, which does not accept writes"
         advice = "name the master, or let Sentinel find it with redis+sentinel://"
-    return Finding("redis", "unfit", f"{name} {wrong}", advice) if wrong else Finding("redis", "fit", product)
+    return (
+        FitnessFinding("redis", "unfit", f"{name} {wrong}", advice)
+        if wrong
+        else FitnessFinding("redis", "fit", product)
+    )
 
 
-def _eviction(name: str, facts: dict[str, str], *, configurable: bool) -> Finding:
+def _eviction(name: str, facts: dict[str, str], *, configurable: bool) -> FitnessFinding:
     policy = facts.get("maxmemory_policy", "unknown")
     detail = f"maxmemory-policy {policy}"
     if policy == "noeviction":
-        return Finding("eviction", "fit", detail)
+        return FitnessFinding("eviction", "fit", detail)
     advice = f"so that no message vanishes: {_mended(name, 'maxmemory-policy noeviction', configurable)}"
     if facts.get("maxmemory", "0") == "0":
-        return Finding(
+        return FitnessFinding(
             "eviction", "risky", f"{detail}: Redis will evict messages once it has a maxmemory", advice
         )
-    return Finding("eviction", "unfit", f"{detail}: Redis evicts messages when memory is full", advice)
+    return FitnessFinding("eviction", "unfit", f"{detail}: Redis evicts messages when memory is full", advice)
 
 
-def _persistence(name: str, facts: dict[str, str], appendfsync: str | None) -> Finding:
+def _persistence(name: str, facts: dict[str, str], appendfsync: str | None) -> FitnessFinding:
     if facts.get("aof_enabled") != "1":
         mended = _mended(name, "appendonly yes", configurable=appendfsync is not None)
-        return Finding(
+        return FitnessFinding(
             "persistence", "risky", "appendonly no: a restart of Redis loses what was confirmed", mended
         )
     if appendfsync is None:
         unknown = "appendonly yes, appendfsync not known, since this Redis does not allow CONFIG"
-        return Finding("persistence", "fit", unknown, "make sure that it is everysec or always")
+        return FitnessFinding("persistence", "fit", unknown, "make sure that it is everysec or always")
     detail = f"appendonly yes, appendfsync {appendfsync}"
     if appendfsync == "no":
         lost = "a power cut loses what the system has not written by itself, half a minute of it or more"
-        return Finding(
+        return FitnessFinding(
             "persistence", "risky", f"{detail}: {lost}", _mended(name, "appendfsync everysec", True)
         )
-    return Finding("persistence", "fit", detail)
+    return FitnessFinding("persistence", "fit", detail)
 
 
 def _mended(name: str, setting: str, configurable: bool) -> str:

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from keylane.commandline.words import count_of
 from keylane.errors import InvalidArgument, Overloaded
-from keylane_spark.archiving.batches import Batches, Note
-from keylane_spark.archiving.compaction import TIMESTAMPS, Compactor, Limits, merging
+from keylane_spark.archiving.batches import Batches, BatchNote
+from keylane_spark.archiving.compaction import TIMESTAMPS, Compactor, MergeLimits, merging
 from keylane_spark.archiving.folders import folders_of
 from keylane_spark.archiving.locks import archiving, check_topics, enter_topics, state_of
 from keylane_spark.archiving.removed_topics import done_of, leave, plan_of
@@ -44,7 +44,7 @@ class Archived(msgspec.Struct):
     merged: int = 0
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an archive is of, and how it is written."""
 
     server: str
@@ -57,7 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows: int = 1_000_000
     interval: float | None = None  # seconds between batches; None: archive what is there and end
     compact_every: int = 20  # batches; 0: never
-    limits: Limits = Limits()
+    limits: MergeLimits = MergeLimits()
     fail_on_data_loss: bool = True  # False: go on where messages or bodies are gone
 
     @property
@@ -71,7 +71,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return state_of(self.root, self.subscription)
 
 
-def run(spark: SparkSession, options: Options, progress: Progress = print) -> Archived:
+def run(spark: SparkSession, options: ArchiveOptions, progress: Progress = print) -> Archived:
     """Archive what there is, or go on until stopped; the result tells what this run has done."""
     files = files_at(options.path, spark)
     if files.plain(options.path).strip("/") == "":
@@ -96,7 +96,7 @@ def run(spark: SparkSession, options: Options, progress: Progress = print) -> Ar
 class Archive:
     """One query that writes an archive."""
 
-    def __init__(self, spark: SparkSession, options: Options, progress: Progress) -> None:
+    def __init__(self, spark: SparkSession, options: ArchiveOptions, progress: Progress) -> None:
         self._spark = spark
         self._options = options
         self._progress = progress
@@ -150,14 +150,14 @@ class Archive:
         if self._options.compact_every and (batch + 1) % self._options.compact_every == 0:
             self._compact()
 
-    def _find(self, batch: int) -> Note | None:
+    def _find(self, batch: int) -> BatchNote | None:
         """A batch that is in the archive already, of the rows that are planned now."""
         return self._batches.find(self._query, batch, self._plan(batch))
 
     def _plan(self, batch: int) -> str:
         return plan_of(self._files, self._checkpoint, batch)
 
-    def _add(self, frame: DataFrame, batch: int) -> Note | None:
+    def _add(self, frame: DataFrame, batch: int) -> BatchNote | None:
         """Write the files of a batch where nobody looks, and add them; None if it has no rows."""
         staged = self._batches.stage(self._query, batch)
         counted = Observation()

@@ -20,7 +20,7 @@ from keylane_spark.archiving.locks import moving
 from keylane_spark.files import Files
 
 
-class Note(msgspec.Struct, frozen=True):
+class BatchNote(msgspec.Struct, frozen=True):
     """A batch that is to be added: how many rows, and which file of its staging folder goes where."""
 
     rows: int
@@ -52,12 +52,12 @@ class Batches:
         """
         return f"{self._staging}/{_stem(query, batch)}-{uuid4().hex[:12]}"
 
-    def find(self, query: str, batch: int, plan: str = "") -> Note | None:
+    def find(self, query: str, batch: int, plan: str = "") -> BatchNote | None:
         """A batch that was noted down before, with its files where they belong."""
         name = f"{query}-{batch:08}.json"
         return self._check(name, batch, plan) if name in self._names() else None
 
-    def add(self, query: str, batch: int, staged: str, rows: int, plan: str = "") -> Note:
+    def add(self, query: str, batch: int, staged: str, rows: int, plan: str = "") -> BatchNote:
         """Add the files of a staging folder to the archive; the note of who was first, if it was another."""
         name = f"{query}-{batch:08}.json"
         attempt = staged.rpartition("/")[2]
@@ -74,7 +74,7 @@ class Batches:
                 "another process continues this archive, or its checkpoint was replaced by an older one"
             )
         self._files.make_folder(self._notes)
-        text = msgspec.json.encode(Note(rows, moves, plan)).decode()
+        text = msgspec.json.encode(BatchNote(rows, moves, plan)).decode()
         self._files.create(f"{self._notes}/{name}", text)
         note = self._check(name, batch, plan)
         for other in self._names():
@@ -82,7 +82,7 @@ class Batches:
                 self._files.delete(f"{self._notes}/{other}")
         return note
 
-    def _check(self, name: str, batch: int, plan: str) -> Note:
+    def _check(self, name: str, batch: int, plan: str) -> BatchNote:
         """Finish a batch, and see that it is the one that is meant: of the same rows."""
         note = self._finish(name)
         if note.plan and note.plan != plan:
@@ -94,10 +94,10 @@ class Batches:
             )
         return note
 
-    def _finish(self, name: str) -> Note:
+    def _finish(self, name: str) -> BatchNote:
         """Move the files of a batch to where they belong; what else was written for it is of no use."""
         text = self._files.read(f"{self._notes}/{name}")
-        note = msgspec.json.decode(text or "", type=Note)
+        note = msgspec.json.decode(text or "", type=BatchNote)
         with moving(self._files, self._root):
             for source, target in note.moves:
                 self._move(f"{self._staging}/{source}", f"{self._root}/{target}")

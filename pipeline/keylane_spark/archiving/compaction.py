@@ -41,7 +41,7 @@ def _wait() -> None:
     time.sleep(GRACE)
 
 
-class Limits(msgspec.Struct, frozen=True):
+class MergeLimits(msgspec.Struct, frozen=True):
     """Which files are merged: those of less than half a target, if there are enough of them."""
 
     target: int = 128 * MEGABYTE
@@ -57,7 +57,7 @@ class Compacted(msgspec.Struct):
     rows: int = 0
 
 
-class Note(msgspec.Struct):
+class MergeNote(msgspec.Struct):
     """What is to become of one folder: `sources` go and `target` comes."""
 
     id: str
@@ -70,7 +70,7 @@ class Compactor:
     """Merges files of the archive at `root`; one at a time, as far as the file system can tell."""
 
     def __init__(
-        self, files: Files, root: str, limits: Limits, merge: Merge, wait: Callable[[], None] = _wait
+        self, files: Files, root: str, limits: MergeLimits, merge: Merge, wait: Callable[[], None] = _wait
     ) -> None:
         self._files = files
         self._root = root
@@ -116,7 +116,7 @@ class Compactor:
 
     def _replace(self, folder: str, sources: list[str]) -> int:
         """Have one file instead of several."""
-        note = Note(uuid4().hex[:12], folder, sources, "")
+        note = MergeNote(uuid4().hex[:12], folder, sources, "")
         work = f"{self._state}/{note.id}"
         rows = self._merge([f"{self._root}/{folder}/{name}" for name in sources], f"{work}/merged")
         check_written(self._files, f"{work}/merged", rows)
@@ -134,13 +134,13 @@ class Compactor:
             if entry.name.endswith(".json"):
                 text = self._files.read(f"{self._state}/{entry.name}")
                 if text is not None:
-                    self._apply(msgspec.json.decode(text, type=Note))
+                    self._apply(msgspec.json.decode(text, type=MergeNote))
         # A merge that was not noted down has changed nothing. Without a lock it may still be going on.
         for entry in self._files.entries(self._state) if self._files.local else ():
             if entry.name != "lock":
                 self._files.delete(f"{self._state}/{entry.name}")
 
-    def _apply(self, note: Note) -> None:
+    def _apply(self, note: MergeNote) -> None:
         """Do what a note says, or what is missing of it."""
         folder, work = f"{self._root}/{note.folder}", f"{self._state}/{note.id}"
         if self._files.exists(folder):  # else somebody has done away with it, merged or not
@@ -153,7 +153,7 @@ class Compactor:
         self._files.delete(f"{work}.json")
         self._files.delete(work)
 
-    def _move(self, note: Note, folder: str, work: str) -> bool:
+    def _move(self, note: MergeNote, folder: str, work: str) -> bool:
         """Bring the merged file, at once or after the old ones went; whether it was at once."""
         if not any(self._files.exists(f"{place}/{note.target}") for place in (f"{work}/twin", folder)):
             raise RuntimeError(
@@ -168,7 +168,7 @@ class Compactor:
             self._files.move(f"{work}/twin/{note.target}", f"{folder}/{note.target}")
         return False
 
-    def _swap(self, note: Note, folder: Path) -> bool:
+    def _swap(self, note: MergeNote, folder: Path) -> bool:
         """Swap the folder with its twin, which holds the merged file and all that is not merged."""
         twin = Path(self._files.plain(f"{self._state}/{note.id}/twin"))
         gone = set(note.sources)
@@ -205,7 +205,7 @@ def merging(spark: "SparkSession") -> Merge:
 
 
 def compact(
-    spark: "SparkSession", path: str, limits: Limits, progress: Callable[[str], None] = print
+    spark: "SparkSession", path: str, limits: MergeLimits, progress: Callable[[str], None] = print
 ) -> Compacted:
     """Merge the small files of a whole archive."""
     root = path.rstrip("/")

@@ -34,7 +34,7 @@ LINES = 2_000  # lines of latencies over time
 ARCHIVE_SUBSCRIPTION = "archive"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to audit, and how."""
 
     topic: str
@@ -63,7 +63,7 @@ class Engine(Protocol):
     ) -> Audit: ...
 
 
-def run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
+def run(options: AuditOptions, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
     """Audit a topic: a fresh snapshot, written to `out`, or in `journal` what an earlier audit has left.
 
     Spark is asked for only where it is needed, for so many rows. With the files of `out`, for the report.
@@ -75,7 +75,7 @@ def run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audit
         return _run(msgspec.structs.replace(options, small=WITH_SPARK), spark)
 
 
-def _run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
+def _run(options: AuditOptions, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
     if options.journal is not None:
         return _run_again(options, options.journal, spark)
     with options.connection.sync() as client:
@@ -96,7 +96,9 @@ def _run(options: Options, spark: Callable[[int], "SparkSession"]) -> tuple[Audi
     return found, engine.files
 
 
-def _run_again(options: Options, path: str, spark: Callable[[int], "SparkSession"]) -> tuple[Audit, Files]:
+def _run_again(
+    options: AuditOptions, path: str, spark: Callable[[int], "SparkSession"]
+) -> tuple[Audit, Files]:
     """Judge an older snapshot; the broker is not asked."""
     here = local_at(path)
     if here is not None:
@@ -112,7 +114,7 @@ def _run_again(options: Options, path: str, spark: Callable[[int], "SparkSession
     return engine.examine(seen, folder, archive, options.since, options.listed, LINES), engine.files
 
 
-def _check_folders(options: Options) -> None:
+def _check_folders(options: AuditOptions) -> None:
     """What is wrong with folders here is said before anything starts."""
     if options.journal is None and (files := local_at(options.out)) is not None:
         check_free(options.out, files)
@@ -120,7 +122,7 @@ def _check_folders(options: Options) -> None:
         archive_folder(options.archive, options.topic, files)
 
 
-def _engine(options: Options, rows: int, spark: Callable[[int], "SparkSession"]) -> Engine:
+def _engine(options: AuditOptions, rows: int, spark: Callable[[int], "SparkSession"]) -> Engine:
     """By size; and what is not in a folder here is for Spark."""
     places = [options.out, *filter(None, [options.journal, options.archive])]
     small = rows <= options.small and all(local_at(place) is not None for place in places)
@@ -133,13 +135,13 @@ def _engine(options: Options, rows: int, spark: Callable[[int], "SparkSession"])
     return SparkEngine(spark(rows), options.out)
 
 
-def _archive(options: Options, engine: Engine) -> Any:
+def _archive(options: AuditOptions, engine: Engine) -> Any:
     if options.archive is None:
         return None
     return engine.archive(options.archive, options.topic, options.archive_subscription)
 
 
-def _bodies(options: Options, first: list[PartitionOffsets]) -> Any:
+def _bodies(options: AuditOptions, first: list[PartitionOffsets]) -> Any:
     try:
         return look_for_bodies(options.connection, options.topic, first, options.sample)
     except (InvalidArgument, Unavailable) as error:

@@ -65,20 +65,20 @@ def archive(
         check_writer(to, subscription, topics)  # before Java starts
         waiting = job.check_topics(*topics)
     spark = job.spark("keylane archive", waiting if interval is None else None)
-    from keylane_spark.archiving.compaction import Limits
+    from keylane_spark.archiving.compaction import MergeLimits
 
     if compact:
         from keylane_spark.archiving.compaction import compact as merge
 
-        done = merge(spark, to, Limits(target, 2), job.note)
+        done = merge(spark, to, MergeLimits(target, 2), job.note)
         job.say(
             done,
             f"merged {count_of(done.merged, 'file')} into {done.compactions}, {count_of(done.rows, 'row')}",
         )
         return
-    from keylane_spark.archiving.archive import Options, run
+    from keylane_spark.archiving.archive import ArchiveOptions, run
 
-    options = Options(
+    options = ArchiveOptions(
         server=job.server,
         topics=topics or [],
         path=to,
@@ -88,7 +88,7 @@ def archive(
         batch_rows=batch_rows,
         interval=interval,
         compact_every=compact_every,
-        limits=Limits(target),
+        limits=MergeLimits(target),
         fail_on_data_loss=not skip_lost,
     )
     signal.signal(signal.SIGTERM, _interrupt)

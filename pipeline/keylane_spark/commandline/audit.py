@@ -50,12 +50,12 @@ def audit(
         raise UsageError("give --sample or --no-bodies, not both")
     job.check_folder(out)
     job.needs("pyarrow", "matplotlib")
-    from keylane_spark.auditing.audit import SMALL, WITH_SPARK, Options, run
+    from keylane_spark.auditing.audit import SMALL, WITH_SPARK, AuditOptions, run
     from keylane_spark.auditing.report import write_audit
 
     if journal is None:
         job.note(f"reading the log and the journal of {topic} into {out}")
-    options = Options(
+    options = AuditOptions(
         topic=topic,
         out=out,
         connection=job.connection,

@@ -55,10 +55,10 @@ def replay(
     from keylane_spark.archiving.parquet_reader import rows_in_archive
 
     spark = job.spark("keylane replay", rows_in_archive(path))
-    from keylane_spark.replaying.options import Options
+    from keylane_spark.replaying.options import ReplayOptions
     from keylane_spark.replaying.replay import run
 
-    options = Options(
+    options = ReplayOptions(
         server=job.server,
         path=path,
         topic=topic,

@@ -8,7 +8,7 @@ import msgspec
 _LONGEST = 240  # bytes of a note's name: file systems allow 255, and a draft of it has 15 more
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is replayed, and where to."""
 
     server: str

@@ -7,7 +7,7 @@ import msgspec
 from keylane_spark.replaying.rounds import Cut, Stretch
 
 
-class Note(msgspec.Struct):
+class ReplayNote(msgspec.Struct):
     """How far a run is: which rows are in which round is settled when it begins."""
 
     choice: dict[str, Any]

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from keylane import Tally
-from keylane_spark.replaying.options import Options
+from keylane_spark.replaying.options import ReplayOptions
 from keylane_spark.replaying.rounds import ORDER
 from keylane_spark.sink.pace import DUE
 
@@ -17,7 +17,7 @@ _TASK = "_task"
 
 
 def publish_round(
-    rows: DataFrame, count: int, options: Options, source: str, *, until: float, again: bool
+    rows: DataFrame, count: int, options: ReplayOptions, source: str, *, until: float, again: bool
 ) -> Tally:
     """Publish the rows of a round: a task has whole keys, in the order of time.
 
@@ -55,14 +55,14 @@ def _attributes() -> Column:
     return F.coalesce(F.map_concat(before, origin), origin).alias("attributes")
 
 
-def _uid(options: Options, source: str) -> Column:
+def _uid(options: ReplayOptions, source: str) -> Column:
     """The same whenever a message is replayed into the topic by the same run."""
     parts = [F.lit(text) for text in (options.run_id, options.topic, source)]
     parts += [F.col("message_id"), F.unix_micros("timestamp").cast("string")]  # a topic may be made anew
     return F.substring(F.sha2(F.concat_ws("\0", *parts), 256), 1, 32).alias("uid")
 
 
-def _target(options: Options) -> dict[str, str]:
+def _target(options: ReplayOptions) -> dict[str, str]:
     given = {
         "server": options.server,
         "topic": options.topic,

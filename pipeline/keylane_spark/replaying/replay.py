@@ -21,8 +21,8 @@ from keylane import Client, Tally, TopicInfo
 from keylane.errors import InvalidArgument, SubscriptionNotFound, TopicReplaced
 from keylane_spark.archiving.archive import COLUMNS
 from keylane_spark.files import files_at
-from keylane_spark.replaying.options import Options
-from keylane_spark.replaying.progress import Note
+from keylane_spark.replaying.options import ReplayOptions
+from keylane_spark.replaying.progress import ReplayNote
 from keylane_spark.replaying.publish import publish_round
 from keylane_spark.replaying.rounds import (
     Found,
@@ -56,7 +56,7 @@ class Replayed(msgspec.Struct):
     dry_run: bool = False
 
 
-def run(spark: SparkSession, options: Options, progress: Progress = print) -> Replayed:
+def run(spark: SparkSession, options: ReplayOptions, progress: Progress = print) -> Replayed:
     """Publish what is archived; the result tells what became of it."""
     return Replay(spark, options, progress).run()
 
@@ -64,7 +64,7 @@ def run(spark: SparkSession, options: Options, progress: Progress = print) -> Re
 class Replay:
     """One run from an archive into a topic."""
 
-    def __init__(self, spark: SparkSession, options: Options, progress: Progress) -> None:
+    def __init__(self, spark: SparkSession, options: ReplayOptions, progress: Progress) -> None:
         if options.rate is not None and options.rate <= 0:
             raise InvalidArgument(f"a rate of {options.rate:g} rows a second: it must be more than 0")
         self._spark = spark
@@ -135,7 +135,7 @@ class Replay:
             raise InvalidArgument(f"the archive {self._options.root} {what}")
         return found[0]
 
-    def _note(self, about: TopicInfo) -> Note:
+    def _note(self, about: TopicInfo) -> ReplayNote:
         """How far a run of this name is; with other rows or into another topic it cannot go on."""
         options = self._options
         choice = {
@@ -147,7 +147,7 @@ class Replay:
         text = self._files.read(options.note)
         if text is None:
             return self._plan(choice, about.dedupe_window)
-        note = msgspec.json.decode(text, type=Note)
+        note = msgspec.json.decode(text, type=ReplayNote)
         if note.choice != choice:
             raise InvalidArgument(
                 f"run {options.run_id!r} into {options.topic!r} was started with other rows: {note.choice}; "
@@ -163,7 +163,7 @@ class Replay:
             )
         return note
 
-    def _plan(self, choice: dict[str, Any], window: float) -> Note:
+    def _plan(self, choice: dict[str, Any], window: float) -> ReplayNote:
         """Settle which rows there are, and the rounds in which they come."""
         options, frame = self._options, self._rows()
         stretches = stretches_of(frame)
@@ -173,9 +173,9 @@ class Replay:
             most = max(1, min(most, int(options.rate * window / 4)))
         rounds = rounds_of(frame, sum(item.rows for item in stretches), most) if stretches else []
         cuts, sizes = [cut for cut, _ in rounds], [rows for _, rows in rounds]
-        return Note(choice, self._incarnation(), stretches, cuts, sizes=sizes)
+        return ReplayNote(choice, self._incarnation(), stretches, cuts, sizes=sizes)
 
-    def _check_memory(self, note: Note, window: float) -> None:
+    def _check_memory(self, note: ReplayNote, window: float) -> None:
         """The broker may have forgotten what the round that was not finished has published."""
         options, number = self._options, note.done + 1
         what = (
@@ -191,7 +191,7 @@ class Replay:
         self._progress(what)
         note.begun = None
 
-    def _check_target(self, note: Note) -> None:
+    def _check_target(self, note: ReplayNote) -> None:
         """What was published into a topic that is gone is gone with it."""
         options = self._options
         if self._incarnation() != note.target:
@@ -201,7 +201,7 @@ class Replay:
                 "publish it all into the new one"
             )
 
-    def _check_found(self, note: Note, number: int, found: Found) -> None:
+    def _check_found(self, note: ReplayNote, number: int, found: Found) -> None:
         """A round of which rows are away is not begun: its keys would lose their order, or the rows."""
         planned = note.sizes[number] if note.sizes else 0
         if found.messages < planned:
@@ -212,7 +212,7 @@ class Replay:
                 "on with that round"
             )
 
-    def _check_tally(self, note: Note, number: int, found: Found, tally: Tally) -> None:
+    def _check_tally(self, note: ReplayNote, number: int, found: Found, tally: Tally) -> None:
         """A round is done when each of its rows is in the topic."""
         what = f"of {found.rows:,} rows of {self._named(note, number)}"
         if tally.no_subscribers:
@@ -229,14 +229,14 @@ class Replay:
                 "again: it goes on with that round"
             )
 
-    def _named(self, note: Note, number: int) -> str:
+    def _named(self, note: ReplayNote, number: int) -> str:
         return f"round {number + 1} of {note.rounds} of run {self._options.run_id!r}"
 
     def _incarnation(self) -> int:
         with Client(self._options.server, token=self._options.token) as client:
             return client.offsets(self._options.topic)[0].incarnation
 
-    def _write(self, note: Note) -> None:
+    def _write(self, note: ReplayNote) -> None:
         self._files.write(self._options.note, msgspec.json.encode(note).decode())
 
     def _topic(self) -> TopicInfo:
@@ -251,12 +251,12 @@ class Replay:
             )
         return about
 
-    def _chosen(self, note: Note, number: int) -> DataFrame:
+    def _chosen(self, note: ReplayNote, number: int) -> DataFrame:
         """The rows of a round as they are now: files may have been merged since the last one."""
         after = note.cuts[number - 1] if number else None
         return self._rows().where(between(after, note.cuts[number], last_of(note.stretches)))
 
-    def _publish(self, note: Note, rows: DataFrame, count: int, window: float) -> Tally:
+    def _publish(self, note: ReplayNote, rows: DataFrame, count: int, window: float) -> Tally:
         """Publish the rows of a round, which is noted before it begins."""
         again = note.begun is not None
         if note.begun is None:

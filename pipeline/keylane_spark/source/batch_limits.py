@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from keylane.types import Page
 from keylane.wire.about import body_size
-from keylane_spark.source.options import Limits
+from keylane_spark.source.options import BatchLimits
 from keylane_spark.source.positions import Positions, Range, admit, ranges
 
 _PAGE = 5_000  # messages
@@ -20,7 +20,7 @@ Read = Callable[[Range, int], Page]  # a page of so many messages from the start
 class BatchLimiter:
     """Where the batches of a query end."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._last = float("-inf")  # when the last batch was admitted
         self._sizes: dict[tuple[str, int], Sizes] = {}

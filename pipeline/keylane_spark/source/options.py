@@ -43,7 +43,7 @@ _DURATION = re.compile(rf"(\d{{1,12}})\s*({'|'.join(_UNITS)})")
 T = TypeVar("T", int, float)
 
 
-class Limits(msgspec.Struct, frozen=True):
+class BatchLimits(msgspec.Struct, frozen=True):
     """How much a batch of a stream takes; None is no limit."""
 
     max_offsets: int | None = None
@@ -52,7 +52,7 @@ class Limits(msgspec.Struct, frozen=True):
     delay: float = _DELAY  # seconds, unless the last batch was so long ago
 
     @classmethod
-    def parse(cls, given: dict[str, str]) -> "Limits":
+    def parse(cls, given: dict[str, str]) -> "BatchLimits":
         """From options under their proper names."""
         most, least = (
             _number(given, name, int, "a whole number from 1 on")
@@ -82,7 +82,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     end: Start
     since: Times | None  # where to start instead of `start`
     until: Times | None  # where to end instead of `end`
-    limits: Limits
+    limits: BatchLimits
     min_partitions: int
     fail_on_data_loss: bool
     include_value: bool
@@ -128,7 +128,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             end=parse_offsets("endingOffsets", given.get("endingOffsets", "latest"), selection),
             since=_times(given, "startingTimestamp", "startingOffsetsByTimestamp", selection),
             until=_times(given, "endingTimestamp", "endingOffsetsByTimestamp", selection),
-            limits=Limits.parse(given),
+            limits=BatchLimits.parse(given),
             min_partitions=_number(given, "minPartitions", int, "a whole number from 1 on") or 1,
             fail_on_data_loss=_flag(given, "failOnDataLoss", True),
             include_value=_flag(given, "includeValue", True),
