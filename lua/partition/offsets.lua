@@ -7,10 +7,11 @@
 --        4 sub      hash    sparse, sought, incarnation
 --        5 journal  stream
 -- ARGV   1 name of the subscription, or ""   2 known: the newest ledger that the caller knows, or 0
--- Returns  {"OK", earliest, latest, position or 0, sparse, earliest and latest of the journal, sought,
+-- Returns  {"OK", earliest, latest, position or 0, dense, earliest and latest of the journal, sought,
 --           incarnation of the topic, and of the subscription, newest ledger, first entry given after the one known
 --           or 0}
---            positions: each the next entry to read; before `sparse` what the subscription is owed may have holes;
+--            positions: each the next entry to read; from `dense` on, which the protocol calls sparse, all that the
+--            subscription is owed is in the log;
 --            sought: a number that grows with each seek, and is another where the subscription was made anew
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(1); O(ledgers) where there are newer ones than the one known
