@@ -7,6 +7,7 @@ import pytest
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect import counts as inspection
+from keylane_broker.inspect.peek import peek
 from tests.support.servers import CLUSTERS, SERVERS, Backends, look_and_leave
 from tests.support.story import Story, part
 
@@ -29,7 +30,7 @@ async def fresh(story: Story, name: str = "late") -> int:
 
 async def peeked(story: Story, limit: int = 10, name: str = "late") -> list[int]:
     """The entries that a look at a subscription shows."""
-    found = await inspection.peek(story.engine.store, story.topic, name, [0], limit)
+    found = await peek(story.engine.store, story.topic, name, [0], limit)
     return [item.message.entry for item in found]
 
 
@@ -69,7 +70,8 @@ async def test_a_log_of_which_nothing_is_left_owes_nothing(engine: Engine, topic
 async def test_every_position_in_a_log_with_holes_has_its_own_count(
     engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "_PAGE", 4)
+    for module in ("counts", "peek"):
+        monkeypatch.setattr(f"keylane_broker.inspect.{module}.PAGE", 4)
     chance = random.Random(11)
     story = await with_holes(
         engine, topic, 40, *((entry, entry) for entry in chance.sample(range(1, 41), 20))
@@ -89,7 +91,7 @@ async def test_counting_a_large_log_with_holes_stops_at_a_bound_and_answers_no_l
     story = await with_holes(engine, topic, 60, (25, 29))
     await engine.create_subscription(topic, "late", start=15)
     assert await fresh(story) == 41
-    monkeypatch.setattr(inspection, "_PAGE", 2)
+    monkeypatch.setattr(inspection, "PAGE", 2)
     monkeypatch.setattr(inspection, "_PAGES", 3)
     assert await fresh(story) == 46  # the hole lies behind the six that were read
     await engine.seek(topic, "late", 3, 0)

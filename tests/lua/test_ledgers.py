@@ -74,7 +74,7 @@ async def test_ledgers_of_a_log_without_holes_are_counted_by_arithmetic(engine: 
 async def test_ledgers_of_a_log_with_holes_are_counted_entry_by_entry(
     engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "_PAGE", 7)
+    monkeypatch.setattr(inspection, "PAGE", 7)
     story = await Story.begin(engine, topic)
     await story.subscribe()
     for count in (30, 20, 7):
@@ -96,7 +96,7 @@ async def test_ledgers_of_a_log_with_holes_are_counted_entry_by_entry(
 async def test_a_subscription_that_is_behind_or_went_back_is_counted_too(
     engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "_PAGE", 5)
+    monkeypatch.setattr(inspection, "PAGE", 5)
     story = await Story.begin(engine, topic)
     await story.subscribe("s", "key_shared")
     await story.publish(*(f"key-{number % 4}" for number in range(40)))

@@ -7,7 +7,8 @@ import pytest
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Receipt
-from keylane_broker.inspect.counts import count_subscription, peek
+from keylane_broker.inspect.counts import count_subscription
+from keylane_broker.inspect.peek import peek
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.support.clock import ManualTime
 from tests.support.servers import look_and_leave

@@ -1,4 +1,4 @@
-"""Looking into topics and subscriptions without changing them: counts, and messages that are not settled."""
+"""Counts of topics and subscriptions, and the ledgers of partitions: looks, and changes nothing."""
 
 import asyncio
 from collections import defaultdict
@@ -9,15 +9,13 @@ import msgspec
 
 from keylane.wire.ledgers import id_maker, parse_ledgers
 from keylane_broker.engine.answers import checked
-from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.codec import rows
-from keylane_broker.engine.lanes import Lane, parse_lane, parse_queued
+from keylane_broker.engine.lanes import Lane, parse_lane
 from keylane_broker.engine.subscriptions import read_records
-from keylane_broker.engine.values import Message
 from keylane_broker.store.keys import SubscriptionKeys, partition_keys, subscription_keys
 from keylane_broker.store.store import Store
 
-_PAGE = 1_000
+PAGE = 1_000  # entries, lanes or members that are read at once
 _PAGES = 10  # of a log with holes, that are read to count what is owed there
 _TOGETHER = 50  # partitions that are asked for at once
 
@@ -41,16 +39,6 @@ class SubscriptionCounts(msgspec.Struct):
     paused: bool = False
 
 
-class Unsettled(msgspec.Struct):
-    """A message that a subscription is owed: `state` is fresh, leased or waiting."""
-
-    partition: int
-    message: Message
-    state: str
-    consumer: str = ""
-    due_ms: int = 0
-
-
 class Ledger(NamedTuple):
     """One ownership epoch of a partition: its first entry, and how many entries are left of it."""
 
@@ -67,14 +55,6 @@ class PartitionLedgers(msgspec.Struct):
     epoch: int
     left_ms: int
     ledgers: list[Ledger]
-
-
-class _Place(msgspec.Struct):
-    """Where a message behind the cursor is."""
-
-    state: str
-    consumer: str
-    due_ms: int
 
 
 async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
@@ -122,7 +102,7 @@ async def count_subscription(
             name for name, end in rows(sessions, 2) if float(end) > now_ms + int(lead or 0)
         )
         counts.paused |= paused == "1"
-        async for lane in _lanes(store, keys):
+        async for lane in each_lane(store, keys):
             counts.waiting += lane.waiting
             if lane.consumer:
                 counts.leased += sum(last - first + 1 for _, first, last in lane.listed) + lane.counted
@@ -149,7 +129,7 @@ async def _count_fresh(store: Store, keys: SubscriptionKeys, subscription: str) 
     if not (cursor_text and oldest):
         return 0
     last, cursor, sparse, length = map(int, (last_text, cursor_text, sparse_text or 0, length_text))
-    first = _entry(oldest[0])
+    first = entry_of(oldest[0])
     if cursor < first:
         return length
     if cursor >= sparse or length == last - first + 1:
@@ -157,10 +137,10 @@ async def _count_fresh(store: Store, keys: SubscriptionKeys, subscription: str) 
     id_of = id_maker(ledgers)
     counted, passed = 0, cursor
     for _ in range(_PAGES):
-        command = ("XRANGE", keys.log, id_of(passed + 1), id_of(sparse), "COUNT", str(_PAGE))
+        command = ("XRANGE", keys.log, id_of(passed + 1), id_of(sparse), "COUNT", str(PAGE))
         [page] = await store.read_all([command])
         counted += len(page)
-        passed = _entry(page[-1]) if len(page) == _PAGE else sparse
+        passed = entry_of(page[-1]) if len(page) == PAGE else sparse
         if passed == sparse:
             break
     return min(counted + last - passed, length)
@@ -184,7 +164,7 @@ async def _ledgers(store: Store, topic: str, partition: int) -> PartitionLedgers
             "partition/ledgers",
             [keys.meta, keys.lease, keys.log, keys.subs],
             keys.subscription_prefix,
-            _PAGE,
+            PAGE,
             position,
         )
         _, lease, left_ms, epoch, listed, counted, position = checked(answer, topic, partition=partition)
@@ -204,101 +184,18 @@ async def _ledgers(store: Store, topic: str, partition: int) -> PartitionLedgers
     )
 
 
-async def peek(
-    store: Store, topic: str, subscription: str, partitions: range | list[int], limit: int
-) -> list[Unsettled]:
-    """Return the oldest messages of each partition that a subscription has not settled, at most `limit`.
-
-    Of what waits in lanes, and of what is leased beyond their records, a thousand are looked at: where there
-    are more, there may be older ones.
-    """
-    check_int("limit", limit, 1, _PAGE)
-    found: list[Unsettled] = []
-    for partition in partitions:
-        if len(found) >= limit:
-            break
-        found += await _peek(store, topic, subscription, partition, limit - len(found))
-    return found
-
-
-async def _peek(store: Store, topic: str, subscription: str, partition: int, limit: int) -> list[Unsettled]:
-    keys = subscription_keys(topic, partition, subscription)
-    (ledgers, lead), cursor, queued, beyond = await store.read_all(
-        [
-            ("HMGET", keys.meta, "ledgers", "lead"),
-            ("HGET", keys.subs, subscription),
-            ("ZRANGE", keys.queue, "0", str(_PAGE - 1)),
-            ("ZRANGE", keys.beyond, "0", str(_PAGE - 1)),
-        ]
-    )
-    places = await _places(store, keys, queued, beyond, int(lead or 0))
-    entries = sorted(places)[:limit]
-    id_of = id_maker(ledgers or "0:0")
-    commands: list[tuple[str, ...]] = [("XRANGE", keys.log, id_of(entry), id_of(entry)) for entry in entries]
-    if len(entries) < limit and cursor:
-        commands.append(("XRANGE", keys.log, id_of(int(cursor) + 1), "+", "COUNT", str(limit - len(entries))))
-    ids = [(id, fields) for part in await store.read_all(commands) for id, fields in part]
-    numbers = [_entry(item) for item in ids]
-    [counts] = await store.read_all([("HMGET", keys.retries, *map(str, numbers))]) if numbers else [[]]
-    return [
-        _unsettled(
-            partition, Message(id, fields[1], fields[3], fields[5], int(count or 0)), places.get(number)
-        )
-        for (id, fields), number, count in zip(ids, numbers, counts, strict=True)
-    ]
-
-
-def _unsettled(partition: int, message: Message, place: _Place | None) -> Unsettled:
-    if place is None:
-        return Unsettled(partition, message, "fresh")
-    return Unsettled(partition, message, place.state, place.consumer, place.due_ms)
-
-
-async def _places(
-    store: Store, keys: SubscriptionKeys, queued: list[str], beyond: list[str], lead_ms: int
-) -> dict[int, _Place]:
-    """Return where the messages behind the cursor are; times by the clock that is `lead_ms` behind."""
-    places: dict[int, _Place] = {}
-    dues: dict[str, int] = {}
-    leased_by: dict[str, str] = {}
-    [holders] = await store.read_all([("ZRANGE", keys.deadlines, "0", str(_PAGE - 1))])
-    leases = [("ZRANGE", keys.leases(name), "0", str(_PAGE - 1), "WITHSCORES") for name in holders]
-    deadlines = {
-        lane: score
-        for scores in (await store.read_all(leases) if leases else [])
-        for lane, score in zip(scores[::2], scores[1::2], strict=True)
-    }
-    async for found in _lanes(store, keys):
-        due = dues[found.name] = found.due - lead_ms
-        leased_by[found.name] = found.consumer
-        deadline = int(deadlines.get(found.name, 0)) - lead_ms
-        state = _Place("leased", found.consumer, deadline) if found.consumer else _Place("waiting", "", due)
-        places.update(dict.fromkeys(found.entries, state))
-        if len(places) > 10 * _PAGE:
-            break
-    for member in beyond:
-        lane, entries = parse_queued(member)
-        state = _Place("leased", leased_by.get(lane, ""), int(deadlines.get(lane, 0)) - lead_ms)
-        places.update(dict.fromkeys(entries[:_PAGE], state))
-    for member in queued:
-        lane, entries = parse_queued(member)
-        for entry in entries[:_PAGE]:
-            places[entry] = _Place("waiting", "", dues.get(lane, 0))
-    return places
-
-
-async def _lanes(store: Store, keys: SubscriptionKeys) -> AsyncIterator[Lane]:
+async def each_lane(store: Store, keys: SubscriptionKeys) -> AsyncIterator[Lane]:
     """Yield every lane, without what is leased beyond its record."""
     cursor = "0"
     while True:
-        [(cursor, found)] = await store.read_all([("HSCAN", keys.lanes, cursor, "COUNT", str(_PAGE))])
+        [(cursor, found)] = await store.read_all([("HSCAN", keys.lanes, cursor, "COUNT", str(PAGE))])
         for name, record in rows(found, 2):
             yield parse_lane(name, record)
         if cursor == "0":
             return
 
 
-def _entry(item: Sequence[Any]) -> int:
+def entry_of(item: Sequence[Any]) -> int:
     """Return the number of what was read from a log."""
     return int(item[0].partition("-")[2])
 

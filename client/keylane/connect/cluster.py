@@ -1,13 +1,12 @@
 """The cluster as a client sees it: whom to ask, and who serves the partitions of the topics in use."""
 
 import asyncio
-import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
 from keylane import wire
+from keylane.connect.cluster_clock import ClusterClock
 from keylane.connect.connection import Connection, Events, give_up
 from keylane.connect.partition_map import TopicMap
 from keylane.connect.pool import ATTEMPT, Peer, Pool
@@ -25,7 +24,6 @@ from keylane.retry import backoff
 from keylane.wire import Frame, Properties
 
 T = TypeVar("T")
-_log = logging.getLogger("keylane.client")
 
 
 async def _reach(peer: Peer) -> None:
@@ -47,13 +45,11 @@ class Cluster(Events):
         bodies: Bodies,
     ) -> None:
         self.timeout = timeout
-        self._ahead = time.time() - time.monotonic()  # of the cluster's clock: ours may be set meanwhile
+        self._clock = ClusterClock(on_time_drift)
         self.maps: dict[str, TopicMap] = {}
         self._token = token
-        self._on_time_drift = on_time_drift
         self._bodies = bodies
         self.store = bodies.kind
-        self._reported = 0.0
         self._pool = Pool(parse_seeds(seeds), token, self, self)
         self._asked: dict[asyncio.Future[Frame], Connection] = {}  # what another worker can answer as well
         self._opened = False
@@ -87,12 +83,12 @@ class Cluster(Events):
     @property
     def now(self) -> float:
         """The cluster's time in unix seconds, which is that of Redis."""
-        return time.monotonic() + self._ahead
+        return self._clock.now
 
     @property
     def drift(self) -> float:
         """Seconds that the cluster's clock is ahead of ours."""
-        return self.now - time.time()
+        return self._clock.drift
 
     # Requests that any worker can answer
 
@@ -255,13 +251,4 @@ class Cluster(Events):
 
     def told_time(self, drift: float, trip: float) -> None:
         """A worker has told the time."""
-        self._ahead = time.time() + drift - time.monotonic()
-        if abs(drift) - trip / 2 <= 1:
-            self._reported = 0.0
-        elif abs(drift - self._reported) > 1:
-            self._reported = drift
-            if self._on_time_drift is not None:
-                try:
-                    self._on_time_drift(drift)
-                except Exception:  # it must not cost us the connection
-                    _log.exception("on_time_drift failed for %.1f s", drift)
+        self._clock.set(drift, trip)

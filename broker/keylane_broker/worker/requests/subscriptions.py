@@ -7,6 +7,8 @@ from keylane.errors import SubscriptionNotFound
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.values import Backoff, SubscriptionSettings
 from keylane_broker.inspect import counts as inspection
+from keylane_broker.inspect.peek import Unsettled
+from keylane_broker.inspect.peek import peek as peek_messages
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.consumer import FRAME
 from keylane_broker.worker.context import Context
@@ -96,11 +98,11 @@ async def peek(context: Context, _: Connection, request: wire.Peek, __: memoryvi
     if request.partition is not None:
         numbers = [check_int("partition", request.partition, 0, count - 1)]
     check_int("limit", request.limit, 1, _PEEKS)
-    found = await inspection.peek(engine.store, request.topic, request.subscription, numbers, request.limit)
+    found = await peek_messages(engine.store, request.topic, request.subscription, numbers, request.limit)
     return wire.Properties(), wire.pack(_first_that_fit(found))
 
 
-def _first_that_fit(found: list[inspection.Unsettled]) -> list[wire.PeekedMessage]:
+def _first_that_fit(found: list[Unsettled]) -> list[wire.PeekedMessage]:
     """Return as many as one frame should hold."""
     answers: list[wire.PeekedMessage] = []
     size = 0
