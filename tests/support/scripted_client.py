@@ -26,6 +26,8 @@ class Shelf(PayloadStore):
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         self.gets.append(len(names))
+        if self.trouble:
+            raise self.trouble.pop()
         return [self.bodies.get((topic, name)) for name in names]
 
     async def delete(self, topic: str, names: Sequence[str]) -> None:

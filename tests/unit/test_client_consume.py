@@ -17,10 +17,12 @@ from keylane.errors import (
     StaleReceipt,
     SubscriptionBusy,
     SubscriptionNotFound,
+    Unavailable,
 )
 from keylane.sync.consumer import SyncConsumer
 from tests.support.scripted_client import Open, Shelf, client_is_quiet, entries, take, wire_time
 from tests.support.scripted_worker import PATIENCE, ScriptedWorker
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -762,25 +764,69 @@ async def test_data_that_comes_with_the_answer_is_not_lost(worker: ScriptedWorke
 # Bodies
 
 
-async def test_bodies_of_the_next_messages_come_along(worker: ScriptedWorker, shelf: Shelf) -> None:
-    shelf.bodies = {("orders", f"uid-{entry}"): b"%d" % entry for entry in range(1, 251)}
+def many_bodies(shelf: Shelf, count: int) -> None:
+    shelf.bodies = {("orders", f"uid-{entry}"): b"%d" % entry for entry in range(1, count + 1)}
+
+
+async def test_the_bodies_of_a_block_come_together_before_they_are_asked_for(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    many_bodies(shelf, 250)
     async with Open(worker, shelf) as consumer:
         worker.link.data(250, about="1 1  3 ")
         taken = await take(consumer, 250)
+        await until(lambda: shelf.gets == [250])
         assert await asyncio.gather(*(message.data() for message in taken[:10])) == [
             b"%d" % entry for entry in range(1, 11)
         ]
-        assert shelf.gets == [100]
         assert [await message.data() for message in taken] == [b"%d" % entry for entry in range(1, 251)]
-        assert shelf.gets == [100, 100, 50]
+        assert shelf.gets == [250]
 
 
-async def test_large_bodies_do_not_come_along(worker: ScriptedWorker, shelf: Shelf) -> None:
-    shelf.bodies = {("orders", f"uid-{entry}"): b"x" for entry in range(1, 10)}
+async def test_large_bodies_do_not_come_before_they_are_asked_for(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    """Beyond four megabytes that the application has not taken: that much is a limit for all its blocks."""
+    many_bodies(shelf, 11)
     async with Open(worker, shelf) as consumer:
-        worker.link.data(9, about="1 1  2000000 ")
-        await (await consumer.receive()).data()
-        assert shelf.gets == [2]
+        worker.link.data([(entry, "") for entry in range(1, 4)], token=1, about="1 1  1500000 ")
+        worker.link.data([(entry, "") for entry in range(4, 10)], token=2, about="1 1  1500000 ")
+        await client_is_quiet(worker)
+        first = await take(consumer, 3)
+        assert [await message.data() for message in first] == [b"1", b"2", b"3"]
+        assert shelf.gets == [2, 1]
+        worker.link.data([(entry, "") for entry in range(10, 12)], token=3, about="1 1  1500000 ")
+        await until(lambda: shelf.gets == [2, 1, 2])
+
+
+async def test_bodies_that_nobody_asks_for_stay_where_they_are(worker: ScriptedWorker, shelf: Shelf) -> None:
+    many_bodies(shelf, 3_000)
+    async with Open(worker, shelf, permits=3_000) as consumer:
+        for token in range(3):
+            entries = range(token * 600 + 1, token * 600 + 601)
+            worker.link.data([(entry, "") for entry in entries], token=token + 1, about="1 1  3 ")
+        taken = await take(consumer, 1_800)
+        await client_is_quiet(worker)
+        assert shelf.gets == [600, 600], "then it seems that nobody will"
+        assert await taken[-1].data() == b"1800"
+        worker.link.data([(entry, "") for entry in range(1801, 1901)], token=4, about="1 1  3 ")
+        await take(consumer, 100)
+        await until(lambda: shelf.gets == [600, 600, 1, 100])
+
+
+async def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_asked_for(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    many_bodies(shelf, 2)
+    shelf.trouble = [Unavailable("not now")]
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(2, about="1 1  3 ")
+        first, second = await take(consumer, 2)
+        await until(lambda: not shelf.trouble)
+        await client_is_quiet(worker)
+        assert await first.data() == b"1"
+        assert await second.data() == b"2"
+        assert shelf.gets == [2, 2]
 
 
 async def test_the_bodies_of_a_batch_come_together(worker: ScriptedWorker, shelf: Shelf) -> None:

@@ -44,10 +44,12 @@ class Worker:
     def doubt(self, partition: int, error: BrokerError) -> None:
         self.doubted.append(partition)
 
-    async def ask(self, partition: int, question: Properties, body: bytes) -> Frame:
-        loop = asyncio.get_running_loop()
+    def ask(self, partition: int, question: Properties, body: bytes) -> asyncio.Future[Frame]:
         self.frames.append((question, wire.unpack(body, list[Any])))
-        self.times.append(loop.time())
+        self.times.append(asyncio.get_running_loop().time())
+        return asyncio.ensure_future(self._answer())
+
+    async def _answer(self) -> Frame:
         await asyncio.sleep(0.01)
         if self.errors:
             raise self.errors.pop(0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from keylane import wire
 from keylane.errors import ProtocolError
-from keylane.wire.about import body_names, body_size
+from keylane.wire.about import body_names, body_places, body_size, body_sizes
 from keylane.wire.ledgers import id_maker
 
 # What became of a message of a block: handed is what the application has in its hands.
@@ -37,6 +37,7 @@ class Block:
         "open",
         "partition",
         "retries",
+        "sizes",
         "soonest",
         "states",
         "taken",
@@ -87,6 +88,7 @@ class Block:
         self.doubtful: set[int] = set()  # settled perhaps: it was asked for, and there was no answer
         self.ended: set[int] = set()  # being settled, when their leases ended or may have
         self.names: list[str] | None = None
+        self.sizes: list[int] = []  # once the names are known
         self.abouts: dict[int, wire.About] = {}
         self.bodies: dict[int, bytes] = {}
         self.fetches: dict[int, asyncio.Task[dict[int, bytes | None]]] = {}
@@ -109,7 +111,9 @@ class Block:
     def body_names(self) -> list[str]:
         """Return the name of each body, "" where there is none; empty if there is none at all."""
         if self.names is None:
-            self.names = body_names(self.texts[1::3], self.texts[2::3])
+            places = body_places(self.texts[2::3])
+            self.names = body_names(self.texts[1::3], places)
+            self.sizes = body_sizes(places)
         return self.names
 
     def body_name(self, index: int) -> str:

@@ -41,12 +41,16 @@ class Buffer:
         """Take the next message."""
         while self._blocks:
             block, index = self._blocks[0], self._at
-            self._step(block, index + 1)
-            now = monotonic()
-            if block.states[index] == BUFFERED and (now < block.soonest or self._alive(block, index, now)):
+            states, now = block.states, monotonic()
+            if (at := index + 1) == len(states):
+                self._blocks.popleft()
+                at = 0
+            self._at = at
+            if states[index] == BUFFERED and (now < block.soonest or self._alive(block, index, now)):
                 self._note(block, index, now)
-                block.states[index] = HANDED
-                self._credit(block, 1)
+                states[index] = HANDED
+                if block.gone is not None:
+                    self._credit(block, 1)
                 return Message(block, index, self._origin)
         return None
 

@@ -314,6 +314,7 @@ class Consumer:
             self.give_back([(block, 0, len(block))])
         else:
             self._buffer.add(block)
+            self._downloads.expect(block)
         self.extender.wake_at(block.soonest)
         self._wake()
 

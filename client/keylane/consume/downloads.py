@@ -1,15 +1,20 @@
-"""Downloading bodies: those that will be wanted next come along with the one that is wanted now."""
+"""Downloading bodies: those of a block together, before the application asks for them."""
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
 
-from keylane.consume.block import HANDED, SETTLED, Block, Span
+from keylane.consume.block import BUFFERED, HANDED, SETTLED, Block, Span
 from keylane.consume.receipts import bodies_in
-from keylane.errors import PayloadMissing
+from keylane.errors import BrokerError, PayloadMissing
 from keylane.payloads.bodies import Bodies
 from keylane.tasks import Tasks, shared
 
-_AHEAD = 100  # messages
-_AHEAD_BYTES = 4 * 1024 * 1024
+_AHEAD = 1_000  # bodies in one go, and in all that nobody has asked for
+_AHEAD_BYTES = 4 * 1024 * 1024  # of messages that the application does not have yet
+_CLOSED = "the consumer was closed during the download"
 
 
 class Downloads:
@@ -19,6 +24,22 @@ class Downloads:
         self._topic = topic
         self._bodies = bodies
         self._tasks = Tasks()
+        self._ahead: deque[tuple[Block, int]] = deque()  # blocks fetched before they are handed out, bytes
+        self._length = 0  # bytes of all of them
+        self.unasked = 0  # bodies fetched ahead since the application last asked for one
+
+    def expect(self, block: Block) -> None:
+        """A block has come: fetch its bodies ahead, unless there are many or nobody asks for any."""
+        if self.unasked >= _AHEAD or not block.body_names():
+            return
+        while self._ahead and BUFFERED not in self._ahead[0][0].states:
+            self._length -= self._ahead.popleft()[1]
+        wanted, length = _worth_fetching(block, 0, _AHEAD_BYTES - self._length)
+        if wanted:
+            self._ahead.append((block, length))
+            self._length += length
+            self.unasked += len(wanted)
+            self._start(block, wanted)
 
     async def one(self, block: Block, index: int) -> bytes:
         """Return the body of a message."""
@@ -26,13 +47,17 @@ class Downloads:
             return b""
         fetch = block.fetches.get(index)
         if fetch is None:
-            fetch = self._tasks.start(self._fetch(block, wanted := _ahead(block, index)))
-            block.fetches.update(dict.fromkeys(wanted, fetch))
-        found = await shared(fetch, "the consumer was closed during the download")
+            following, _ = _worth_fetching(block, index + 1, _AHEAD_BYTES - block.sizes[index])
+            fetch = self._start(block, [index, *following])
+        found = await shared(fetch, _CLOSED)
         return self._checked(block, index, found.get(index))
 
     async def all(self, spans: Sequence[Span]) -> list[bytes]:
         """Return the bodies of messages in their order."""
+        self.unasked = 0
+        for fetch in {fetch for block, _, _ in spans for fetch in block.fetches.values()}:
+            with suppress(BrokerError):  # then it is asked for again
+                await shared(fetch, _CLOSED)
         wanted = [
             (block, index, name)
             for block, start, stop in spans
@@ -55,6 +80,11 @@ class Downloads:
         """End what is under way."""
         await self._tasks.cancel()
 
+    def _start(self, block: Block, indexes: list[int]) -> asyncio.Task[dict[int, bytes | None]]:
+        fetch = self._tasks.start(self._fetch(block, indexes))
+        block.fetches.update(dict.fromkeys(indexes, fetch))
+        return fetch
+
     async def _fetch(self, block: Block, indexes: list[int]) -> dict[int, bytes | None]:
         try:
             bodies = await self._bodies.get(self._topic, [block.body_name(index) for index in indexes])
@@ -62,9 +92,12 @@ class Downloads:
             for index in indexes:
                 block.fetches.pop(index, None)
         found = dict(zip(indexes, bodies, strict=True))
-        for index, body in found.items():
-            if body is not None:
-                _keep(block, index, body)
+        if None not in bodies and max(block.states) < SETTLED:  # as mostly
+            block.bodies.update(cast("dict[int, bytes]", found))
+        else:
+            for index, body in found.items():
+                if body is not None:
+                    _keep(block, index, body)
         if block.gone is not None:
             self._read(block, {block.body_name(index) for index in indexes})
         return found
@@ -89,16 +122,21 @@ def _keep(block: Block, index: int, body: bytes) -> None:
         block.bodies[index] = body
 
 
-def _ahead(block: Block, index: int) -> list[int]:
-    """Return the indexes of a message and of the next ones whose bodies are worth fetching along."""
-    wanted = [index]
-    room = _AHEAD_BYTES - block.body_size(index)
-    for following in range(index + 1, min(index + _AHEAD, len(block))):
-        if block.states[following] > HANDED or following in block.bodies or following in block.fetches:
+def _worth_fetching(block: Block, start: int, room: int) -> tuple[list[int], int]:
+    """Return the messages from `start` on whose bodies are worth fetching now, and the bytes of these."""
+    names, sizes = block.body_names(), block.sizes
+    wanted, left = list[int](), room
+    for index in range(start, len(block)):
+        if (
+            not names[index]
+            or block.states[index] > HANDED
+            or index in block.bodies
+            or index in block.fetches
+        ):
             continue
-        room -= block.body_size(following)
-        if room < 0:
+        left -= sizes[index]
+        if left < 0 or len(wanted) == _AHEAD:
+            left += sizes[index]
             break
-        if block.body_name(following):
-            wanted.append(following)
-    return wanted
+        wanted.append(index)
+    return wanted, room - left

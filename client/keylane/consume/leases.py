@@ -184,11 +184,12 @@ class Leases(Lanes):
         """The broker has settled messages that lie together."""
         block.states[start:stop] = b"\x03" * (stop - start)
         block.open -= stop - start
-        if block.bodies:
+        if block.open <= 0:
+            block.bodies.clear()
+            self._drop(block)
+        elif block.bodies:
             for index in range(start, stop):
                 block.bodies.pop(index, None)
-        if block.open <= 0:
-            self._drop(block)
 
     def _drop(self, block: Block) -> None:
         """Nothing of it is held any more."""

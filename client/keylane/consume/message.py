@@ -130,8 +130,10 @@ class Message:
     async def data(self) -> bytes:
         """Return its body, downloaded if need be. Raises PayloadMissing if it is gone."""
         block = self._block
+        downloads = self._origin.downloads
+        downloads.unasked = 0
         body = block.bodies.get(self._index)
-        return await self._origin.downloads.one(block, self._index) if body is None else body
+        return await downloads.one(block, self._index) if body is None else body
 
     async def ack(self) -> None:
         """Ack the message. Raises StaleReceipt if its lease has ended."""

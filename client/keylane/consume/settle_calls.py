@@ -4,14 +4,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic
+from typing import NamedTuple
 
 from keylane import wire
+from keylane.connect.connection import Connection
 from keylane.consume.block import HANDED, SETTLING, STALE, Block, Span
 from keylane.consume.leases import Leases
 from keylane.consume.receipts import ReceiptBatch, SettleKind, merge, receipt_batches, stale_messages
 from keylane.consume.streams import Streams
+from keylane.consume.worker_stream import WorkerStream
 from keylane.errors import BrokerError, ConnectionClosed, Fenced, Unavailable
 from keylane.retry import backoff
+from keylane.tasks import Tasks
 from keylane.wire import Frame, Type
 
 _log = logging.getLogger("keylane.client")
@@ -20,10 +24,14 @@ _log = logging.getLogger("keylane.client")
 class SettleGroup:
     """Messages of one partition settled in the same way, and who waits for them."""
 
-    __slots__ = ("later", "spans", "waiters")
+    __slots__ = ("kind", "later", "partition", "since", "size", "spans", "waiters")
 
-    def __init__(self, later: bool) -> None:
+    def __init__(self, partition: int, kind: SettleKind, later: bool) -> None:
+        self.partition = partition
+        self.kind = kind
         self.later = later  # nobody waits: on_stale hears of those that are stale
+        self.since = monotonic()
+        self.size = 0  # messages
         self.spans: list[Span] = []
         self.waiters: list[SettleWaiter] = []
 
@@ -55,8 +63,16 @@ class SettleWaiter:
             self.done.set_result(None)
 
 
+class Asked(NamedTuple):
+    """A frame on its way to a worker."""
+
+    stream: WorkerStream
+    connection: Connection | None
+    answer: asyncio.Future[Frame]
+
+
 class SettleCalls:
-    """Sends the groups of one consumer until they are answered."""
+    """Sends the groups of one consumer until they are answered; `on_end` hears of each that is done with."""
 
     def __init__(
         self,
@@ -64,58 +80,122 @@ class SettleCalls:
         streams: Streams,
         on_extended: Callable[[float], None],
         on_stale: Callable[[Block, int], None],
+        on_end: Callable[[SettleGroup], None],
     ) -> None:
+        self.under_way: dict[SettleGroup, None] = {}  # those that are not answered
         self._leases = leases
         self._streams = streams
         self._on_extended = on_extended  # hears the new deadline
         self._on_stale = on_stale
+        self._on_end = on_end
+        self._tasks = Tasks()
+        self._quiet = asyncio.Event()  # set when nothing is under way, for who waits for that
 
-    async def send(self, partition: int, kind: SettleKind, group: SettleGroup) -> None:
-        """Send a group and tell those who wait what became of it."""
-        error: Exception | None = None
-        try:
-            for batch in receipt_batches(self._leases, merge(group.spans)):
-                answer = await self._exchange(partition, kind, batch)
-                self._apply(kind, batch, answer)
-        except Exception as problem:
-            error = problem
-            self._undo(kind, group, problem)
-        except asyncio.CancelledError:
-            error = ConnectionClosed("the consumer was closed before the broker answered")
-            self._undo(kind, group, error)
-            raise
-        finally:
-            if kind.type == Type.NACK:
-                self._leases.rewound(group.spans)
-            for waiter in group.waiters:
-                waiter.answered(error)
-            for block, start, stop in group.spans if group.later else ():
-                for index in range(start, stop):
-                    if block.states[index] == STALE:
-                        self._on_stale(block, index)
-
-    async def _exchange(self, partition: int, kind: SettleKind, batch: ReceiptBatch) -> Frame:
-        """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
+    def send(self, group: SettleGroup) -> None:
+        """Send a group; it takes a task only where there is something to wait for before its answer."""
+        self.under_way[group] = None
+        batches = list(receipt_batches(self._leases, merge(group.spans)))
         end = monotonic() + self._streams.timeout
-        body = wire.pack(batch.flat)
-        question = kind.properties(self._streams.number, partition, batch)
-        attempt = 0
+        stream = self._streams.serving(group.partition)
+        if stream is None or len(batches) > 1:
+            self._tasks.start(self._insist(group, batches, end))
+            return
+        asked = self._ask(group, batches[0], stream)
+        asked.answer.add_done_callback(lambda _: self._answered(group, batches, end, asked))
+
+    async def finish(self) -> None:
+        """Wait until everything is answered."""
+        while self.under_way:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    async def close(self) -> None:
+        """Give up what is not answered."""
+        await self._tasks.cancel()
+        for group in list(self.under_way):
+            self._give_up(group, _closed())
+
+    def _ask(self, group: SettleGroup, batch: ReceiptBatch, stream: WorkerStream) -> Asked:
+        question = group.kind.properties(self._streams.number, group.partition, batch)
+        connection = stream.current
+        return Asked(stream, connection, stream.ask(group.partition, question, wire.pack(batch.flat)))
+
+    def _answered(self, group: SettleGroup, batches: list[ReceiptBatch], end: float, asked: Asked) -> None:
+        """The first answer has come, mostly the last one; or none will, and it is asked for again."""
+        if group not in self.under_way:  # given up
+            return
+        if asked.answer.exception() is not None:
+            self._tasks.start(self._insist(group, batches, end, asked))
+            return
+        try:
+            self._apply(group.kind, batches[0], asked.answer.result())
+        except Exception as problem:
+            self._give_up(group, problem)
+        else:
+            self._end(group, None)
+
+    async def _insist(
+        self, group: SettleGroup, batches: list[ReceiptBatch], end: float, asked: Asked | None = None
+    ) -> None:
+        """Send a group until it is answered."""
+        try:
+            for batch in batches:
+                answer = await self._exchange(group, batch, end, asked)
+                self._apply(group.kind, batch, answer)
+                asked, end = None, monotonic() + self._streams.timeout
+        except Exception as problem:
+            self._give_up(group, problem)
+        except asyncio.CancelledError:
+            self._give_up(group, _closed())
+            raise
+        else:
+            self._end(group, None)
+
+    def _give_up(self, group: SettleGroup, error: Exception) -> None:
+        self._undo(group, error)
+        self._end(group, error)
+
+    def _end(self, group: SettleGroup, error: Exception | None) -> None:
+        """Tell those who wait what became of a group."""
+        del self.under_way[group]
+        if group.kind.type == Type.NACK:
+            self._leases.rewound(group.spans)
+        for waiter in group.waiters:
+            waiter.answered(error)
+        for block, start, stop in group.spans if group.later else ():
+            if block.states.find(STALE, start, stop) < 0:  # as mostly
+                continue
+            for index in range(start, stop):
+                if block.states[index] == STALE:
+                    self._on_stale(block, index)
+        if not self.under_way:
+            self._quiet.set()
+        self._on_end(group)
+
+    async def _exchange(
+        self, group: SettleGroup, batch: ReceiptBatch, end: float, asked: Asked | None
+    ) -> Frame:
+        """Ask until there is an answer: a lost connection or a moment's trouble is not one."""
+        partition, attempt = group.partition, 0
         while True:
-            stream = await self._streams.reach(partition, max(0.0, end - monotonic()))
-            connection = stream.current
+            if asked is None:
+                stream = await self._streams.reach(partition, max(0.0, end - monotonic()))
+                asked = self._ask(group, batch, stream)
             try:
-                return await stream.ask(partition, question, body)
+                return await asked.answer
             except BrokerError as error:
-                if kind.type != Type.EXTEND:  # it may have been done all the same
+                if group.kind.type != Type.EXTEND:  # it may have been done all the same
                     for block, start, stop in batch.spans:
                         block.doubtful.update(range(start, stop))
                 wait = backoff(attempt)
                 # A consumer that is being subscribed anew is not known to the worker for a moment.
-                passing = error.retriable or stream.current is not connection
+                passing = error.retriable or asked.stream.current is not asked.connection
                 if not passing or monotonic() + wait > end:
                     raise
-                if isinstance(error, Fenced | Unavailable) and self._streams.serving(partition) is stream:
+                serves = self._streams.serving(partition) is asked.stream
+                if isinstance(error, Fenced | Unavailable) and serves:
                     self._streams.doubt(partition, error)
+            asked = None
             attempt += 1
             await asyncio.sleep(wait)
 
@@ -160,21 +240,24 @@ class SettleCalls:
         self._leases.extend_lanes(places, deadline)
         self._on_extended(deadline)
 
-    def _undo(self, kind: SettleKind, group: SettleGroup, error: Exception) -> None:
+    def _undo(self, group: SettleGroup, error: Exception) -> None:
         """It was not done: who waits may try again while the leases go on, the rest is let go."""
-        if kind.type == Type.EXTEND:
+        if group.kind.type == Type.EXTEND:
             return
         for block, start, stop in group.spans:
             for index in range(start, stop):
                 if block.states[index] != SETTLING:
                     continue
-                if kind.charged and not group.later:
+                if group.kind.charged and not group.later:
                     block.states[index] = HANDED
                 else:  # the application has never had it, or is done with it: it is to come again
                     self._leases.stale(block, index)
         if group.later:
-            count = sum(stop - start for _, start, stop in group.spans)
-            _log.warning("%d messages were not settled and will be redelivered: %s", count, error)
+            _log.warning("%d messages were not settled and will be redelivered: %s", group.size, error)
+
+
+def _closed() -> ConnectionClosed:
+    return ConnectionClosed("the consumer was closed before the broker answered")
 
 
 def _without(spans: list[Span], stale: list[tuple[Block, int]]) -> list[Span]:

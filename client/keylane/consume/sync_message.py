@@ -100,8 +100,10 @@ class SyncMessage:
 
     def data(self) -> bytes:
         """Return its body, downloaded if need be. Raises PayloadMissing if it is gone."""
-        body = self._message._block.bodies.get(self._message._index)
-        return self._wait(self._message.data) if body is None else body
+        message = self._message
+        body = message._block.bodies.get(message._index)
+        message._origin.downloads.unasked = 0
+        return self._wait(message.data) if body is None else body
 
     def ack(self) -> None:
         """Ack the message. Raises StaleReceipt if its lease has ended."""

@@ -100,12 +100,20 @@ def body_name(uid: str, text: str) -> str:
     return where[0].partition(":")[2] or uid if where and where[0] else ""
 
 
-def body_names(uids: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Return the name of each message's body, "" where it has none; nothing if there is no body at all."""
-    wheres = [text.split(" ", 4)[3] for text in texts]
-    if not any(wheres):
-        return []
-    return [where and (where.partition(":")[2] or uid) for where, uid in zip(wheres, uids, strict=True)]
+def body_places(texts: Sequence[str]) -> list[str]:
+    """Return where each message's body is, "" where it has none; nothing if there is no body at all."""
+    places = [text.split(" ", 4)[3] for text in texts]
+    return places if any(places) else []
+
+
+def body_names(uids: Sequence[str], places: Sequence[str]) -> list[str]:
+    """Return the name of each message's body, "" where it has none, out of where it is."""
+    return [place and (place.partition(":")[2] or uid) for place, uid in zip(places, uids, strict=False)]
+
+
+def body_sizes(places: Sequence[str]) -> list[int]:
+    """Return the bytes of each message's body, out of where it is."""
+    return [int(place.partition(":")[0] or 0) for place in places]
 
 
 def body_size(text: str) -> int:

@@ -8,7 +8,7 @@ import anyio
 
 from keylane import AsyncClient
 from keylane.types import Page, PartitionOffsets
-from keylane.wire.about import body_names
+from keylane.wire.about import body_names, body_places
 from keylane_spark.background_client import BackgroundClient
 from keylane_spark.connection import Connection
 from keylane_spark.snapshot import BodiesState
@@ -80,6 +80,6 @@ class _Look:
 def named_bodies(page: Page) -> list[tuple[int, str]]:
     """The entries of a page that have bodies, with the names of these; docs/keyspace.md says how."""
     spans = (range(page.ranges[at], page.ranges[at + 1] + 1) for at in range(0, len(page.ranges), 2))
-    names = body_names(page.flat[1::3], page.flat[2::3])
+    names = body_names(page.flat[1::3], body_places(page.flat[2::3]))
     # Without any body there are no names.
     return [(entry, name) for entry, name in zip(chain.from_iterable(spans), names, strict=False) if name]
