@@ -1,4 +1,4 @@
--- owed: what other subscriptions still owe.
+-- owed: what other subscriptions are still owed.
 --
 -- Needs  subscription ledgers ranges queue lane
 --

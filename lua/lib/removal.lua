@@ -1,4 +1,4 @@
--- removal: remove a subscription from a partition; sweep then drops what only it was owed.
+-- removal: remove a subscription from a partition; drop_unowed then drops what only it was owed.
 --
 -- Needs  subscription holders journal
 

@@ -44,8 +44,8 @@ local function start()
 end
 
 -- Returns why a call may not go on, or nil, and starts. An operator's call (pause, seek, claim, commit) needs no
--- lease: it acts for the topic, not for the worker that serves it. Nor do create, delete and sweep, which look for
--- themselves whether they may; the others say require_lease() first.
+-- lease: it acts for the topic, not for the worker that serves it. Nor do create, delete and drop_unowed, which
+-- look for themselves whether they may; the others say require_lease() first.
 local function require_subscription()
   if not last_entry then
     return { 'NO_TOPIC' }

@@ -19,7 +19,7 @@
 --          {"BEYOND", last entry}: the target has not been given yet
 --          {"OTHER_TOPIC"}   {"OTHER_SUBSCRIPTION"}: it is not the one that is meant
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_LEASE", mode}: it is not read by position
--- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others owe; times the subscriptions
+-- Cost     O(limit / 100) at the head of the log, O(limit) behind entries that others are owed; times the subscriptions
 --          that have passed the entries. With a journal O(entries passed), a thousand at most. O(ledgers) in a new
 --          ledger
 local reader, target, limit = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])

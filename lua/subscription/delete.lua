@@ -1,4 +1,4 @@
--- delete: remove a subscription; sweep then drops what only it was owed.
+-- delete: remove a subscription; drop_unowed then drops what only it was owed.
 --
 -- Who is still at making it, here or elsewhere, is too late from now on: `deleted` is the newest that was.
 --

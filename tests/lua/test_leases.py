@@ -284,7 +284,7 @@ async def test_a_sweep_that_a_crash_interrupted_is_left_to_the_next_owner(engine
     await story.drop()
     assert await story.log() == [1, 2]
     assert (await must_acquire(engine, topic)).sweep
-    await engine.sweep(topic, 0)
+    await engine.drop_unowed(topic, 0)
     assert await story.log() == []
     assert not (await must_acquire(engine, topic)).sweep
 
@@ -297,12 +297,12 @@ async def test_a_sweep_does_not_cross_out_one_that_was_asked_for_meanwhile(
         await story.subscribe(name)
     await story.publish("a", "b")
     await story.drop("s")
-    first = await engine.store.run("subscription/sweep", story.sub("s"), "", "s", 1, 1, "")
+    first = await engine.store.run("subscription/drop_unowed", story.sub("s"), "", "s", 1, 1, "")
     await story.drop("t")
-    await engine.store.run("subscription/sweep", story.sub("s"), "", "s", 3, 1, first[2])
+    await engine.store.run("subscription/drop_unowed", story.sub("s"), "", "s", 3, 1, first[2])
     assert await story.log() == [1, 2]
     assert (await must_acquire(engine, topic)).sweep
-    await engine.sweep(topic, 0)
+    await engine.drop_unowed(topic, 0)
     assert await story.log() == []
 
 

@@ -220,7 +220,7 @@ async def test_scripts_on_a_partition_that_was_deleted_answer_no_topic(engine: E
         ("create", ["1", "1", "latest", ""]),
         ("delete", ["1", "1"]),
         ("seek", ["latest", ""]),
-        ("sweep", [1, 10]),
+        ("drop_unowed", [1, 10]),
         ("fetch", [10, "c", 1, 1]),
         ("expire", [10]),
     ):

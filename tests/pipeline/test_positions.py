@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.errors import InvalidArgument
-from keylane_spark.source import checkpoint
+from keylane_spark.source import checkpoint_format as checkpoint
 from keylane_spark.source import positions as pos
-from keylane_spark.source.checkpoint import Identity
+from keylane_spark.source.checkpoint_format import Identity
 from keylane_spark.source.positions import Range
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from keylane.errors import SubscriptionMoved
 from keylane.types import PartitionOffsets
-from keylane_spark.source.checkpoint import Identity
+from keylane_spark.source.checkpoint_format import Identity
 from keylane_spark.source.resume import identity_of, resume_position, same
 
 TOPIC, SUBSCRIPTION = 7, 9  # incarnations
@@ -68,7 +68,7 @@ def test_entries_that_the_server_has_lost_are_a_loss() -> None:
     at, [loss] = resume(120, anew=90)
     assert at == 90, "others have the offsets from there on"
     at, [loss] = resume(60, anew=50)
-    assert (at, "have the offsets from 50 on again" in loss) == (50, True)
+    assert (at, "the offsets from 50 on were reused" in loss) == (50, True)
     assert resume(60, anew=70) == (60, []), "they come later"
 
 

@@ -21,7 +21,7 @@ from keylane import (
     Unavailable,
     wire,
 )
-from keylane.produce.limit import QueueLimit
+from keylane.produce.queue_limit import QueueLimit
 from tests.support.scripted_worker import PATIENCE, Request, ScriptedWorker
 from tests.support.waiting import until
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # slow to import
 __all__ = ["add_doctor"]
 
 TRIPS = 5
-REPORT = "do what it says there; otherwise keep a copy of the data and report this: it is a bug in Keylane"
+REPORT = (
+    "follow the advice given there; if there is none, keep a copy of the data and report this bug in Keylane"
+)
 ANSWER_SECONDS = 10.0  # whoever asks a doctor wants to know now
 TAKE_OVER_SECONDS = 7.0  # more than the default partition lease
 MOST_DRIFT = 1.0  # seconds
@@ -110,7 +112,7 @@ async def _check_cluster(client: "keylane.AsyncClient") -> list[Finding]:
     able = any(worker.state == "serving" for worker in report.workers)
     advice = "see `keylane cluster` and the workers' logs"
     return [
-        Finding("workers", able, workers, "none takes partitions: start one, or undo a drain"),
+        Finding("workers", able, workers, "no worker accepts partitions: start one, or undo a drain"),
         Finding("partitions", not warnings, "; ".join(warnings) or served, advice),
     ]
 
@@ -190,7 +192,7 @@ async def _check_workers(engine: "Engine") -> Finding:
     from keylane_broker.inspect.cluster_checker import check_cluster
 
     problems = await check_cluster(engine)
-    detail = "; ".join(problems) or "what they tell each other fits"
+    detail = "; ".join(problems) or "what they tell each other is consistent"
     return Finding("worker records", not problems, detail, REPORT)
 
 

@@ -85,12 +85,14 @@ class EngineBase:
         count = (await self.describe_topic(topic)).partitions
         raise TopicNotFound(f"no partition {partition} in topic {topic!r}: it has 0 to {count - 1}")
 
-    async def sweep(self, topic: str, partition: int, subscription: str = "") -> None:
+    async def drop_unowed(self, topic: str, partition: int, subscription: str = "") -> None:
         """Drop from a log what is owed to nobody, step by step; finishes what a crash interrupted."""
         keys = partition_keys(topic, partition).subscription(subscription)
         position, sweep = 1, ""
         while position:
-            answer = await self.store.run("subscription/sweep", keys, "", subscription, position, STEP, sweep)
+            answer = await self.store.run(
+                "subscription/drop_unowed", keys, "", subscription, position, STEP, sweep
+            )
             if answer[0] != "OK":
                 return
             _, position, sweep, left = answer

@@ -186,7 +186,7 @@ class SubscriptionOperations(EngineBase):
             keys = subscription_keys(topic, number, name)
             answer = await self.store.run("subscription/seek", keys, "", name, kind, value)
             checked(answer, topic, name, partition=number)
-            await self.sweep(topic, number, name)
+            await self.drop_unowed(topic, number, name)
 
     async def _not_found(self, topic: str, name: str) -> SubscriptionNotFound:
         others = await self.subscriptions(topic)
@@ -247,7 +247,7 @@ class SubscriptionOperations(EngineBase):
         await self._check_there(topic, about, answers)
         for partition, answer in enumerate(answers):
             if answer[0] == "OK" and answer[1]:
-                await self.sweep(topic, partition, name)
+                await self.drop_unowed(topic, partition, name)
         return ""
 
     async def _check_there(self, topic: str, about: TopicSettings, answers: list[list[Any]]) -> None:

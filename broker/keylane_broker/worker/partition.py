@@ -72,7 +72,7 @@ class Partition(LeasedPartition):
         self.engine.on_bodies_to_delete(self.topic, self.number)
         asyncio.get_running_loop().call_soon(self._watch_sessions, lease)  # when it is ours
         if lease.sweep:
-            self.background.start(self.engine.sweep, self.topic, self.number)
+            self.background.start(self.engine.drop_unowed, self.topic, self.number)
 
     def _watch_sessions(self, lease: Lease) -> None:
         """See to the ends of sessions, also of those whose consumers come back to nobody."""

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from keylane.errors import BrokerError, ConnectionClosed, TopicReplaced
-from keylane.produce.limit import QueueLimit
 from keylane.produce.outbox import Added
 from keylane.produce.outgoing import Slice
+from keylane.produce.queue_limit import QueueLimit
 from keylane.tasks import Tasks, shared
 from keylane.types import OutgoingMessage
 

@@ -15,9 +15,9 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane.payloads.bodies import Bodies
-from keylane.produce.limit import QueueLimit
 from keylane.produce.outgoing import Slice
 from keylane.produce.publish_frame import PublishFrame, PublishWaiter, State
+from keylane.produce.queue_limit import QueueLimit
 from keylane.produce.route import Route
 from keylane.produce.uploads import store_bodies
 from keylane.retry import backoff

@@ -15,10 +15,10 @@ from keylane.payloads.bodies import Bodies
 from keylane.produce.answers import count_answers, read_answers
 from keylane.produce.call_queue import CallQueue, PublishCall, Sort, TopicReplacement
 from keylane.produce.columns import Columns, Tally
-from keylane.produce.limit import QueueLimit
 from keylane.produce.outbox import Added, Outbox
 from keylane.produce.outgoing import Slice
 from keylane.produce.partitioner import Partitioner
+from keylane.produce.queue_limit import QueueLimit
 from keylane.tasks import Tasks
 from keylane.types import OutgoingMessage, Published
 

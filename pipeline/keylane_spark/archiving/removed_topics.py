@@ -12,7 +12,7 @@ from typing import Any
 from keylane.errors import SubscriptionBusy, SubscriptionMoved, SubscriptionNotFound, TopicNotFound
 from keylane_spark.errors import DataLoss
 from keylane_spark.files import Files
-from keylane_spark.source.checkpoint import load
+from keylane_spark.source.checkpoint_format import load
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.query import Query
 

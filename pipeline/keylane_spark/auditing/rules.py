@@ -104,7 +104,7 @@ class Life(msgspec.Struct, frozen=True):
 
     `owed` is the first entry owed at the end; `lowest` the lowest that ever was. Entries before `historic`
     had been published, or passed, when the subscription was made or moved to `owed` (by record `moved`): it
-    owes those that were still in the log. `mode` is "" and `position` 0 unless it is there now.
+    is owed those that were still in the log. `mode` is "" and `position` 0 unless it is there now.
     """
 
     number: int
@@ -121,8 +121,9 @@ class Life(msgspec.Struct, frozen=True):
 
 
 class Witness(NamedTuple):
-    """A subscription that owed entries first..last since their publish when a life began or moved: those of
-    them that it had not settled `before` this record were in the log then, so the life owes them.
+    """A subscription that was owed entries first..last since their publish when a life began or moved.
+
+    Those of them that it had not settled `before` this record were in the log then, so the life is owed them.
     """
 
     witness: int

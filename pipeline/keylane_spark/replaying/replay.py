@@ -207,9 +207,9 @@ class Replay:
         if found.messages < planned:
             raise InvalidArgument(
                 f"{self._named(note, number)} has {planned:,} rows, of which the archive has "
-                f"{found.messages:,} at the moment: files are away, as for a moment of a compaction, or were "
-                "deleted; nothing of the round was published now. Start it again when they are back: it goes "
-                "on with that round"
+                f"{found.messages:,} at the moment: files are missing (a compaction may be running, or they "
+                "were deleted). Nothing of this round was published; start it again when they are back, and it "
+                "continues with this round"
             )
 
     def _check_tally(self, note: ReplayNote, number: int, found: Found, tally: Tally) -> None:
@@ -220,7 +220,8 @@ class Replay:
             raise SubscriptionNotFound(
                 f"{tally.no_subscribers:,} {what} were not stored: topic {self._options.topic!r} had no "
                 "subscription for a while. Start it again: it goes on with that round; or give another "
-                "--run-id to publish it all, also what was stored before the subscription there is was made"
+                "--run-id to publish it all, including what was stored before the current subscription was "
+                "created"
             )
         arrived = tally.stored + tally.duplicates
         if arrived != found.rows:

@@ -82,9 +82,9 @@ def in_order(stretches: Iterable[Stretch]) -> list[Stretch]:
         if before.partition == after.partition and after.began < before.ended:
             raise InvalidArgument(
                 f"in partition {after.partition} messages of ledger {after.ledger} are older than some of "
-                f"ledger {before.ledger}, which came first: the clock went back, and no order is that of all "
-                f"keys. Replay what was published before {_text(after.began)} and the rest one after the "
-                "other, with --since, --until and a --run-id each"
+                f"ledger {before.ledger}, which came first: the clock went back, and no single order fits "
+                f"every key. Replay what was published before {_text(after.began)} and the rest one after "
+                "the other, with --since, --until and a --run-id each"
             )
     return ordered
 

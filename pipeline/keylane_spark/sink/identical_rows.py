@@ -80,7 +80,7 @@ def missing(tasks: Sequence[Told]) -> Iterator[Any]:
     if lost := sum(head in counts for task in tasks for head in task.left_out):
         raise InvalidArgument(
             f"{lost:,} rows of this batch are the same as rows of other tasks, and too large for the driver "
-            "to sort out. Nothing is lost yet: have rows that are the same in one task, with "
+            "to sort out. Nothing is lost yet: put identical rows into the same task, with "
             ".repartition('key'), and start the query again. After this batch the option 'uidColumns' or a "
             "column `uid` make that unnecessary"
         )

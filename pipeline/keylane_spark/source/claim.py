@@ -20,7 +20,7 @@ from keylane.errors import (
 )
 from keylane.types import Claim
 from keylane_spark.background_client import BackgroundClient
-from keylane_spark.source.checkpoint import Identities, Identity
+from keylane_spark.source.checkpoint_format import Identities, Identity
 
 _PER_SESSION = 3  # renewals: two may fail
 _CLOSE = 5.0  # seconds to give back what was taken in vain

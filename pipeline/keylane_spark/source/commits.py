@@ -15,7 +15,7 @@ from keylane.errors import (
     TopicNotFound,
 )
 from keylane_spark.background_client import BackgroundClient
-from keylane_spark.source.checkpoint import Identities
+from keylane_spark.source.checkpoint_format import Identities
 from keylane_spark.source.claim import SubscriptionClaim
 from keylane_spark.source.positions import Positions
 

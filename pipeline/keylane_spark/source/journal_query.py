@@ -125,12 +125,12 @@ class JournalQuery:
         elif at < said.journal_earliest:
             self._report(
                 f"{said.journal_earliest - at} records {where} are gone, {at}-{said.journal_earliest - 1}: "
-                "it keeps so many, and the query was slower than what happens"
+                "the journal keeps a limited number of records, and the query fell behind"
             )
         elif again := self._first_rewritten(topic, said, at, ledger):
             self._report(
-                f"record {at - 1} {where} was read, and the server has lost what it had written last: others "
-                f"have the numbers from {again} on again"
+                f"record {at - 1} {where} was read, and the server has lost what it had written last: the "
+                f"numbers from {again} on were reused"
             )
             return again
         return min(max(at, said.journal_earliest), said.journal_latest)

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from keylane.errors import InvalidArgument
 from keylane.types import Page
 from keylane_spark.plain_errors import plainly
-from keylane_spark.source.checkpoint import common, dump_journal, load_journal
+from keylane_spark.source.checkpoint_format import common, dump_journal, load_journal
 from keylane_spark.source.journal_query import JournalQuery
 from keylane_spark.source.piece import Piece, share_out
 from keylane_spark.source.positions import Range, ranges

@@ -14,7 +14,7 @@ from keylane.errors import (
 from keylane.types import Page, PartitionOffsets
 from keylane_spark.background_client import BackgroundClient
 from keylane_spark.errors import DataLoss
-from keylane_spark.source.checkpoint import Identities, Identity
+from keylane_spark.source.checkpoint_format import Identities, Identity
 from keylane_spark.source.claim import SubscriptionClaim
 from keylane_spark.source.commits import Commits
 from keylane_spark.source.data_loss import report

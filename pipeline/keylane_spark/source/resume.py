@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from keylane.types import PartitionOffsets
-from keylane_spark.source.checkpoint import Identity
+from keylane_spark.source.checkpoint_format import Identity
 from keylane_spark.source.commits import moved_away
 
 
@@ -64,8 +64,8 @@ def resume_position(
         return max(position, min(said.anew or said.latest, said.latest))
     if 0 < said.anew < at:
         report_loss(
-            f"{where}, and the server has lost what it had written last: messages published since have "
-            f"the offsets from {said.anew} on again"
+            f"{where}, and the server has lost what it had written last: the offsets from "
+            f"{said.anew} on were reused"
         )
         return max(position, said.anew)
     if at < position:

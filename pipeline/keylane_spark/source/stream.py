@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 
 from keylane.errors import BrokerError
 from keylane_spark.plain_errors import plainly
-from keylane_spark.source.checkpoint import common, dump, load
+from keylane_spark.source.checkpoint_format import common, dump, load
 from keylane_spark.source.piece import Piece, share_out
 from keylane_spark.source.positions import ranges
 from keylane_spark.source.query import Query

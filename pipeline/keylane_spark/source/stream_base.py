@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from keylane_spark.plain_errors import plainly_each
 from keylane_spark.source.batch_limits import BatchLimiter, Read
-from keylane_spark.source.checkpoint import dump_positions
+from keylane_spark.source.checkpoint_format import dump_positions
 from keylane_spark.source.options import ReadOptions
 from keylane_spark.source.positions import Positions, ranges
 from keylane_spark.source.schema import check_columns

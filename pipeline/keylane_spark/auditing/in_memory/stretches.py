@@ -134,7 +134,7 @@ def _between(first: Ints, last: Ints, begin: int, end: int) -> tuple[Ints, Ints]
 def stretches_of(ranges: Ranges) -> SimpleNamespace:
     """Stretches first..last of entries that are alike, with what happened to them and how often.
 
-    As in sweep.py; `delivered_at` and `acked_at` are -1 unless there was just one.
+    As with Spark; `delivered_at` and `acked_at` are -1 unless there was just one.
     """
     kind, first, last, at = ranges.whole()
     entries, places = np.unique(np.concatenate([first, last + 1]), return_inverse=True)

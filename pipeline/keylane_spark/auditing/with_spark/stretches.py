@@ -130,7 +130,7 @@ def _witnessed(journal: DataFrame, witnesses: DataFrame) -> DataFrame:
         .where(F.col("offset") < F.col("before"))
         .where((F.col("first") <= F.col("end")) & (F.col("last") >= F.col("begin")))
     )
-    # A sweep of its own, with a witness for a life, and all that it may have owed for publishes.
+    # A sweep of its own, with a witness for a life, and all that it may have been owed for publishes.
     owed = _of_kind(witnesses.withColumn("number", F.col("witness")), PUBLISHED)
     found = stretches_of(owed.unionByName(_of_kind(done.withColumn("number", F.col("witness")), ACKED)))
     left = found.where(F.col("settled") == 0).select(F.col("number").alias("witness"), "first", "last")

@@ -1,4 +1,4 @@
--- sweep: drop entries that no subscription is owed, a bounded part of the log per call.
+-- drop_unowed: drop entries that no subscription is owed, a bounded part of the log per call.
 --
 -- Needs  subscription ledgers ranges bodies forget
 -- KEYS   as in lib/subscription.lua
