@@ -208,8 +208,8 @@ class Replay:
             raise InvalidArgument(
                 f"{self._named(note, number)} has {planned:,} rows, of which the archive has "
                 f"{found.messages:,} at the moment: files are missing (a compaction may be running, or they "
-                "were deleted). Nothing of this round was published; start it again when they are back, and it "
-                "continues with this round"
+                "were deleted). Nothing of this round was published; start it again when they are back, and "
+                "it continues with this round"
             )
 
     def _check_tally(self, note: ReplayNote, number: int, found: Found, tally: Tally) -> None:
