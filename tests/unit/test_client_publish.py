@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,6 +24,7 @@ from keylane.errors import (
 from keylane.wire import unpack_about
 from tests.support.scripted_client import Shelf, client_is_quiet
 from tests.support.scripted_worker import PATIENCE, Link, Request, ScriptedWorker
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -344,6 +345,123 @@ async def test_the_bodies_of_a_frame_are_stored_together(
     accept(await worker.expect(wire.Publish), 2)
     assert len(await published) == 500
     assert shelf.puts == 1
+
+
+async def publish_to_all(client: AsyncClient, partitions: int) -> list[asyncio.Task[Any]]:
+    """Publish a body to each partition, all in one turn of the event loop."""
+    return [
+        asyncio.create_task(client.publish("orders", b"%d" % number, uid=f"u{number}", partition=number))
+        for number in range(partitions)
+    ]
+
+
+async def test_the_bodies_of_many_partitions_are_stored_together(
+    worker: ScriptedWorker, shelf: Shelf
+) -> None:
+    async with AsyncClient(worker.url, payloads=shelf) as client:
+        await know_topic(worker, client, partitions=20)
+        calls = await publish_to_all(client, 20)
+        for _ in calls:
+            accept(await worker.expect(wire.Publish), 2)
+        await asyncio.gather(*calls)
+        assert shelf.puts == 1
+        assert sorted(shelf.bodies.values()) == sorted(b"%d" % number for number in range(20))
+
+
+class Held(Shelf):
+    """Stores nothing before it may, and never what it is to refuse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.refuses = b"never"
+        self.cancelled = 0
+
+    async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
+        self.asked.set()
+        try:
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.refuses in dict(bodies).values():
+            raise MessageTooLarge("that one")
+        await super().put(topic, bodies)
+
+
+async def test_a_body_that_is_refused_harms_none_that_were_stored_along_with_it(
+    worker: ScriptedWorker,
+) -> None:
+    shelf = Held()
+    shelf.refuses = b"3"
+    shelf.may.set()
+    async with AsyncClient(worker.url, payloads=shelf) as client:
+        await know_topic(worker, client, partitions=6)
+        calls = await publish_to_all(client, 6)
+        for _ in range(5):
+            accept(await worker.expect(wire.Publish), 2)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [number for number, answer in enumerate(answers) if isinstance(answer, MessageTooLarge)] == [3]
+        assert sorted(shelf.bodies.values()) == [b"0", b"1", b"2", b"4", b"5"]
+
+
+async def test_who_waits_no_longer_takes_no_body_along_that_others_want(worker: ScriptedWorker) -> None:
+    shelf = Held()
+    async with AsyncClient(worker.url, payloads=shelf) as client:
+        await know_topic(worker, client, partitions=3)
+        calls = await publish_to_all(client, 3)
+        await shelf.asked.wait()
+        calls[1].cancel()
+        await asyncio.wait({calls[1]})
+        shelf.may.set()
+        for _ in range(2):
+            accept(await worker.expect(wire.Publish), 2)
+        await asyncio.gather(calls[0], calls[2])
+        await until(lambda: sorted(shelf.bodies.values()) == [b"0", b"2"])
+        assert shelf.cancelled == 0
+
+
+async def test_when_all_have_gone_the_store_is_told_to_stop(worker: ScriptedWorker) -> None:
+    shelf = Held()
+    async with AsyncClient(worker.url, payloads=shelf) as client:
+        await know_topic(worker, client, partitions=3)
+        calls = await publish_to_all(client, 3)
+        await shelf.asked.wait()
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        await until(lambda: shelf.cancelled == 1)
+        shelf.may.set()
+        last = asyncio.create_task(client.publish("orders", b"x", partition=1))
+        accept(await worker.expect(wire.Publish), 2)
+        await last
+        assert worker.seen(wire.Publish) == 0
+        assert list(shelf.bodies.values()) == [b"x"]
+
+
+async def test_a_publish_that_comes_when_all_others_have_just_gone_is_published_with_its_body(
+    worker: ScriptedWorker,
+) -> None:
+    shelf = Held()
+    shelf.may.set()
+    async with AsyncClient(worker.url, payloads=shelf) as client:
+        await know_topic(worker, client, partitions=3)
+        for turns in range(6):
+            calls = await publish_to_all(client, 2)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            kept = asyncio.create_task(client.publish("orders", b"kept %d" % turns, partition=2))
+            request = await worker.expect(wire.Publish)
+            while uids(request) in (["u0"], ["u1"]):
+                accept(request, 2)
+                request = await worker.expect(wire.Publish)
+            assert b"kept %d" % turns in shelf.bodies.values(), "before its message is published"
+            accept(request, 2)
+            await kept
+            await asyncio.wait(calls)
 
 
 async def test_the_body_of_a_duplicate_is_deleted(

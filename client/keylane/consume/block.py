@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 from keylane import wire
 from keylane.errors import ProtocolError
@@ -91,7 +92,7 @@ class Block:
         self.sizes: list[int] = []  # once the names are known
         self.abouts: dict[int, wire.About] = {}
         self.bodies: dict[int, bytes] = {}
-        self.fetches: dict[int, asyncio.Task[dict[int, bytes | None]]] = {}
+        self.fetches: dict[int, asyncio.Task[Any]] = {}  # index -> what brings its body
 
     def __len__(self) -> int:
         return len(self.states)

@@ -1,10 +1,9 @@
-"""Downloading bodies: those of a block together, before the application asks for them."""
+"""Downloading bodies: those of messages that came together, before the application asks for them."""
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import cast
 
 from keylane.consume.block import BUFFERED, HANDED, SETTLED, Block, Span
 from keylane.consume.receipts import bodies_in
@@ -16,6 +15,10 @@ _AHEAD = 1_000  # bodies in one go, and in all that nobody has asked for
 _AHEAD_BYTES = 4 * 1024 * 1024  # of messages that the application does not have yet
 _CLOSED = "the consumer was closed during the download"
 
+Part = tuple[Block, list[int]]
+Found = dict[Block, dict[int, bytes | Exception | None]]
+Fetch = asyncio.Task[Found]
+
 
 class Downloads:
     """The bodies of one consumer's messages."""
@@ -26,6 +29,8 @@ class Downloads:
         self._tasks = Tasks()
         self._ahead: deque[tuple[Block, int]] = deque()  # blocks fetched before they are handed out, bytes
         self._length = 0  # bytes of all of them
+        self._next: list[Part] = []  # to be fetched together
+        self._fetching: Fetch | None = None  # the task that will
         self.unasked = 0  # bodies fetched ahead since the application last asked for one
 
     def expect(self, block: Block) -> None:
@@ -50,7 +55,10 @@ class Downloads:
             following, _ = _worth_fetching(block, index + 1, _AHEAD_BYTES - block.sizes[index])
             fetch = self._start(block, [index, *following])
         found = await shared(fetch, _CLOSED)
-        return self._checked(block, index, found.get(index))
+        body = found[block].get(index)
+        if isinstance(body, Exception):
+            raise body.again() if isinstance(body, BrokerError) else body
+        return self._checked(block, index, body)
 
     async def all(self, spans: Sequence[Span]) -> list[bytes]:
         """Return the bodies of messages in their order."""
@@ -80,27 +88,48 @@ class Downloads:
         """End what is under way."""
         await self._tasks.cancel()
 
-    def _start(self, block: Block, indexes: list[int]) -> asyncio.Task[dict[int, bytes | None]]:
-        fetch = self._tasks.start(self._fetch(block, indexes))
-        block.fetches.update(dict.fromkeys(indexes, fetch))
-        return fetch
+    def _start(self, block: Block, indexes: list[int]) -> "Fetch":
+        """Fetch bodies, together with all others that are wanted in this turn of the event loop."""
+        if self._fetching is None or self._fetching.done():
+            self._fetching = self._tasks.start(self._fetch())
+        self._next.append((block, indexes))
+        block.fetches.update(dict.fromkeys(indexes, self._fetching))
+        return self._fetching
 
-    async def _fetch(self, block: Block, indexes: list[int]) -> dict[int, bytes | None]:
+    async def _fetch(self) -> "Found":
+        parts, self._next, self._fetching = self._next, [], None
+        found: Found = {block: {} for block, _ in parts}
         try:
-            bodies = await self._bodies.get(self._topic, [block.body_name(index) for index in indexes])
+            await self._get(parts, found)
         finally:
-            for index in indexes:
-                block.fetches.pop(index, None)
-        found = dict(zip(indexes, bodies, strict=True))
-        if None not in bodies and max(block.states) < SETTLED:  # as mostly
-            block.bodies.update(cast("dict[int, bytes]", found))
-        else:
-            for index, body in found.items():
-                if body is not None:
+            for block, indexes in parts:
+                for index in indexes:
+                    block.fetches.pop(index, None)
+        for block, bodies in found.items():
+            for index, body in bodies.items():
+                if isinstance(body, bytes):
                     _keep(block, index, body)
-        if block.gone is not None:
-            self._read(block, {block.body_name(index) for index in indexes})
+            if block.gone is not None:
+                self._read(block, {block.body_name(index) for index in bodies})
         return found
+
+    async def _get(self, parts: "list[Part]", found: "Found") -> None:
+        """Get bodies; where the store refuses all of them it may be because of a few."""
+        names = [block.body_names()[index] for block, indexes in parts for index in indexes]
+        try:
+            bodies = iter(await self._bodies.get(self._topic, names))
+        except Exception as error:
+            if isinstance(error, BrokerError) and error.retriable:
+                raise
+            if len(parts) == 1:
+                ((block, indexes),) = parts
+                found[block].update(dict.fromkeys(indexes, error))
+            else:
+                for part in parts:
+                    await self._get([part], found)
+        else:
+            for block, indexes in parts:
+                found[block].update(zip(indexes, bodies, strict=False))
 
     def _read(self, block: Block, names: set[str]) -> None:
         """At most once: nobody acks, so what has been read is deleted if nobody else is owed it."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from functools import partial
 from typing import NamedTuple
 
 from keylane import wire
@@ -19,7 +18,7 @@ from keylane.produce.outgoing import Slice
 from keylane.produce.publish_frame import PublishFrame, PublishWaiter, State
 from keylane.produce.queue_limit import QueueLimit
 from keylane.produce.route import Route
-from keylane.produce.uploads import store_bodies
+from keylane.produce.uploads import Upload, Uploads, store_bodies
 from keylane.retry import backoff
 from keylane.tasks import Tasks
 from keylane.wire import MAX_BATCH, Frame
@@ -37,7 +36,14 @@ class Outbox:
     """
 
     def __init__(
-        self, where: TopicMap, partition: int, timeout: float, bodies: Bodies, limit: QueueLimit, tasks: Tasks
+        self,
+        where: TopicMap,
+        partition: int,
+        timeout: float,
+        bodies: Bodies,
+        uploads: Uploads,
+        limit: QueueLimit,
+        tasks: Tasks,
     ) -> None:
         self.topic = where.topic
         self.partition = partition
@@ -45,6 +51,7 @@ class Outbox:
         self._route = Route(where, partition, self._moved)
         self._timeout = timeout  # seconds until what is not answered is given up
         self._bodies = bodies
+        self._uploads = uploads
         self._limit = limit  # of which its frames have theirs, until they end
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
@@ -193,8 +200,8 @@ class Outbox:
             self._started.append(self._waiting.popleft())
             if first.bodies:
                 first.state = State.UPLOADING
-                first.upload = self._tasks.start(self._upload(first))
-                first.upload.add_done_callback(partial(self._uploaded, first))
+                first.upload = Upload(self.topic, first, self._upload, self._uploaded)
+                self._uploads.start(first.upload)
             else:
                 first.state = State.READY
 
@@ -247,18 +254,19 @@ class Outbox:
         if not frame.waiters:
             self._end(frame)
 
-    def _uploaded(self, frame: PublishFrame, upload: "asyncio.Task[Exception | None]") -> None:
+    def _uploaded(self, frame: PublishFrame, error: Exception | None) -> None:
         frame.upload = None
         if frame.state is State.DONE:  # given up meanwhile: the store may go on with what it was sent
             self._clear(frame, forget=True, doubtful=True)
-        elif (error := upload.result()) is not None:
+        elif error is not None:
             self._drop(frame, error)
         else:
             self._let_leave(frame)
             frame.state = State.READY
             # Only the names are needed from here on.
             frame.bodies = {place: (name, b"") for place, (name, _) in frame.bodies.items()}
-        self._schedule()
+        if self._pumping is None:
+            self._pump()
 
     def _let_leave(self, frame: PublishFrame) -> None:
         """The store has no bodies in hands: who wanted to leave can."""

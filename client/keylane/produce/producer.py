@@ -19,6 +19,7 @@ from keylane.produce.outbox import Added, Outbox
 from keylane.produce.outgoing import Slice
 from keylane.produce.partitioner import Partitioner
 from keylane.produce.queue_limit import QueueLimit
+from keylane.produce.uploads import Uploads
 from keylane.tasks import Tasks
 from keylane.types import OutgoingMessage, Published
 
@@ -44,6 +45,7 @@ class Producer:
         self._limit = QueueLimit(_QUEUED_MESSAGES, _QUEUED_BYTES)
         self._calls = CallQueue(self._limit, self._partitions.get, self._look_up)
         self._tasks = Tasks()
+        self._uploads = Uploads(bodies, self._tasks)
         self._collecting = Tasks()
         self._closed: ConnectionClosed | None = None
 
@@ -275,7 +277,7 @@ class Producer:
         outbox = self._outboxes.get((topic, partition)) if replacement is None else None
         if outbox is None:
             where, limit = self._maps[topic][0], self._cluster.timeout
-            outbox = Outbox(where, partition, limit, self._bodies, self._limit, self._tasks)
+            outbox = Outbox(where, partition, limit, self._bodies, self._uploads, self._limit, self._tasks)
             if replacement is None:
                 self._outboxes[topic, partition] = outbox
             else:

@@ -3,11 +3,19 @@
 import asyncio
 from bisect import bisect_left
 from enum import Enum
+from typing import Protocol
 
 from keylane import wire
 from keylane.errors import BrokerError, DurabilityNotReached, ProtocolError, TopicNotFound
 from keylane.produce.outgoing import Slice
 from keylane.wire import MAX_BATCH, Frame
+
+
+class Cancellable(Protocol):
+    """Something under way that nobody may want any more."""
+
+    def cancel(self) -> object:
+        """Nobody wants it any more."""
 
 
 class State(Enum):
@@ -79,7 +87,7 @@ class PublishFrame:
         self.queued = self.length = 0  # messages and bytes for which it has room
         self.gone: set[int] = set()  # places to be left out of the frame
         self.leaving: list[PublishWaiter] = []  # whose bodies are being stored
-        self.upload: asyncio.Task[Exception | None] | None = None
+        self.upload: Cancellable | None = None  # while its bodies are being stored
         self.state = State.FILLING
         self.resent = False
         self.strict = False  # without it nothing goes out that was added behind it, in the same way
