@@ -23,7 +23,7 @@ def backends() -> Iterator[Backends]:
 async def engine(request: pytest.FixtureRequest, backends: Backends, topic: str) -> AsyncIterator[Engine]:
     """An engine on fakeredis, on each server and on a cluster of each."""
     name: Any = request.param
-    engine = fake_engine() if name == "fake" else Engine.connect(backends.url(name))
+    engine = fake_engine() if name == "fake" else backends.engine(name)
     yield engine
     await look_and_leave(engine, topic)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from functools import cache
 
 from keylane_broker.engine.bodies import count_body_records
 from keylane_broker.engine.engine import Engine
@@ -33,15 +34,19 @@ async def bodies_are_gone(redis_url: str, topic: str, partitions: int = 1) -> No
         await engine.close()
 
 
+@cache  # that takes longer than many a test
+def _timed_scripts() -> Scripts:
+    return Scripts(with_test_clock(read_sources()))
+
+
 class ManualTime:
     """An engine on a clock that stands still until it is moved."""
 
     back_ms = 0  # how far the clock of Redis was set back
 
     def __init__(self, url: str, sources: dict[str, str] | None = None) -> None:
-        store = Store.connect(url)
-        store.scripts = Scripts(with_test_clock(sources or read_sources()))
-        self.engine = Engine(store)
+        scripts = Scripts(with_test_clock(sources)) if sources else _timed_scripts()
+        self.engine = Engine(Store.connect(url, scripts))
         self.now_ms = 1_000_000
 
     @property
@@ -51,7 +56,7 @@ class ManualTime:
 
     async def start(self) -> None:
         """Set the clock."""
-        await self.engine.store.command("SET", CLOCK, self.clock_ms)
+        await self.engine.store.read_all([("SET", CLOCK, str(self.clock_ms))])
 
     async def advance(self, ms: int) -> None:
         """Move the clock."""

@@ -4,6 +4,8 @@ fakeredis runs every script as it is but for cmsgpack, which it lacks; a few lin
 no WAIT, WAITAOF or INFO, so durability beyond "memory" cannot be asked of it, and no memory limit.
 """
 
+from functools import cache
+
 from fakeredis import FakeAsyncRedis, FakeServer
 
 from keylane_broker.engine.engine import Engine
@@ -94,27 +96,24 @@ end
 """
 
 
-def fake_sources() -> dict[str, str]:
-    """The scripts' sources with what fakeredis lacks in front."""
-    sources = read_sources()
-    return {**sources, "lib/prelude": CMSGPACK + sources["lib/prelude"]}
+@cache
+def _fake_scripts(*, timed: bool = False) -> Scripts:
+    """The scripts with what fakeredis lacks in front."""
+    sources = with_test_clock(read_sources()) if timed else read_sources()
+    return Scripts({**sources, "lib/prelude": CMSGPACK + sources["lib/prelude"]}, shebang=False)
 
 
-def fake_store(sources: dict[str, str], server: FakeServer | None = None) -> Store:
-    """A store on a fake server, else on an empty one; each call under way takes one of its connections."""
-    server = server or FakeServer()
-    redis = FakeAsyncRedis(server=server, decode_responses=True, protocol=2, max_connections=1_000)
-    return Store(redis, Scripts(sources, shebang=False))
-
-
-def fake_engine(server: FakeServer | None = None) -> Engine:
-    """An engine on a fake server, else on an empty one."""
-    return Engine(fake_store(fake_sources(), server))
+def fake_engine(server: FakeServer | None = None, *, timed: bool = False) -> Engine:
+    """An engine on a fake server, else on an empty one; each call under way takes one of its connections."""
+    redis = FakeAsyncRedis(
+        server=server or FakeServer(), decode_responses=True, protocol=2, max_connections=1_000
+    )
+    return Engine(Store(redis, _fake_scripts(timed=timed)))
 
 
 class FakeTime(ManualTime):
     """An engine on an empty fake server, on a clock that stands still until it is moved."""
 
     def __init__(self) -> None:
-        self.engine = Engine(fake_store(with_test_clock(fake_sources())))
+        self.engine = fake_engine(timed=True)
         self.now_ms = 1_000_000

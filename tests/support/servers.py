@@ -5,6 +5,8 @@ import shutil
 
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.store.scripts import Scripts
+from keylane_broker.store.store import Store
 from keylane_broker.supervise.embedded_server import wheel_binary
 from loadtest.topology import single_server, three_node_cluster
 
@@ -19,6 +21,7 @@ class Backends:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
         self._urls: dict[str, str] = {}
+        self._scripts = Scripts()  # once, since that takes longer than many a test
 
     def url(self, name: str) -> str:
         """The address of a server or a cluster, for Engine.connect."""
@@ -30,6 +33,10 @@ class Backends:
             else:
                 self._urls[name] = self._stack.enter_context(single_server(binary=binary)).url
         return self._urls[name]
+
+    def engine(self, name: str) -> Engine:
+        """An engine on a server or a cluster."""
+        return Engine(Store.connect(self.url(name), self._scripts))
 
 
 async def look_and_leave(engine: Engine, topic: str) -> None:
