@@ -1,8 +1,20 @@
 """The model's own assertions are to show their values, as those of the tests do."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from loadtest.topology import single_server
+
 pytest.register_assert_rewrite("tests.model.model", "tests.model.pair")
+
+
+@pytest.fixture(scope="session")
+def server_url(server_binary: Path) -> Iterator[str]:
+    """The address of a server for this folder: by a Unix socket, since they ask it so often."""
+    with single_server(binary=server_binary, config={"unixsocket": "socket"}) as server:
+        yield f"unix://{server.data_dir}/socket"
 
 
 @pytest.fixture(autouse=True)

@@ -1,19 +1,20 @@
 """The engine and the model side by side: each method does one thing on both and compares."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import selectors
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
-import uvloop
 from hypothesis import note
 
 from keylane.errors import Fenced, SubscriptionBusy
-from keylane_broker.engine.bodies import read_body_records
+from keylane_broker.engine.bodies import BodyRecord, read_body_records
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import (
     Backoff,
     Capacity,
+    Delivery,
     FetchResult,
     Lease,
     Outgoing,
@@ -24,6 +25,7 @@ from keylane_broker.engine.values import (
 )
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import PartitionKeys
+from keylane_broker.store.store import Store
 from tests.model.model import Owed, Part, Partition, Subscription
 from tests.support.clock import ManualTime
 from tests.support.story import fetch_settled
@@ -37,13 +39,21 @@ LEASE_TTL_MS = 600_000  # of real time: the tests let leases run out by hand
 T = TypeVar("T")
 
 
+class Impatient(selectors.DefaultSelector):
+    """Asks the system for what is new only when there is nothing else to do: it takes as long as a step."""
+
+    def select(self, timeout: float | None = None) -> Any:
+        return [] if timeout == 0 else super().select(timeout)
+
+
 class World:
     """A server, an event loop, and the engines of two workers with the scripts under test."""
 
     def __init__(self, url: str, sources: dict[str, str] | None = None) -> None:
-        self.loop = uvloop.new_event_loop()
+        self.loop = asyncio.SelectorEventLoop(Impatient())
         self.time = ManualTime(url, sources)
-        self.engines = {"w1": self.time.engine, "w2": ManualTime(url, sources).engine}
+        other = Engine(Store.connect(url, self.time.engine.store.scripts))
+        self.engines = {"w1": self.time.engine, "w2": other}
 
     def run(self, step: Coroutine[Any, Any, T]) -> T:
         """Carry out one asynchronous step."""
@@ -62,6 +72,16 @@ class World:
         for engine in self.engines.values():
             self.run(engine.close())
         self.loop.close()
+
+
+class Line:
+    """A line to note, which is written only where an example fails: that takes longer than most steps."""
+
+    def __init__(self, *parts: object) -> None:
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return " ".join(map(str, self.parts))
 
 
 class Pair:
@@ -104,12 +124,12 @@ class Pair:
         """The time by which both sides go."""
         return self.world.time.now_ms
 
-    def do(self, what: str, step: Coroutine[Any, Any, T]) -> T:
+    def do(self, what: str, step: Coroutine[Any, Any, T], *details: object) -> T:
         """Carry out a step, and tell of it where the example fails."""
-        note(f"    {self.now}: {what}")
+        note(Line("   ", f"{self.now}:", what, *details))
         answer = self.world.run(step)
         if answer is not None:
-            note(f"        -> {answer}")
+            note(Line("        ->", answer))
         return answer
 
     def refuse(self, error: type[Exception], what: str, step: Coroutine[Any, Any, Any]) -> None:
@@ -173,7 +193,7 @@ class Pair:
 
     def run_out(self) -> None:
         """Let the time of the lease run out."""
-        self.do("the lease runs out", self.engine.store.command("DEL", self.keys.lease))
+        self.do("the lease runs out", self.engine.store.read_all([("DEL", self.keys.lease)]))
 
     def keep(self) -> None:
         """Renew the lease; nobody else can have it."""
@@ -185,28 +205,30 @@ class Pair:
         """Try everything as the owner that one is not any more; nothing may come of it."""
         engine = self.world.engines[old.worker]
         receipts = self.live(name) or [Receipt(0, "", 1, 1, 1)]
-        steps: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-            "ack": lambda: engine.ack(old, name, receipts),
-            "nack": lambda: engine.nack(old, name, receipts),
-            "extend": lambda: engine.extend(old, name, receipts, lease_ms=90_000),
-            "fetch": lambda: engine.fetch(old, name, [Capacity(consumer, 5)]),
-            "publish": lambda: engine.publish(old, [Outgoing("a", "late", "x")]),
-            "expire": lambda: engine.expire(old, name),
-            "join": lambda: engine.join(old, name, consumer),
-            "renew_sessions": lambda: engine.renew_sessions(old, name, [consumer], 90_000),
-            "leave": lambda: engine.leave(old, name, consumer),
-            "held": lambda: engine.list_leases(old, name, consumer),
+        steps: dict[str, Coroutine[Any, Any, Any]] = {
+            "ack": engine.ack(old, name, receipts),
+            "nack": engine.nack(old, name, receipts),
+            "extend": engine.extend(old, name, receipts, lease_ms=90_000),
+            "fetch": engine.fetch(old, name, [Capacity(consumer, 5)]),
+            "publish": engine.publish(old, [Outgoing("a", "late", "x")]),
+            "expire": engine.expire(old, name),
+            "join": engine.join(old, name, consumer),
+            "renew_sessions": engine.renew_sessions(old, name, [consumer], 90_000),
+            "leave": engine.leave(old, name, consumer),
+            "held": engine.list_leases(old, name, consumer),
         }
-        for what, step in steps.items():
-            self.refuse(Fenced, f"{what} {name} in epoch {old.epoch}", step())
-        assert self.world.run(engine.renew([old], LEASE_TTL_MS)) == [False]
-        assert not self.world.run(engine.release(old))
+        note(Line(f"    {self.now}: all of {name} in epoch {old.epoch}:", *steps))
+        *refused, renewed, released = self.world.run_together(
+            *map(_refused, steps.values()), engine.renew([old], LEASE_TTL_MS), engine.release(old)
+        )
+        assert (renewed, released) == ([False], False)
+        assert all(refused), f"not refused: {dict(zip(steps, refused, strict=True))}"
 
     # Producers
 
     def publish(self, messages: Sequence[Outgoing]) -> None:
         """Publish a batch."""
-        told = self.do(f"publish {messages}", self.engine.publish(self.lease, messages))
+        told = self.do("publish", self.engine.publish(self.lease, messages), messages)
         self.partition.publish(self.now, self.lease.epoch, messages, told.each())
 
     # Consumers
@@ -226,7 +248,7 @@ class Pair:
         """Renew the sessions of those who still have one."""
         model = self.sub(name)
         step = self.engine.renew_sessions(self.lease, name, whose, session_ms)
-        unknown = self.do(f"renew sessions of {whose} of {name} for {session_ms}", step)
+        unknown = self.do(f"renew sessions for {session_ms} in {name}", step, whose)
         assert unknown == [who for who in whose if not model.is_open(who, self.now)]
         for consumer in set(whose) - set(unknown):
             model.sessions[consumer] = self.now + session_ms
@@ -286,7 +308,7 @@ class Pair:
         """Lease what one call gives."""
         model = self.sub(name)
         step = self.engine.fetch(self.lease, name, asked, limit)
-        result = self.do(f"fetch {name} for {asked}, at most {limit}", step)
+        result = self.do(f"fetch {name}, at most {limit}, for", step, asked)
         self._follow(name, model, asked, limit, result)
         return result
 
@@ -294,7 +316,7 @@ class Pair:
         """Deliver at most once."""
         model = self.sub(name)
         step = fetch_settled(self.engine, self.lease, name, asked)
-        result = self.do(f"fetch and settle {name} for {asked}", step)
+        result = self.do(f"fetch and settle {name} for", step, asked)
         self._follow(name, model, asked, 1_000, result)
         assert not model.ack(self.now, [delivery.receipt for delivery in result.deliveries])
 
@@ -309,7 +331,7 @@ class Pair:
     def ack(self, name: str, receipts: Sequence[Receipt]) -> None:
         """Settle messages for good."""
         model = self.sub(name)
-        result = self.do(f"ack {name}: {receipts}", self.engine.ack(self.lease, name, receipts))
+        result = self.do(f"ack {name}:", self.engine.ack(self.lease, name, receipts), receipts)
         assert _stale_parts(result) == model.ack(self.now, receipts)
         left = {number for first, last in result.forgotten for number in range(first, last + 1)}
         assert left == self.partition.forget(), "what left the log"
@@ -323,7 +345,7 @@ class Pair:
             when = {"until_ms": due - self.world.time.back_ms}
         step = self.engine.nack(self.lease, name, receipts, charged=charged, **when)  # type: ignore[arg-type]
         held = _leases(model)
-        told = self.do(f"nack {name}, {when}, charged {charged}: {receipts}", step)
+        told = self.do(f"nack {name}, {when}, charged {charged}:", step, receipts)
         assert _stale_parts(told) == model.nack(self.now, receipts, due, charged)
         returned = [(token, entry) for token, *bounds in told.returned for entry in _between(*bounds)]
         assert sorted(returned) == sorted((lease[1:]) for lease in held - _leases(model)), "what went back"
@@ -332,47 +354,57 @@ class Pair:
         """Move deadlines."""
         model = self.sub(name)
         step = self.engine.extend(self.lease, name, receipts, lease_ms=lease_ms)
-        result = self.do(f"extend {name} by {lease_ms}: {receipts}", step)
+        result = self.do(f"extend {name} by {lease_ms}:", step, receipts)
         assert result.deadline_ms == self.now + lease_ms
         assert _stale_parts(result) == model.extend(receipts, self.now + lease_ms)
 
     # What has to be so at any time
 
-    def check_log(self) -> None:
-        """An entry stays in the log for just as long as somebody owes it."""
+    def check(self, *names: str) -> None:
+        """The log and the leases of subscriptions are as in the model; all is read at once."""
         self.partition.forget()
-        [[found], [remains]] = self.world.run_together(
+        models = {name: self.partition.subscriptions.get(name, Subscription("deleted")) for name in names}
+        owed = {(name, who): models[name].leased_to(who) for name in names for who in CONSUMERS}
+        known = [(name, who) for name, who in owed if owed[name, who] or who in models[name].sessions]
+        [log], [remains], *held = self.world.run_together(
             self.engine.store.entries(self.keys.log, [("-", "+")]),
             read_body_records(self.engine.store, [(self.topic, 0)], 10_000),
+            *[self.engine.list_leases(self.lease, name, who) for name, who in known],
         )
-        assert [id for id, _ in found] == [entry.id for entry in self.partition.log.values()]
+        self._check_log(log, remains)
+        for (name, who), leases in zip(known, held, strict=True):
+            assert _leased(leases) == [_lease_of(one) for one in owed[name, who]], f"{who} of {name}"
+
+    def _check_log(self, log: list[Any], remains: list[BodyRecord]) -> None:
+        """An entry stays in the log for just as long as somebody owes it."""
+        assert [id for id, _ in log] == [entry.id for entry in self.partition.log.values()]
         names = {name for record in remains for name in record.names}  # twice where two receipts named it
         assert names == set(self.partition.doomed), "the bodies of what left the log"
 
-    def check_leases(self, name: str) -> None:
-        """Who holds what, until when, by which receipt, charged how often."""
-        model = self.partition.subscriptions.get(name, Subscription("deleted"))
-        owed = {consumer: model.leased_to(consumer) for consumer in CONSUMERS}
-        known = [consumer for consumer in CONSUMERS if owed[consumer] or consumer in model.sessions]
-        found = self.world.run_together(
-            *[self.engine.list_leases(self.lease, name, consumer) for consumer in known]
-        )
-        for consumer, held in zip(known, found, strict=True):
-            told = [
-                (message.entry, lane, token, one.deadline_ms, message.retries)
-                for one in held
-                for _, lane, token, _, _ in [one.receipt]
-                for message in one.messages
-            ]
-            assert sorted(told) == [_lease_of(one) for one in owed[consumer]], f"{consumer} of {name}"
-
     def finish(self) -> None:
         """Walk the keyspace, and clean up."""
-        for name in NAMES:
-            self.check_leases(name)
+        self.check(*NAMES)
         problems = self.world.run(check_topic(self.engine, self.topic))
         assert not problems
         self.world.run(self.operator.delete_topic(self.topic))
+
+
+async def _refused(step: Coroutine[Any, Any, Any]) -> bool:
+    try:
+        await step
+    except Fenced:
+        return True
+    return False
+
+
+def _leased(leases: list[Delivery]) -> list[tuple[int, str, int, int, int]]:
+    """Who holds what, until when, by which receipt, charged how often."""
+    return sorted(
+        (message.entry, lane, token, one.deadline_ms, message.retries)
+        for one in leases
+        for _, lane, token, _, _ in [one.receipt]
+        for message in one.messages
+    )
 
 
 def _lease_of(owed: Owed) -> tuple[int, str, int, int, int]:
