@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 IDLE = 1_000
 BUSY = 200
-MESSAGES = 10_000
+MESSAGES = 4_000
 SOON = 300.0  # seconds: it is a lot of work, and a machine may have other
 KIB = 1_024
 CONNECTION_BYTES = 60 * KIB  # at most, for an idle one with a consumer
@@ -84,13 +84,15 @@ async def warm_up(client: AsyncClient, topic: str) -> None:
 
 @asynccontextmanager
 async def busy_consumers(broker: RunningBroker, topic: str, mode: Mode) -> AsyncIterator[list[Consumer]]:
-    """Consumers on ten connections, with few permits, so that each is needed."""
+    """Consumers on ten connections, with permits for the messages in all, so that each is needed."""
     clients = [AsyncClient(broker.url) for _ in range(10)]
     async with asyncio.TaskGroup() as opening:
         for client in clients:
             opening.create_task(client.__aenter__())
     consumers = [
-        clients[number % 10].subscribe(topic, mode, mode=mode, name=f"busy-{number}", permits=50)
+        clients[number % 10].subscribe(
+            topic, mode, mode=mode, name=f"busy-{number}", permits=MESSAGES // BUSY
+        )
         for number in range(BUSY)
     ]
     try:
