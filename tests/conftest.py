@@ -1,6 +1,7 @@
 """Fixtures for every test: real servers, started once for each test process, and fresh names."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ _NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _SHARE = len(ports.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 ports.PORTS = ports.PORTS[_NUMBER * _SHARE : (_NUMBER + 1) * _SHARE]
 
+# Where Python is told to keep no bytecode, each of the many processes that tests start would compile all our
+# modules anew, and each test process rewrite the assertions of all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 TESTS = Path(__file__).parent
 
 
@@ -28,7 +34,9 @@ FOLDERS = ("pipeline", "chaos", "model", "cluster", "integration", "lua", "unit"
 
 
 # Modules whose tests use Spark in halves of about the same work: two test processes have a session, not all.
-SESSIONS = {
+# Those about the wheel are together since it takes longer to make than to look at.
+TOGETHER = {
+    "test_wheel": "the wheel",
     **dict.fromkeys(
         (
             "test_audit",
@@ -61,14 +69,14 @@ DRIVERS = "_that_is_killed_"  # in the names of tests there that have processes 
 
 
 class OneByOne(LoadScopeScheduling):  # type: ignore[misc]
-    """Hands tests out one by one, but for those that share a Spark session.
+    """Hands tests out one by one, but for those that share a Spark session or the wheel.
 
     xdist's own way, by groups, changes an attribute that tests no longer have since pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0].rpartition("/")[2].removesuffix(".py")
-        return nodeid if DRIVERS in nodeid else SESSIONS.get(module, nodeid)
+        return nodeid if DRIVERS in nodeid else TOGETHER.get(module, nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,8 +87,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneByOne:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by folder."""
-    items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(TESTS).parts[0]))
+    """Sort the tests by folder, in each modules with slow tests first."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (FOLDERS.index(item.path.relative_to(TESTS).parts[0]), item.path not in slow))
 
 
 @pytest.fixture(scope="session")
