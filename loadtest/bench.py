@@ -1,171 +1,181 @@
-"""The benchmark suite: `make bench` runs every workload, writes docs/bench.json and docs/benchmarks.md.
+"""The benchmark suite: `make bench` runs every part, writes docs/bench.json and docs/benchmarks.md.
 
-Each figure is a ratio of two things measured in turn in the same run on the same server, because machines
-differ and are noisy; the server is the embedded one with its default append-only persistence.
+    python -m loadtest.bench --list                   # what there is
+    python -m loadtest.bench --only "64 partitions"   # the lines whose name has this in it
+    python -m loadtest.bench --quick                  # the lines alone, in two minutes
+
+Each figure is compared with another that was measured in turn, in the same run, on the same server, because
+machines differ and are noisy. The server is the embedded one, with its append-only file synced every second.
 """
 
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import typer
 import uvloop
-from anyio.from_thread import start_blocking_portal
-from redis import Redis
 
-from keylane import Client
-from keylane_broker.config import Settings
 from keylane_broker.engine.engine import Engine
 from keylane_broker.supervise.embedded_server import Server
-from keylane_broker.supervise.supervisor import Running, supervise
 from loadtest import (
-    broker_bench,
     calls_bench,
     cluster_bench,
-    crowd_bench,
     engine_bench,
+    footprint,
+    hot_key_bench,
     recovery_bench,
-    spark_bench,
 )
-from loadtest.report import Figure, print_table, put, write_docs
+from loadtest.lines import LINES, figures_of
+from loadtest.matched import measure, running_broker, stage
+from loadtest.report import DETAILS, HEADS, Figure, details, draw, print_table, put, row, summary, table
+from loadtest.results import Result
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGE = DOCS / "benchmarks.md"
+SECONDS, ROUNDS = 15.0, 5  # of a line
+QUICK_SECONDS, QUICK_ROUNDS = 3.0, 2
+SINGLES = {
+    "memory of a message": footprint.memory,
+    "Redis commands for one message": footprint.one_message,
+}
+Outcome = tuple[list[Figure], dict[str, list[str]]]  # figures, and tables by the mark of their place
 
 
-async def run_engine(url: str, backlog: int) -> list[Figure]:
-    """The workloads of the scripts alone, one after the other."""
-    engine = Engine.connect(url)
-    figures: list[Figure] = []
-    try:
-        for part in (
-            engine_bench.round_trip(engine, url),
-            engine_bench.fan_out(engine),
-            engine_bench.journal(engine),
-            engine_bench.memory(engine),
-            engine_bench.deep_backlog(engine, url, backlog),
-            calls_bench.longest_calls(engine),
-            calls_bench.in_order(engine),
-        ):
-            found = await part
-            print_table(found)
-            figures += found
-    finally:
-        await engine.close()
-    return figures
+class Found(msgspec.Struct):
+    """What docs/bench.json holds."""
+
+    results: list[Result]
+    figures: list[Figure]
+
+    def join(self, newer: "Found") -> "Found":
+        """With what has been measured again in its place."""
+        results = {(one.line, one.contender): one for one in (*self.results, *newer.results)}
+        figures = {one.workload: one for one in (*self.figures, *newer.figures)}
+        return Found(list(results.values()), list(figures.values()))
 
 
-def run_broker(partitions: int = 1) -> list[Figure]:
-    """The workloads of the whole product."""
-    figures: list[Figure] = []
-    with running_broker() as broker, Client(broker.url) as client, Redis.from_url(broker.redis_url) as redis:
-
-        @contextmanager
-        def topic(name: str) -> Iterator[None]:
-            client.create_topic(name, partitions=partitions)
-            yield
-            client.delete_topic(name)
-            redis.unlink(broker_bench.by_hand(name))
-
-        with ExitStack() as stack:
-            stage = broker_bench.Stage(stack, broker.url, broker.redis_url)
-            for workload in (broker_bench.latency, broker_bench.throughput):
-                figures += workload(stage, topic)
-        with ExitStack() as stack:
-            stage = broker_bench.Stage(stack, broker.url, broker.redis_url, consumers=5)
-            figures += broker_bench.fan_out(stage, topic)
-        figures += crowd_bench.run(broker.url)
-    print_table(figures)
-    return figures
+def run_lines(wanted: Callable[[str], bool], seconds: float, rounds: int) -> Found:
+    """The whole broker, line by line."""
+    found = Found([], [])
+    lines = [line for line in LINES if wanted(line.name)]
+    singles = [part for name, part in SINGLES.items() if wanted(name)]
+    if not lines and not singles:
+        return found
+    with stage() as on:
+        for line in lines:
+            results = measure(on, line, seconds, rounds)
+            print(*table(DETAILS, details(results), words=2), "", sep="\n", flush=True)
+            found.results += results
+        found.figures += figures_of(found.results)
+        for part in singles:
+            found.figures += part(on, seconds, rounds)
+    print_table(found.figures)
+    return found
 
 
-@contextmanager
-def running_broker() -> Iterator[Running]:
-    """What `keylane serve` starts."""
-    with tempfile.TemporaryDirectory() as folder, start_blocking_portal() as portal:
-        settings = Settings(port=0, data_dir=Path(folder), log_level="warning")
-        with portal.wrap_async_context_manager(supervise(settings)) as broker:
-            yield broker
+def run_scripts() -> Outcome:
+    """The scripts alone, in large keyspaces."""
+
+    async def run(url: str) -> list[Figure]:
+        engine = Engine.connect(url)
+        try:
+            return [
+                *await engine_bench.fan_out(engine),
+                *await engine_bench.journal(engine),
+                *await engine_bench.deep_backlog(engine, url),
+                *await calls_bench.longest_calls(engine),
+                *await calls_bench.in_order(engine),
+            ]
+        finally:
+            await engine.close()
+
+    with Server() as server:
+        return uvloop.run(run(server.url)), {}
 
 
-def run_recovery() -> list[Figure]:
-    """A crowd whose worker is killed."""
-    figures = uvloop.run(recovery_bench.measure(recovery_bench.CROWD))
-    print_table(figures)
-    return figures
-
-
-def run_growth() -> tuple[list[Figure], list[str]]:
+def run_growth() -> Outcome:
     """More workers and more nodes: figures, and the table with what a message costs in CPU."""
     found = cluster_bench.run()
     first = found[0]
+    title = "{} workers on {} Redis nodes, against 1 on 1"
     figures = [
-        Figure(
-            f"{kind.workers} workers on {kind.nodes} Redis nodes, against 1 on 1",
-            kind.rate,
-            first.rate,
-            None,
-            "messages/s",
-        )
+        Figure(title.format(kind.workers, kind.nodes), kind.rate, first.rate, None, "messages/s")
         for kind in found[1:]
     ]
-    print_table(figures)
-    lines = cluster_bench.table(found)
-    print(*lines, sep="\n")
-    return figures, lines
+    return figures, {"growth": cluster_bench.table(found)}
 
 
-def run_spark() -> tuple[list[Figure], list[str]]:
+def run_spark() -> Outcome:
     """Rows through the data source, and the audit of a large journal in a process of its own."""
+    from loadtest import spark_bench  # Spark takes its time, and every player imports this module
+
     with running_broker() as broker:
         figures = spark_bench.run(broker.url, broker.redis_url)
-    print_table(figures)
     command = [sys.executable, "-m", "loadtest.audit_bench"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     said = msgspec.json.decode(done.stdout.splitlines()[-1])
-    lines = [
-        "| journal rows | messages | deliveries | seconds | rows/s | peak MB, JVM | peak MB, Python |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
-        f"| {said['rows']:,} | {said['messages']:,} | {said['deliveries']:,} | {said['seconds']} "
-        f"| {said['rows_per_second']:,} | {said['peak_mb']['jvm']:,} | {said['peak_mb']['python']:,} |",
-    ]
-    print(*lines, sep="\n")
-    return figures, lines
+    heads = "journal rows", "messages", "deliveries", "seconds", "rows/s", "peak MB, JVM", "peak MB, Python"
+    values = [said[name] for name in ("rows", "messages", "deliveries", "seconds", "rows_per_second")]
+    values += [said["peak_mb"][name] for name in ("jvm", "python")]
+    return figures, {"audit": table(heads, [[f"{value:,}" for value in values]], words=0)}
+
+
+PARTS: dict[str, Callable[[], Outcome]] = {
+    "hot key": lambda: (hot_key_bench.run(), {}),
+    "recovery": lambda: (uvloop.run(recovery_bench.measure(recovery_bench.CROWD)), {}),
+    "scripts": run_scripts,
+    "growth": run_growth,
+    "Spark": run_spark,
+}
 
 
 def main(
-    backlog: int = 1_000_000,
-    write: bool = True,
-    engine: bool = True,
-    broker: bool = True,
-    growth: bool = True,
-    spark: bool = True,
+    only: Annotated[list[str] | None, typer.Option(help="Run what has this in its name.")] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds of a line.")] = SECONDS,
+    rounds: Annotated[int, typer.Option(help="Rounds of a line.")] = ROUNDS,
+    quick: Annotated[bool, typer.Option(help="Run the lines alone, briefly.")] = False,
+    write: Annotated[bool, typer.Option(help="Write what was run to docs; a whole run always is.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="Say what there is.")] = False,
 ) -> None:
-    """Run the suite, or a part of it: the other figures stay. --no-write leaves files alone."""
-    figures = run_broker() + run_recovery() if broker else []
-    grown, lines = run_growth() if growth else ([], [])
-    figures += grown
-    sparked, audited = run_spark() if spark else ([], [])
-    figures += sparked
-    if engine:
-        with Server() as server:
-            figures += uvloop.run(run_engine(server.url, backlog))
-    if write:
-        file = ROOT / "docs" / "bench.json"
-        known = msgspec.json.decode(file.read_bytes(), type=list[Figure]) if file.exists() else []
-        by_name = {figure.workload: figure for figure in (*known, *figures)}
-        whole = engine and broker and growth and spark
-        figures = figures if whole else list(by_name.values())
-        encoded = msgspec.json.encode([figure.as_json() for figure in figures])
-        file.write_bytes(msgspec.json.format(encoded, indent=1))
-        write_docs(figures, ROOT / "docs")
-        if lines:
-            put(lines, "growth", ROOT / "docs" / "benchmarks.md")
-        if audited:
-            put(audited, "audit", ROOT / "docs" / "benchmarks.md")
+    """Run the suite, or a part of it."""
+    if names:
+        print(*(line.name for line in LINES), *SINGLES, *PARTS, sep="\n")
+        return
+    if quick:
+        seconds, rounds = QUICK_SECONDS, QUICK_ROUNDS
+
+    def wanted(name: str) -> bool:
+        return not only or any(part.lower() in name.lower() for part in only)
+
+    found = run_lines(wanted, seconds, rounds)
+    tables: dict[str, list[str]] = {}
+    for name, part in PARTS.items():
+        if wanted(name) and not quick:
+            figures, said = part()
+            print_table(figures)
+            found.figures += figures
+            tables |= said
+    if write or not (only or quick):
+        save(found, tables)
+
+
+def save(found: Found, tables: dict[str, list[str]]) -> None:
+    """Write docs/bench.json, and what the page shows of it."""
+    file = DOCS / "bench.json"
+    found = msgspec.json.decode(file.read_bytes(), type=Found).join(found)
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    tables |= {
+        "lines": summary(found.results),
+        "details": table(DETAILS, details(found.results), words=2),
+        "figures": table(HEADS, map(row, found.figures)),
+    }
+    for mark, lines in tables.items():
+        put(lines, mark, PAGE)
+    draw([figure for figure in found.figures if figure.bar is not None], DOCS / "benchmarks.png")
 
 
 if __name__ == "__main__":

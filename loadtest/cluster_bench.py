@@ -4,7 +4,6 @@ All brokers run at once and take turns, so that a slow moment of the machine hit
 the processes themselves, from /proc: it says what more cores would bring where this machine has none left.
 """
 
-import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from keylane import Client
 from keylane_broker.config import Settings
 from keylane_broker.supervise.embedded_server import Server
 from keylane_broker.supervise.supervisor import Running, supervise
+from loadtest.matched import cpu_of
 from loadtest.players import Order, Player, consume, produce
 from loadtest.topology import three_node_cluster
 
@@ -57,18 +57,21 @@ class _Broker:
 
     def play(self, number: int) -> None:
         """One round; the first is to warm up and does not count."""
-        orders = [Order(f"bench-growth-{number}-{pair}", "s0", MESSAGES // PAIRS) for pair in range(PAIRS)]
+        orders = [
+            Order(f"bench-growth-{number}-{pair}", MESSAGES // PAIRS, PARTITIONS, batch=500)
+            for pair in range(PAIRS)
+        ]
         for order in orders:
             self.client.create_topic(order.name, partitions=PARTITIONS)
         for player, order in zip(self._consumers, orders, strict=True):
             player.tell(order)
-            assert player.report() == "listening"
-        before = {kind: cpu_seconds(pids) for kind, pids in self._pids.items()}
+            player.expect("listening")
+        before = {kind: sum(map(cpu_of, pids)) for kind, pids in self._pids.items()}
         for player, order in zip(self._producers, orders, strict=True):
             player.tell(order)
         ended = max(player.report().ended for player in self._consumers)
         began = min(player.report().began for player in self._producers)
-        spent = {kind: cpu_seconds(pids) - before[kind] for kind, pids in self._pids.items()}
+        spent = {kind: sum(map(cpu_of, pids)) - before[kind] for kind, pids in self._pids.items()}
         for order in orders:
             self.client.delete_topic(order.name)
         if number:
@@ -109,15 +112,6 @@ def _broker(workers: int, nodes: int) -> Iterator[_Broker]:
         settings = Settings(port=0, redis=url, workers=workers, log_level="warning")
         running = stack.enter_context(portal.wrap_async_context_manager(supervise(settings)))
         yield _Broker(stack, running, pids, nodes)
-
-
-def cpu_seconds(pids: list[int]) -> float:
-    """The time that processes have spent on a core, ever."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def table(found: list[Growth]) -> list[str]:

@@ -1,11 +1,9 @@
-"""Engine workloads: publish, fetch and ack through the scripts, against Redis Streams by hand."""
+"""Engine workloads: publish, fetch and ack through the scripts, in one keyspace against in another."""
 
 import statistics
 import time
 from collections.abc import Awaitable
-from typing import Any, TypeVar
-
-from redis import Redis
+from typing import TypeVar
 
 from keylane.wire import pack_about
 from keylane_broker.engine.checks import check_flat
@@ -75,60 +73,6 @@ class Lane:
     async def ack(self, receipts: list[str | int]) -> None:
         """Ack one batch."""
         assert not (await self.engine.ack(self.lease, "s0", receipts_of(receipts))).stale
-
-
-class Streams:
-    """The same by hand: XADD pipelined, XREADGROUP, XACK and XDEL pipelined."""
-
-    def __init__(self, url: str) -> None:
-        self.redis = Redis.from_url(url, decode_responses=True)
-        self.redis.delete("bench:stream")
-        self.redis.xgroup_create("bench:stream", "g", "0", mkstream=True)
-
-    def publish(self, batch: list[Outgoing]) -> None:
-        """Add one batch."""
-        pipeline = self.redis.pipeline(transaction=False)
-        for key, uid, about in batch:
-            pipeline.xadd("bench:stream", {"key": key, "uid": uid, "about": about})
-        assert len(pipeline.execute()) == len(batch)
-
-    def fetch(self) -> list[str]:
-        """Read one batch for the group."""
-        answer: Any = self.redis.xreadgroup("g", "c", {"bench:stream": ">"}, count=BATCH)
-        return [id for id, _ in answer[0][1]]
-
-    def ack(self, ids: list[str]) -> None:
-        """Ack and delete one batch."""
-        pipeline = self.redis.pipeline(transaction=False)
-        pipeline.xack("bench:stream", "g", *ids)
-        pipeline.xdel("bench:stream", *ids)
-        assert pipeline.execute() == [len(ids), len(ids)]
-
-
-async def round_trip(engine: Engine, url: str) -> list[Figure]:
-    """Messages per second through publish, fetch and ack, three contenders taking turns."""
-    lanes = {mode: await Lane.make(engine, f"bench-{mode}", mode) for mode in ("shared", "key_shared")}
-    streams = Streams(url)
-    seconds: dict[str, list[float]] = {"shared": [], "key_shared": [], "streams": []}
-    for _ in range(ROUNDS):
-        work = [messages(BATCH) for _ in range(BATCHES)]
-        start = time.perf_counter()
-        for batch in work:
-            streams.publish(batch)
-            streams.ack(streams.fetch())
-        seconds["streams"].append(time.perf_counter() - start)
-        for mode, lane in lanes.items():
-            work = [messages(BATCH) for _ in range(BATCHES)]
-            start = time.perf_counter()
-            for batch in work:
-                await lane.publish(batch)
-                await lane.ack(await lane.fetch())
-            seconds[mode].append(time.perf_counter() - start)
-    rate = {name: BATCH * BATCHES / statistics.median(times) for name, times in seconds.items()}
-    return [
-        Figure("engine, shared: publish+fetch+ack", rate["shared"], rate["streams"], 1.5, "messages/s"),
-        Figure("engine, key-shared, 1,000 keys", rate["key_shared"], rate["streams"], 0.8, "messages/s"),
-    ]
 
 
 class Stopwatch:
@@ -229,22 +173,3 @@ async def deep_backlog(engine: Engine, url: str, backlog: int = 1_000_000) -> li
             await engine.delete_topic(f"bench-{name}")
     await reader.close()
     return figures
-
-
-async def memory(engine: Engine, count: int = 100_000) -> list[Figure]:
-    """Bytes of Redis memory for a waiting message: 16-byte key, no attributes, dedupe mark included."""
-    lane = await Lane.make(engine, "bench-memory", "key_shared")
-    before = await _used_memory(engine)
-    for _ in range(count // 1_000):
-        await lane.publish(messages(1_000))
-    used = await _used_memory(engine) - before
-    await engine.delete_topic("bench-memory")
-    return [Figure("memory of a queued message", used / count, 150, 1.0, "bytes", at_most=True)]
-
-
-async def _used_memory(engine: Engine) -> int:
-    """What Redis uses once it has freed what was deleted before."""
-    while True:
-        info = await engine.store.command("INFO", "memory")
-        if int(info["lazyfree_pending_objects"]) == 0:
-            return int(info["used_memory"])

@@ -1,61 +1,88 @@
-"""The processes of a benchmark: producers and consumers, ours and those of Redis Streams by hand.
+"""The processes of a benchmark: a producer and the consumers, through the client as applications use it.
 
-Each runs in a process of its own and takes orders through a pipe; it answers with the instants between which
-it worked, by the clock that all processes of a machine share. A warm process is used for every round.
+Each part runs in a process of its own and takes orders through a pipe; it answers with the instants between
+which it worked, by the clock that all processes of a machine share, and with the CPU time that it took. Warm
+processes play every round. loadtest.raw has the same parts for Redis Streams by hand.
 """
 
+import asyncio
 import contextlib
+import itertools
 import multiprocessing
+import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import anyio
 import uvloop
-from redis import Redis
 
-from keylane import AsyncClient, OutgoingMessage
+from keylane import AsyncClient, Consumer, Message, OutgoingMessage
+from keylane.types import Mode
 
-BATCH = 100  # of Redis Streams by hand: XADD pipelined, XREADGROUP COUNT, XACK and XDEL pipelined
-OUR_BATCH = 500  # of publish_many
-PUBLISHES = 4  # calls of publish_many under way
-PERMITS = 4_000
-KEYS = [f"customer-{number:07}" for number in range(1_000)]  # 16 bytes each
+MOST_TAKEN = 1_000  # messages together: the most that `batches` hands out by default
+CONNECTIONS = 20  # that many consumers share
+LATE = 180.0  # seconds to wait for what a process has to say
 
 
 class Order(NamedTuple):
-    """What to do in one round."""
+    """What to do in one round; both sides read it alike."""
 
-    name: str  # of the topic or stream
-    subscription: str
-    messages: int
-    body: bytes = b""
-    rate: float = 0.0  # messages a second, 0: as fast as possible
-    mode: str = "shared"
-    alone: bool = True  # there is one subscription
+    name: str  # of the topic, or of the streams
+    messages: int = 0
+    partitions: int = 1  # or streams
+    batch: int = 100  # messages published by a call, and taken together; 1: each by itself
+    calls: int = 4  # under way at once
+    body: int = 0  # bytes; 0: metadata only
+    keys: int = 1_000
+    mode: Mode = "shared"
+    subscriptions: int = 1  # or groups
+    consumers: int = 1  # of all subscriptions together
+    loop: Literal["batches", "messages"] = "batches"  # `batches` and `ack`, or the README's loop
+    rate: float = 0.0  # messages a second, each by itself; 0: as fast as possible
+    numbered: bool = False  # each message says which of its key it is
+
+    @property
+    def deliveries(self) -> int:
+        """How many messages consumers get."""
+        return self.messages * self.subscriptions
+
+    def subscription_of(self, consumer: int) -> str:
+        """The name of a consumer's subscription or group."""
+        return f"s{consumer % self.subscriptions}"
+
+    def keys_of(self, call: int) -> Iterator[str]:
+        """The keys of one of the calls under way: no other call has them, so that their order is defined."""
+        return itertools.cycle([f"customer-{number:07}" for number in range(self.keys)][call :: self.calls])
+
+    def portions(self) -> Iterator[int]:
+        """How many messages each call publishes, one call after the other."""
+        return (min(self.batch, self.messages - first) for first in range(0, self.messages, self.batch))
 
 
 class Report(NamedTuple):
-    """When a round began and ended, and how long each message took on its way, in seconds."""
+    """What a process did in a round."""
 
     began: float
     ended: float
-    latencies: list[float]
+    cpu: float  # seconds
+    latencies: list[float]  # seconds from just before the publish to the application
+    handled: list[tuple[str, int]]  # key and number of each message, as they were handled
 
 
 class Player:
     """A process that plays its part whenever it is told to."""
 
-    def __init__(self, part: Callable[[Connection, Any], None], where: Any) -> None:
+    def __init__(self, part: Callable[[Connection, Any], None], url: str) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=part, args=(theirs, where), daemon=True)
+        self._process = spawn.Process(target=part, args=(theirs, url), daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
-        assert self.report() == "ready"
+        self.expect("ready")
         return self
 
     def __exit__(
@@ -70,9 +97,19 @@ class Player:
         """Begin a round."""
         self._pipe.send(order)
 
-    def report(self) -> Any:
-        """Wait for what it has to say."""
-        if not self._pipe.poll(120):
+    def expect(self, word: str) -> None:
+        """Wait until it says so."""
+        heard = self._hear()
+        assert heard == word, heard
+
+    def report(self) -> Report:
+        """Wait until it has done what it was told."""
+        heard = self._hear()
+        assert isinstance(heard, Report), heard
+        return heard
+
+    def _hear(self) -> object:
+        if not self._pipe.poll(LATE):
             raise TimeoutError(f"{self._process.name} says nothing")
         return self._pipe.recv()
 
@@ -83,7 +120,36 @@ class Player:
         return self._process.pid
 
 
-# Ours
+class Tally:
+    """What a process does in a round, counted until it has done all of it."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._began, self._cpu = time.monotonic(), cpu_seconds()
+        self.latencies: list[float] = []
+        self.handled: list[tuple[str, int]] = []
+        self.done = asyncio.Event()
+
+    def count(self, messages: int) -> bool:
+        """Some are done; answers whether all are."""
+        self._left -= messages
+        if self._left <= 0:
+            self.done.set()
+        return self._left <= 0
+
+    def report(self) -> Report:
+        """What was done, up to now."""
+        ended = time.monotonic()
+        return Report(self._began, ended, cpu_seconds() - self._cpu, self.latencies, self.handled)
+
+
+def cpu_seconds() -> float:
+    """The CPU time of this process, ever."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+# Publishing
 
 
 def produce(pipe: Connection, url: str) -> None:
@@ -95,45 +161,54 @@ async def _produce(pipe: Connection, url: str) -> None:
     async with AsyncClient(url) as client:
         pipe.send("ready")
         while order := await anyio.to_thread.run_sync(pipe.recv):
-            began = time.monotonic()
-            if order.rate:
-                await _publish_at(client, order)
-            else:
-                await _publish_all(client, order)
-            pipe.send(Report(began, time.monotonic(), []))
+            tally = Tally(order.messages)
+            await (_publish_at(client, order) if order.rate else _publish_all(client, order))
+            pipe.send(tally.report())
 
 
 async def _publish_all(client: AsyncClient, order: Order) -> None:
-    batches = iter(range(0, order.messages, OUR_BATCH))
+    portions = order.portions()
+    async with asyncio.TaskGroup() as tasks:
+        for call in range(order.calls):
+            tasks.create_task(_publish(client, order, portions, order.keys_of(call)))
 
-    async def publish() -> None:
-        for first in batches:
-            last = min(first + OUR_BATCH, order.messages)
-            await client.publish_many(
-                order.name,
-                [
-                    OutgoingMessage(order.body, key=KEYS[number * 7 % len(KEYS)])
-                    for number in range(first, last)
-                ],
-            )
 
-    async with anyio.create_task_group() as tasks:
-        for _ in range(PUBLISHES):
-            tasks.start_soon(publish)
+async def _publish(client: AsyncClient, order: Order, portions: Iterator[int], keys: Iterator[str]) -> None:
+    """Publish one portion after the other, as long as there are any."""
+    body = b"x" * order.body or None
+    if order.batch == 1:
+        for _ in portions:
+            await client.publish(order.name, body, key=next(keys))
+    elif not order.numbered:
+        for count in portions:
+            some = itertools.islice(keys, count)
+            await client.publish_many(order.name, [OutgoingMessage(body, key=key) for key in some])
+    else:
+        numbers: dict[str, int] = {}
+        for count in portions:
+            messages = []
+            for key in itertools.islice(keys, count):
+                numbers[key] = numbers.get(key, 0) + 1
+                messages.append(OutgoingMessage(body, key=key, attributes={"number": str(numbers[key])}))
+            await client.publish_many(order.name, messages)
 
 
 async def _publish_at(client: AsyncClient, order: Order) -> None:
-    async with anyio.create_task_group() as tasks:
+    body = b"x" * order.body or None
+    keys = order.keys_of(0)
+    async with asyncio.TaskGroup() as tasks:
         due = time.monotonic()
-        for number in range(order.messages):
-            await anyio.sleep(max(due - time.monotonic(), 0))
+        for _ in range(order.messages):
+            await asyncio.sleep(max(due - time.monotonic(), 0))
             due += 1 / order.rate
-            tasks.start_soon(_publish_one, client, order, KEYS[number % len(KEYS)])
+            tasks.create_task(_publish_one(client, order.name, body, next(keys)))
 
 
-async def _publish_one(client: AsyncClient, order: Order, key: str) -> None:
-    sent = {"sent": repr(time.monotonic())}
-    await client.publish(order.name, order.body, key=key, attributes=sent)
+async def _publish_one(client: AsyncClient, topic: str, body: bytes | None, key: str) -> None:
+    await client.publish(topic, body, key=key, attributes={"sent": repr(time.monotonic())})
+
+
+# Consuming
 
 
 def consume(pipe: Connection, url: str) -> None:
@@ -142,86 +217,75 @@ def consume(pipe: Connection, url: str) -> None:
 
 
 async def _consume(pipe: Connection, url: str) -> None:
-    async with AsyncClient(url) as client:
-        pipe.send("ready")
-        while order := await anyio.to_thread.run_sync(pipe.recv):
-            async with client.subscribe(
-                order.name, order.subscription, mode=order.mode, permits=PERMITS
-            ) as consumer:
-                pipe.send("listening")
-                began, left, latencies = time.monotonic(), order.messages, list[float]()
-                async for batch in consumer.batches(max_messages=1_000, max_wait=0):
-                    if order.rate:
-                        now = time.monotonic()
-                        latencies += [now - float(message.attributes["sent"]) for message in batch]
-                    if order.body:
-                        bodies = await batch.data()
-                        assert all(len(body) == len(order.body) for body in bodies)
-                    await consumer.ack(batch)
-                    left -= len(batch)
-                    if left <= 0:
-                        break
-                pipe.send(Report(began, time.monotonic(), latencies))
-
-
-# Redis Streams by hand
-
-
-def produce_by_hand(pipe: Connection, url: str) -> None:
-    """XADD, pipelined."""
-    redis: Any = Redis.from_url(url)
     pipe.send("ready")
-    while order := pipe.recv():
-        began = due = time.monotonic()
-        step = 1 if order.rate else BATCH
-        for first in range(0, order.messages, step):
-            if order.rate:
-                time.sleep(max(due - time.monotonic(), 0))
-                due += 1 / order.rate
-            pipeline = redis.pipeline(transaction=False)
-            for number in range(first, first + step):
-                fields = {"key": KEYS[number * 7 % len(KEYS)]}
-                if order.body:
-                    fields["body"] = order.body
-                if order.rate:
-                    fields["sent"] = repr(time.monotonic())
-                pipeline.xadd(order.name, fields)
-            pipeline.execute()
-        pipe.send(Report(began, time.monotonic(), []))
+    while order := await anyio.to_thread.run_sync(pipe.recv):
+        async with contextlib.AsyncExitStack() as stack:
+            consumers = await _open(stack, url, order)
+            pipe.send("listening")
+            tally = Tally(order.deliveries)
+            takers = [asyncio.create_task(_take(consumer, order, tally)) for consumer in consumers]
+            await _first_error(takers, tally.done)
+            if order.loop == "messages":  # acks may be under way until the consumer is closed
+                await asyncio.gather(*(consumer.close() for consumer in consumers))
+            report = tally.report()
+        pipe.send(report)
 
 
-def consume_by_hand(pipe: Connection, url: str) -> None:
-    """XREADGROUP, then XACK and XDEL, pipelined; with several groups nobody can tell when to delete."""
-    redis: Any = Redis.from_url(url)
-    pipe.send("ready")
-    while order := pipe.recv():
-        group, alone = order.subscription, order.alone
-        redis.xgroup_create(order.name, group, "0", mkstream=True)
-        pipe.send("listening")
-        began, left, latencies = time.monotonic(), order.messages, list[float]()
-        while left > 0:
-            [[_, entries]] = redis.xreadgroup(group, "c", {order.name: ">"}, count=BATCH, block=60_000)
-            if order.rate:
-                now = time.monotonic()
-                latencies += [now - float(fields[b"sent"]) for _, fields in entries]
-            pipeline = redis.pipeline(transaction=False)
-            for id, _ in entries:
-                pipeline.xack(order.name, group, id)
-                if alone:
-                    pipeline.xdel(order.name, id)
-            pipeline.execute()
-            left -= len(entries)
-        pipe.send(Report(began, time.monotonic(), latencies))
+async def _open(stack: contextlib.AsyncExitStack, url: str, order: Order) -> list[Consumer]:
+    clients = [
+        await stack.enter_async_context(AsyncClient(url)) for _ in range(min(order.consumers, CONNECTIONS))
+    ]
+    consumers = [
+        clients[number % len(clients)].subscribe(order.name, order.subscription_of(number), mode=order.mode)
+        for number in range(order.consumers)
+    ]
+    await asyncio.gather(*map(stack.enter_async_context, consumers))
+    return consumers
 
 
-def play(producer: Player, consumers: Sequence[Player], order: Order) -> tuple[float, list[float]]:
-    """One round; answers how long it took from the first publish to the last ack, and the latencies."""
-    for index, consumer in enumerate(consumers):
-        consumer.tell(order._replace(subscription=f"s{index}"))
-    for consumer in consumers:
-        assert consumer.report() == "listening"
-    producer.tell(order)
-    reports = [consumer.report() for consumer in consumers]
-    published = producer.report()
-    ended = max(report.ended for report in reports)
-    return ended - published.began, [latency for report in reports for latency in report.latencies]
+async def _first_error(takers: list[asyncio.Task[None]], done: asyncio.Event) -> None:
+    """Wait until all is done, or one of them has failed; then end them."""
+    waiting = asyncio.create_task(done.wait())
+    ended, _ = await asyncio.wait([waiting, *takers], return_when=asyncio.FIRST_COMPLETED)
+    for task in (waiting, *takers):
+        task.cancel()
+    await asyncio.gather(waiting, *takers, return_exceptions=True)
+    for task in ended:
+        task.result()
+
+
+async def _take(consumer: Consumer, order: Order, tally: Tally) -> None:
+    if order.loop == "messages":
+        await _take_messages(consumer, order, tally)
+    else:
+        await _take_batches(consumer, order, tally)
+
+
+async def _take_batches(consumer: Consumer, order: Order, tally: Tally) -> None:
+    async for batch in consumer.batches(max_messages=min(order.batch * order.partitions, MOST_TAKEN)):
+        if order.body:
+            bodies = await batch.data()
+            assert all(len(body) == order.body for body in bodies)
+        if order.rate:
+            now = time.monotonic()
+            tally.latencies += [now - float(message.attributes["sent"]) for message in batch]
+        if order.numbered:
+            await _handle(list(batch), tally)
+        await consumer.ack(batch)
+        tally.count(len(batch))
+
+
+async def _handle(batch: list[Message], tally: Tally) -> None:
+    """Take a moment for each, as applications do: whoever has later messages of a key can overtake."""
+    for message in batch:
+        await asyncio.sleep(0)
+        tally.handled.append((message.key or "", int(message.attributes["number"])))
+
+
+async def _take_messages(consumer: Consumer, order: Order, tally: Tally) -> None:
+    """The loop of the README."""
+    async for message in consumer:
+        async with message:
+            if order.body:
+                assert len(await message.data()) == order.body
+        tally.count(1)

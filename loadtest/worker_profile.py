@@ -12,14 +12,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import typer
 
 from keylane import Client
+from keylane.types import Mode
 from keylane_broker.config import Settings
 from keylane_broker.ports import free_port
 from keylane_broker.supervise.embedded_server import Server
-from loadtest.players import Order, Player, consume, play, produce
+from loadtest.players import Order, Player, consume, produce
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,17 +54,28 @@ def profiled_worker(redis_url: str, port: int, profile: Path) -> Iterator[None]:
         worker.wait(20)
 
 
-def main(messages: int = 200_000, mode: str = "shared", rate: float = 0.0, lines: int = 16) -> None:
+def main(
+    messages: int = 200_000,
+    mode: str = "shared",
+    partitions: int = 1,
+    batch: int = 500,
+    rate: float = 0.0,
+    lines: int = 16,
+) -> None:
     """Run messages through the worker, as fast as possible or at a rate, and print the dearest functions."""
     port = free_port()
+    order = Order("profile", messages, partitions, batch, mode=cast(Mode, mode), rate=rate)
     with tempfile.TemporaryDirectory() as folder, Server() as server:
         profile = Path(folder) / "profile"
         with profiled_worker(server.url, port, profile):
             url = f"keylane://127.0.0.1:{port}"
             with Client(url) as client:
-                client.create_topic("profile", partitions=1)
+                client.create_topic(order.name, partitions=partitions)
             with Player(produce, url) as producer, Player(consume, url) as consumer:
-                took, _ = play(producer, [consumer], Order("profile", "s0", messages, rate=rate, mode=mode))
+                consumer.tell(order)
+                consumer.expect("listening")
+                producer.tell(order)
+                took = consumer.report().ended - producer.report().began
         print(f"{messages / took:,.0f} messages/s under the profiler")
         show(profile, messages, lines)
 

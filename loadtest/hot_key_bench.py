@@ -1,85 +1,15 @@
-"""What many consumers and hot keys cost the others: `python -m loadtest.crowd_bench`.
-
-Latencies are of one publish after the other, from the call of publish() to the message in the application.
-"""
+"""What a hot key costs the others: `python -m loadtest.hot_key_bench`."""
 
 import asyncio
-import statistics
 import time
-from contextlib import AsyncExitStack
 
 import uvloop
 
-from keylane import AsyncClient, Consumer, OutgoingMessage
-from keylane.types import Mode
+from keylane import AsyncClient, OutgoingMessage
+from loadtest.matched import running_broker
 from loadtest.report import Figure, print_table
 
-MESSAGES = 400
-IDLE = 300
 HOT = 100_000
-
-
-async def crowd(url: str, idle: int = IDLE) -> list[Figure]:
-    """Milliseconds to a busy key's consumer, alone and beside consumers that have nothing to do."""
-    figures = []
-    modes: list[Mode] = ["shared", "key_shared"]
-    for mode in modes:
-        alone = await _latency(url, f"bench-alone-{mode}", mode, 0)
-        crowded = await _latency(url, f"bench-crowd-{mode}", mode, idle)
-        title = f"{mode}: p50 beside {idle} idle consumers, against alone"
-        figures.append(Figure(title, crowded, alone, 1.2, "ms", at_most=True))
-    return figures
-
-
-async def _latency(url: str, topic: str, mode: Mode, idle: int) -> float:
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(AsyncClient(url))
-        await client.create_topic(topic, partitions=1)
-        sent: dict[str, float] = {}
-        took: list[float] = []
-        arrived = asyncio.Event()
-
-        async def take(consumer: Consumer) -> None:
-            async for message in consumer:
-                took.append(time.perf_counter() - sent["at"])
-                await message.ack()
-                arrived.set()
-
-        async with asyncio.TaskGroup() as tasks:
-            others = [
-                stack.enter_async_context(_Joined(url, topic, mode, idle // 10))
-                for _ in range(10 if idle else 0)
-            ]
-            found = [one for part in await asyncio.gather(*others) for one in part]
-            found += await stack.enter_async_context(_Joined(url, topic, mode, 1))
-            consuming = [tasks.create_task(take(one)) for one in found]
-            for _ in range(MESSAGES):
-                arrived.clear()
-                sent["at"] = time.perf_counter()
-                await client.publish(topic, key="busy")
-                await arrived.wait()
-            for task in consuming:
-                task.cancel()
-        await client.delete_topic(topic)
-    return statistics.median(took[MESSAGES // 10 :]) * 1_000
-
-
-class _Joined:
-    """Some consumers on a connection of their own."""
-
-    def __init__(self, url: str, topic: str, mode: Mode, count: int) -> None:
-        self._url, self._topic, self._mode, self._count = url, topic, mode, count
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> list[Consumer]:
-        client = await self._stack.enter_async_context(AsyncClient(self._url))
-        return [
-            await self._stack.enter_async_context(client.subscribe(self._topic, "s", mode=self._mode))
-            for _ in range(self._count)
-        ]
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
 
 
 async def hot_key(url: str, hot: int = HOT) -> list[Figure]:
@@ -168,17 +98,11 @@ async def _displace(client: AsyncClient) -> None:
     await client.delete_topic(topic)
 
 
-async def _run(url: str) -> list[Figure]:
-    return [*await crowd(url), *await hot_key(url)]
-
-
-def run(url: str) -> list[Figure]:
-    """All of them, on a running broker."""
-    return uvloop.run(_run(url))
+def run() -> list[Figure]:
+    """On a broker of its own."""
+    with running_broker() as broker:
+        return uvloop.run(hot_key(broker.url))
 
 
 if __name__ == "__main__":
-    from loadtest.bench import running_broker
-
-    with running_broker() as broker:
-        print_table(run(broker.url))
+    print_table(run())

@@ -1,0 +1,85 @@
+"""What one message costs Redis: bytes while it waits and after its last ack, and microseconds of commands."""
+
+import statistics
+import time
+
+from loadtest.matched import Contender, Stage
+from loadtest.players import Order
+from loadtest.report import Figure
+
+PARTITIONS = 64
+QUEUED = 50_000
+QUEUED_BYTES, LEFT_BYTES = 95, 1.0  # the bars; less than one byte is nothing
+TIMES = 6.0  # as long as by hand
+
+
+def memory(stage: Stage, seconds: float, rounds: int, count: int = QUEUED) -> list[Figure]:
+    """Bytes for a message with a 16-byte key and a generated uid, in a key-shared subscription."""
+    order = Order("bench-memory", count, batch=500, mode="key_shared")
+    producer, consumer = stage.ours
+    with stage.topics((Contender("", order),)):
+        stage.play(Contender("", order._replace(messages=1_000)))  # what a topic has once, it has from now on
+        empty = _used_memory(stage)
+        producer.tell(order)
+        producer.report()
+        queued = _used_memory(stage)
+        consumer.tell(order)
+        consumer.expect("listening")
+        consumer.report()
+        left = _used_memory(stage)
+    return [
+        Figure(
+            "memory of a queued message", (queued - empty) / count, QUEUED_BYTES, 1.0, "bytes", at_most=True
+        ),
+        Figure("memory after its last ack", (left - empty) / count, LEFT_BYTES, 1.0, "bytes", at_most=True),
+    ]
+
+
+def _used_memory(stage: Stage) -> int:
+    """What the data take, once Redis has freed what was deleted."""
+    while True:
+        info = stage.redis.info("memory")
+        if info["lazyfree_pending_objects"] == 0:
+            return int(info["used_memory"] - info["mem_clients_normal"] - info["mem_aof_buffer"])
+        time.sleep(0.01)
+
+
+def one_message(stage: Stage, seconds: float, rounds: int, rate: float = 200.0) -> list[Figure]:
+    """Microseconds of commands for publish, fetch and ack of a message by itself, on one of 64 partitions."""
+    order = Order("bench-one", round(rate * seconds / rounds), partitions=PARTITIONS, rate=rate, calls=1)
+    ours, by_hand = [], []
+    with stage.topics((Contender("", order),)):
+        for _ in range(rounds):
+            ours.append(stage.play(Contender("", order)).commands)
+            by_hand.append(_by_hand(stage))
+    ratios = [mine / theirs for mine, theirs in zip(ours, by_hand, strict=True)]
+    return [
+        Figure(
+            f"Redis commands for one message, {PARTITIONS} partitions, against by hand",
+            statistics.median(ours),
+            statistics.median(by_hand),
+            TIMES,
+            "us",
+            at_most=True,
+            spread=(min(ratios), max(ratios)),
+        )
+    ]
+
+
+def _by_hand(stage: Stage, rounds: int = 20) -> float:
+    """XADD, XREADGROUP, XACK and XDEL of one entry, each stream in turn."""
+    redis, names = stage.redis, [f"raw:one:{number}" for number in range(PARTITIONS)]
+    for name in names:
+        redis.xgroup_create(name, "s", "0", mkstream=True)
+    before = stage.commands(raw=True)
+    for number in range(1, rounds + 1):
+        pipeline, id = redis.pipeline(transaction=False), f"{number}-0"
+        for name in names:
+            pipeline.xadd(name, {"key": "customer-0000001"}, id=id)
+            pipeline.xreadgroup("s", "c", {name: ">"}, count=1)
+            pipeline.xack(name, "s", id)
+            pipeline.xdel(name, id)
+        pipeline.execute()
+    spent = stage.commands(raw=True) - before
+    redis.delete(*names)
+    return spent / rounds / len(names)
