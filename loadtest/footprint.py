@@ -1,14 +1,18 @@
-"""What one message costs Redis: bytes while it waits and after its last ack, and microseconds of commands."""
+"""What one message costs Redis: bytes while it waits and after its last ack, and microseconds of CPU."""
 
 import statistics
 import time
 
-from loadtest.matched import Contender, Stage
+import uvloop
+
+from keylane import AsyncClient, OutgoingMessage
+from loadtest.matched import Contender, Stage, cpu_of
 from loadtest.players import Order
 from loadtest.report import Figure
 
 PARTITIONS = 64
-QUEUED = 50_000
+KEY = "customer-0000001"
+QUEUED = 100_000
 QUEUED_BYTES, LEFT_BYTES = 95, 1.0  # the bars; less than one byte is nothing
 TIMES = 6.0  # as long as by hand
 
@@ -44,18 +48,23 @@ def _used_memory(stage: Stage) -> int:
         time.sleep(0.01)
 
 
-def one_message(stage: Stage, seconds: float, rounds: int, rate: float = 200.0) -> list[Figure]:
-    """Microseconds of commands for publish, fetch and ack of a message by itself, on one of 64 partitions."""
-    order = Order("bench-one", round(rate * seconds / rounds), partitions=PARTITIONS, rate=rate, calls=1)
+def one_message(stage: Stage, seconds: float, rounds: int) -> list[Figure]:
+    """CPU of Redis for publish, fetch and ack of a message by itself in one of 64 partitions.
+
+    There is one in each partition, and the next ones are published when all have been acked.
+    """
     ours, by_hand = [], []
-    with stage.topics((Contender("", order),)):
-        for _ in range(rounds):
-            ours.append(stage.play(Contender("", order)).commands)
-            by_hand.append(_by_hand(stage))
+    stage.client.create_topic("bench-one", partitions=PARTITIONS)
+    for number in range(rounds + 1):
+        spent, times = uvloop.run(_one_each(stage, seconds / rounds))
+        if number:
+            ours.append(spent)
+            by_hand.append(_by_hand(stage, times))
+    stage.client.delete_topic("bench-one")
     ratios = [mine / theirs for mine, theirs in zip(ours, by_hand, strict=True)]
     return [
         Figure(
-            f"Redis commands for one message, {PARTITIONS} partitions, against by hand",
+            f"CPU of Redis for one message, {PARTITIONS} partitions, against by hand",
             statistics.median(ours),
             statistics.median(by_hand),
             TIMES,
@@ -66,20 +75,36 @@ def one_message(stage: Stage, seconds: float, rounds: int, rate: float = 200.0) 
     ]
 
 
-def _by_hand(stage: Stage, rounds: int = 20) -> float:
+async def _one_each(stage: Stage, seconds: float) -> tuple[float, int]:
+    """Publish, receive and ack one message in each partition, again and again; answers how often, too."""
+    messages = [OutgoingMessage(key=KEY, partition=number) for number in range(PARTITIONS)]
+    async with AsyncClient(stage.url) as client, client.subscribe("bench-one", "s") as consumer:
+        before, end, times = cpu_of(stage.server), time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            await client.publish_many("bench-one", messages)
+            times, left = times + 1, PARTITIONS
+            async for batch in consumer.batches():
+                await consumer.ack(batch)
+                left -= len(batch)
+                if not left:
+                    break
+        return (cpu_of(stage.server) - before) / times / PARTITIONS * 1e6, times
+
+
+def _by_hand(stage: Stage, rounds: int) -> float:
     """XADD, XREADGROUP, XACK and XDEL of one entry, each stream in turn."""
     redis, names = stage.redis, [f"raw:one:{number}" for number in range(PARTITIONS)]
     for name in names:
         redis.xgroup_create(name, "s", "0", mkstream=True)
-    before = stage.commands(raw=True)
+    before = cpu_of(stage.server)
     for number in range(1, rounds + 1):
         pipeline, id = redis.pipeline(transaction=False), f"{number}-0"
         for name in names:
-            pipeline.xadd(name, {"key": "customer-0000001"}, id=id)
+            pipeline.xadd(name, {"key": KEY}, id=id)
             pipeline.xreadgroup("s", "c", {name: ">"}, count=1)
             pipeline.xack(name, "s", id)
             pipeline.xdel(name, id)
         pipeline.execute()
-    spent = stage.commands(raw=True) - before
+    spent = cpu_of(stage.server) - before
     redis.delete(*names)
-    return spent / rounds / len(names)
+    return spent / rounds / len(names) * 1e6

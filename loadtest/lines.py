@@ -11,6 +11,7 @@ from loadtest.results import Result
 BODY = 100  # bytes
 RAW, RAW_BODY, SHARED, BODIES, KEYS = "raw", "raw, body", "shared", "shared, body", "key-shared"
 IDLE = 300
+ORDER = "order of 20 keys"
 PACE = 500.0  # messages a second where latency is measured
 
 
@@ -48,7 +49,7 @@ def _some(count: int) -> str:
 
 MANY = Order("", partitions=8, consumers=200)
 FAN_OUT = Order("", subscriptions=5, consumers=5)
-LOOP = Order("", batch=500, body=BODY)
+LOOP = Order("", batch=500, taken=500, body=BODY)
 LOOP_KEYS = LOOP._replace(mode="key_shared", consumers=4)
 BUSY = Order("", keys=1, calls=1, rate=PACE)
 BUSY_KEY = BUSY._replace(mode="key_shared")
@@ -56,7 +57,10 @@ NUMBERED = Order("", keys=20, mode="key_shared", consumers=4, numbered=True)
 
 LINES = [
     *(
-        _throughput(f"{_some(partitions)}, batch {batch}", Order("", partitions=partitions, batch=batch))
+        _throughput(
+            f"{_some(partitions)}, batch {batch}",
+            Order("", partitions=partitions, batch=batch, taken=max(batch, 100)),
+        )
         for partitions in (1, 8, 64)
         for batch in (1, 10, 100, 500)
     ),
@@ -92,7 +96,7 @@ LINES = [
         ),
     ),
     Line(
-        "order of 20 keys",
+        ORDER,
         (Contender(KEYS, NUMBERED), Contender("key-shared, 8 partitions", NUMBERED._replace(partitions=8))),
     ),
 ]
@@ -131,7 +135,18 @@ BARS = [
 def figures_of(results: list[Result]) -> list[Figure]:
     """What was found against the bars, where both contenders have played."""
     known: Mapping[tuple[str, str], Result] = {(result.line, result.contender): result for result in results}
-    found = []
+    found = [
+        Figure(
+            f"{result.line}: out of order, {result.contender}",
+            sum(result.each("disorder")),
+            1,
+            0,
+            "messages",
+            True,
+        )
+        for result in results
+        if result.line == ORDER
+    ]
     for bar in BARS:
         ours, baseline = known.get((bar.line, bar.ours)), known.get((bar.line, bar.baseline))
         if ours and baseline:

@@ -22,7 +22,7 @@ from loadtest import players, raw
 from loadtest.players import Order, Player
 from loadtest.results import Result, Sample
 
-FIRST = 2_000  # messages of the round that warms up
+FIRST, FIRST_SECONDS = 500, 0.2  # messages of the round that warms up, or its time
 MOST = 300_000  # messages of a round
 
 
@@ -46,12 +46,13 @@ class Stage:
 
     def __init__(self, stack: ExitStack, url: str, redis_url: str, worker: int, server: int) -> None:
         """Of the broker: its address, that of its Redis, and the process ids of its worker and its server."""
+        self.url = url
         self.client = stack.enter_context(Client(url))
         self.redis: Any = stack.enter_context(Redis.from_url(redis_url, decode_responses=True))
         ours, by_hand = (players.produce, players.consume), (raw.produce, raw.consume)
         self.ours = [stack.enter_context(Player(part, url)) for part in ours]
         self.raw = [stack.enter_context(Player(part, redis_url)) for part in by_hand]
-        self._worker, self._server = worker, server
+        self.worker, self.server = worker, server
 
     def play(self, contender: Contender) -> Sample:
         """One round."""
@@ -59,28 +60,19 @@ class Stage:
         producer, consumer = self.raw if contender.raw else self.ours
         consumer.tell(order)
         consumer.expect("listening")
-        before = self._spent(contender)
+        before = self._spent()
         producer.tell(order)
         published, consumed = producer.report(), consumer.report()
-        spent = (now - then for now, then in zip(self._spent(contender), before, strict=True))
-        worker, server, commands = spent
+        worker, server = (now - then for now, then in zip(self._spent(), before, strict=True))
         return Sample(
             order.deliveries / (consumed.ended - published.began),
             *percentiles(consumed.latencies),
             *(spent / order.deliveries * 1e6 for spent in (published.cpu, worker, server, consumed.cpu)),
-            commands / order.deliveries,
             disorder(consumed.handled),
         )
 
-    def _spent(self, contender: Contender) -> tuple[float, float, float]:
-        return cpu_of(self._worker), cpu_of(self._server), self.commands(raw=contender.raw)
-
-    def commands(self, *, raw: bool) -> float:
-        """Microseconds that Redis has run commands, ever: those by hand, or scripts with all they call."""
-        stats = self.redis.info("commandstats")
-        scripts = {"cmdstat_eval", "cmdstat_evalsha", "cmdstat_fcall"}
-        names = stats.keys() - scripts - {"cmdstat_info"} if raw else stats.keys() & scripts
-        return float(sum(stats[name]["usec"] for name in names))
+    def _spent(self) -> tuple[float, float]:
+        return cpu_of(self.worker), cpu_of(self.server)
 
     @contextmanager
     def topics(self, contenders: tuple[Contender, ...]) -> Iterator[None]:
@@ -134,7 +126,7 @@ def measure(stage: Stage, line: Line, seconds: float, rounds: int) -> list[Resul
 
 
 def _first(contender: Contender) -> int:
-    return round(contender.order.rate) or FIRST
+    return round(contender.order.rate * FIRST_SECONDS) or FIRST
 
 
 def percentiles(latencies: list[float]) -> tuple[float, float]:

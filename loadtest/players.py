@@ -33,7 +33,8 @@ class Order(NamedTuple):
     name: str  # of the topic, or of the streams
     messages: int = 0
     partitions: int = 1  # or streams
-    batch: int = 100  # messages published by a call, and taken together; 1: each by itself
+    batch: int = 100  # messages published by a call; 1: each by itself
+    taken: int = 100  # messages taken together, at most, of each partition
     calls: int = 4  # under way at once
     body: int = 0  # bytes; 0: metadata only
     keys: int = 1_000
@@ -262,7 +263,7 @@ async def _take(consumer: Consumer, order: Order, tally: Tally) -> None:
 
 
 async def _take_batches(consumer: Consumer, order: Order, tally: Tally) -> None:
-    async for batch in consumer.batches(max_messages=min(order.batch * order.partitions, MOST_TAKEN)):
+    async for batch in consumer.batches(max_messages=min(order.taken * order.partitions, MOST_TAKEN)):
         if order.body:
             bodies = await batch.data()
             assert all(len(body) == order.body for body in bodies)

@@ -73,7 +73,7 @@ class _Takers:
         wanted = dict.fromkeys(self._names, ">")
         while self._report is None:
             try:
-                read = redis.xreadgroup(group, consumer, wanted, count=self._order.batch, block=60_000)
+                read = redis.xreadgroup(group, consumer, wanted, count=self._order.taken, block=60_000)
             except ResponseError:
                 if self._report is None:
                     raise

@@ -15,7 +15,6 @@ class Sample(msgspec.Struct):
     worker: float
     redis: float
     consumer: float
-    commands: float  # us a message of what Redis ran, without reading and writing sockets and files
     disorder: int  # messages of a key that did not come next after the one before
 
 

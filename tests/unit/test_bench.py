@@ -8,7 +8,7 @@ from loadtest.results import Result, Sample
 
 
 def sample(rate: float, p50: float = 0.0, p99: float = 0.0) -> Sample:
-    return Sample(rate, p50, p99, 1.0, 2.0, 3.0, 4.0, 5.0, 0)
+    return Sample(rate, p50, p99, 1.0, 2.0, 3.0, 4.0, 0)
 
 
 def test_a_message_that_overtakes_another_of_its_key_is_out_of_order() -> None:
