@@ -36,7 +36,7 @@ from loadtest.results import Result
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGE = DOCS / "benchmarks.md"
-SECONDS, ROUNDS = 15.0, 5  # of a line
+SECONDS, ROUNDS = 12.0, 5  # of a line
 QUICK_SECONDS, QUICK_ROUNDS = 6.0, 3  # and the lines with bars alone
 SINGLES = {
     "memory of a message": footprint.memory,

@@ -62,6 +62,14 @@ class Order(NamedTuple):
         """How many messages each call publishes, one call after the other."""
         return (min(self.batch, self.messages - first) for first in range(0, self.messages, self.batch))
 
+    def instants(self) -> Iterator[None]:
+        """Wait for the instant of each message."""
+        due = time.monotonic()
+        for _ in range(self.messages):
+            time.sleep(max(due - time.monotonic(), 0))
+            yield
+            due += 1 / self.rate
+
 
 class Report(NamedTuple):
     """What a process did in a round."""
@@ -195,14 +203,19 @@ async def _publish(client: AsyncClient, order: Order, portions: Iterator[int], k
 
 
 async def _publish_at(client: AsyncClient, order: Order) -> None:
-    body = b"x" * order.body or None
-    keys = order.keys_of(0)
+    """Publish at a steady pace, which a thread keeps: the timers of an event loop tick in milliseconds."""
+    body, keys = b"x" * order.body or None, order.keys_of(0)
+    loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
-        due = time.monotonic()
-        for _ in range(order.messages):
-            await asyncio.sleep(max(due - time.monotonic(), 0))
-            due += 1 / order.rate
+
+        def publish() -> None:
             tasks.create_task(_publish_one(client, order.name, body, next(keys)))
+
+        def keep_pace() -> None:
+            for _ in order.instants():
+                loop.call_soon_threadsafe(publish)
+
+        await asyncio.to_thread(keep_pace)
 
 
 async def _publish_one(client: AsyncClient, topic: str, body: bytes | None, key: str) -> None:

@@ -152,9 +152,6 @@ def _add(redis: Any, order: Order, portions: Iterator[int], call: int) -> None:
 def _add_at(redis: Any, order: Order) -> None:
     names, keys = streams(order), order.keys_of(0)
     body = {"body": b"x" * order.body} if order.body else {}
-    due = time.monotonic()
-    for _ in range(order.messages):
-        time.sleep(max(due - time.monotonic(), 0))
-        due += 1 / order.rate
+    for _ in order.instants():
         key = next(keys)
         redis.xadd(_stream_of(key, names), {"key": key, "sent": repr(time.monotonic()), **body})
