@@ -25,8 +25,11 @@ from keylane_broker.engine.values import Backoff, Capacity, Outgoing, Receipt
 from tests.model.pair import CONSUMERS, NAMES, WORKERS, Pair, World
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
-FEW, MANY = 25, 130  # examples
-ROUND = 9  # examples of which one seed makes; of ten and more Hypothesis keeps the first ones small
+ROUND = 9  # examples that one seed makes; of ten and more Hypothesis keeps the first ones small
+FEW = range(3)  # rounds
+MANY = range(3, 17)  # which go on where the few end
+ALL = range(15)
+UNTIL_FOUND = range(220)
 SECONDS = 3_600 if DEEP else 600
 MODES = ("shared", "key_shared", "exclusive", "failover")
 KEYS = ("a", "b", "", "=a")
@@ -336,17 +339,17 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def explore(
     machine: type[BrokerMachine],
     url: str,
+    rounds: range,
     *,
-    examples: int,
     sources: dict[str, str] | None = None,
     planted: bool = False,
 ) -> None:
     """Run random examples of a machine; where a defect is planted, only until it is found.
 
-    They are the same in every run, unless it is a deep one.
+    Those of a round are the same in every run, unless it is a deep one.
     """
     deep = DEEP and not planted
-    rounds = settings(
+    each = settings(
         max_examples=ROUND,
         stateful_step_count=40,
         deadline=None,
@@ -359,9 +362,9 @@ def explore(
     )
     machine.world = World(url, sources)
     try:
-        for number in range(-(-examples * (20 if deep else 1) // ROUND)):
+        for number in [*rounds] * (20 if deep else 1):
             if not deep:
                 hypothesis.seed(number)(machine)
-            run_state_machine_as_test(machine, settings=rounds)
+            run_state_machine_as_test(machine, settings=each)
     finally:
         machine.world.close()

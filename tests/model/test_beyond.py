@@ -6,7 +6,7 @@ There is room for one range, and whatever goes step by step takes the smallest o
 import pytest
 
 from keylane_broker.store.scripts import read_sources
-from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore, small_steps, with_little_room
+from tests.model.machine import ALL, FEW, MANY, SECONDS, BrokerMachine, explore, small_steps, with_little_room
 from tests.model.machines import (
     ExclusiveMachine,
     FailoverJournal,
@@ -21,11 +21,11 @@ MACHINES = (ExclusiveMachine, FailoverMachine, KeySharedMachine)
 
 
 def explore_long_lanes(
-    machine: type[BrokerMachine], url: str, examples: int, monkeypatch: pytest.MonkeyPatch
+    machine: type[BrokerMachine], url: str, rounds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Explore with little room and small steps."""
     small_steps(monkeypatch)
-    explore(machine, url, examples=examples, sources=with_little_room(read_sources()))
+    explore(machine, url, rounds, sources=with_little_room(read_sources()))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -37,9 +37,17 @@ def test_long_lanes_keep_the_contract_in_a_few_runs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [*MACHINES, KeySharedJournal, FailoverJournal])
+@pytest.mark.parametrize("machine", MACHINES)
 def test_long_lanes_keep_the_contract_in_many_runs(
     machine: type[BrokerMachine], server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A longer exploration."""
     explore_long_lanes(machine, server_url, MANY, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [KeySharedJournal, FailoverJournal])
+def test_the_journal_tells_all_of_long_lanes(
+    machine: type[BrokerMachine], server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explore_long_lanes(machine, server_url, ALL, monkeypatch)

@@ -16,10 +16,10 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reader_and_consumers_keep_the_contract_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
-    explore(CursorMachine, server_url, examples=FEW)
+    explore(CursorMachine, server_url, FEW)
 
 
 @pytest.mark.slow
 def test_a_reader_and_consumers_keep_the_contract_in_many_runs(server_url: str) -> None:
     """A longer exploration."""
-    explore(CursorMachine, server_url, examples=MANY)
+    explore(CursorMachine, server_url, MANY)

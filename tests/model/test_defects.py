@@ -7,12 +7,10 @@ import pytest
 from keylane.errors import ConsumerReplaced, MessagesLost, SubscriptionBusy
 from keylane_broker.store.scripts import read_sources
 from tests.model.cursor import CursorMachine
-from tests.model.machine import SECONDS, BrokerMachine, explore, small_steps, with_little_room
+from tests.model.machine import SECONDS, UNTIL_FOUND, BrokerMachine, explore, small_steps, with_little_room
 from tests.model.machines import ExclusiveMachine, FailoverMachine, KeySharedMachine, SharedMachine
 
 pytestmark = pytest.mark.timeout(SECONDS)
-
-ENOUGH = 2_000  # examples; most defects are found within the first ten, and it ends when one is
 
 
 class Defect(NamedTuple):
@@ -235,4 +233,4 @@ def test_the_machine_finds_out_that(name: str, server_url: str, monkeypatch: pyt
         small_steps(monkeypatch)
     # The others where an answer makes no sense, or what should be done is refused, or for another reason.
     with pytest.raises((AssertionError, ValueError, SubscriptionBusy, ConsumerReplaced, MessagesLost)):
-        explore(machine, server_url, examples=ENOUGH, sources=sources, planted=True)
+        explore(machine, server_url, UNTIL_FOUND, sources=sources, planted=True)

@@ -9,7 +9,7 @@ from hypothesis.stateful import invariant, rule
 
 from keylane_broker.engine.values import DelayResult, Outgoing, PromoteResult
 from keylane_broker.store.scripts import read_sources
-from tests.model.machine import FEW, MANY, SECONDS, BrokerMachine, explore
+from tests.model.machine import FEW, MANY, SECONDS, UNTIL_FOUND, BrokerMachine, explore
 from tests.model.model import NONE_YET, Entry, Partition
 
 pytestmark = pytest.mark.timeout(SECONDS)
@@ -140,13 +140,13 @@ class DelayMachine(BrokerMachine):
 
 def test_messages_for_later_keep_the_contract_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
-    explore(DelayMachine, server_url, examples=FEW)
+    explore(DelayMachine, server_url, FEW)
 
 
 @pytest.mark.slow
 def test_messages_for_later_keep_the_contract_in_many_runs(server_url: str) -> None:
     """A longer exploration."""
-    explore(DelayMachine, server_url, examples=MANY)
+    explore(DelayMachine, server_url, MANY)
 
 
 class Defect(NamedTuple):
@@ -195,4 +195,4 @@ def test_the_machine_finds_out_that(name: str, server_url: str) -> None:
     assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
     sources[file] = sources[file].replace(text, becomes)
     with pytest.raises((AssertionError, ValueError)):
-        explore(DelayMachine, server_url, examples=2_000, sources=sources, planted=True)
+        explore(DelayMachine, server_url, UNTIL_FOUND, sources=sources, planted=True)

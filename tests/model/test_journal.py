@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from keylane_broker.store.scripts import read_sources
-from tests.model.machine import FEW, MANY, SECONDS, explore
+from tests.model.machine import FEW, MANY, SECONDS, UNTIL_FOUND, explore
 from tests.model.machines import FailoverJournal, JournalMachine, KeySharedJournal, SharedJournal
 
 pytestmark = pytest.mark.timeout(SECONDS)
@@ -17,14 +17,14 @@ MACHINES = (SharedJournal, KeySharedJournal, FailoverJournal)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_journal_tells_all_in_a_few_runs(machine: type[JournalMachine], server_url: str) -> None:
     """A short exploration, for every change."""
-    explore(machine, server_url, examples=FEW)
+    explore(machine, server_url, FEW)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_journal_tells_all_in_many_runs(machine: type[JournalMachine], server_url: str) -> None:
     """A longer exploration."""
-    explore(machine, server_url, examples=MANY)
+    explore(machine, server_url, MANY)
 
 
 class Gap(NamedTuple):
@@ -78,4 +78,4 @@ def test_the_machine_misses(name: str, server_url: str) -> None:
     assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
     sources[file] = sources[file].replace(text, becomes)
     with pytest.raises((AssertionError, KeyError)):
-        explore(machine, server_url, examples=2_000, sources=sources, planted=True)
+        explore(machine, server_url, UNTIL_FOUND, sources=sources, planted=True)

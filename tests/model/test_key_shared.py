@@ -10,10 +10,10 @@ pytestmark = pytest.mark.timeout(SECONDS)
 
 def test_key_shared_keeps_the_contract_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
-    explore(KeySharedMachine, server_url, examples=FEW)
+    explore(KeySharedMachine, server_url, FEW)
 
 
 @pytest.mark.slow
 def test_key_shared_keeps_the_contract_in_many_runs(server_url: str) -> None:
     """A longer exploration."""
-    explore(KeySharedMachine, server_url, examples=MANY)
+    explore(KeySharedMachine, server_url, MANY)

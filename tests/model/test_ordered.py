@@ -16,7 +16,7 @@ def test_partition_order_keeps_the_contract_in_a_few_runs(
     machine: type[BrokerMachine], server_url: str
 ) -> None:
     """A short exploration, for every change."""
-    explore(machine, server_url, examples=FEW)
+    explore(machine, server_url, FEW)
 
 
 @pytest.mark.slow
@@ -25,4 +25,4 @@ def test_partition_order_keeps_the_contract_in_many_runs(
     machine: type[BrokerMachine], server_url: str
 ) -> None:
     """A longer exploration."""
-    explore(machine, server_url, examples=MANY)
+    explore(machine, server_url, MANY)

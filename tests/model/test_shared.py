@@ -10,10 +10,10 @@ pytestmark = pytest.mark.timeout(SECONDS)
 
 def test_shared_keeps_the_contract_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
-    explore(SharedMachine, server_url, examples=FEW)
+    explore(SharedMachine, server_url, FEW)
 
 
 @pytest.mark.slow
 def test_shared_keeps_the_contract_in_many_runs(server_url: str) -> None:
     """A longer exploration."""
-    explore(SharedMachine, server_url, examples=MANY)
+    explore(SharedMachine, server_url, MANY)
