@@ -150,6 +150,7 @@ def open_connections(client: AsyncClient) -> list[Connection]:
     return [peer.current for peer in client._cluster._pool._peers.values() if peer.current is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "leave",
     [

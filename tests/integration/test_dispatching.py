@@ -165,6 +165,7 @@ async def test_three_hundred_consumers_come_at_once(broker: RunningBroker, topic
         await asyncio.gather(*(consumer.close() for consumer in consumers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "key_shared"])
 async def test_many_consumers_of_one_client_get_their_share(
     client: AsyncClient, topic: str, mode: Mode

@@ -11,6 +11,9 @@ from tests.support.clock import ManualTime
 from tests.support.fake import FakeTime, fake_engine
 from tests.support.servers import CLUSTERS, SERVERS, Backends, look_and_leave
 
+# Most of the time of this folder goes into these: `make test-fast` leaves them out.
+ELSEWHERE = [pytest.param(name, marks=pytest.mark.slow) for name in ("fake", *CLUSTERS)]
+
 
 @pytest.fixture(scope="session")
 def backends() -> Iterator[Backends]:
@@ -19,7 +22,7 @@ def backends() -> Iterator[Backends]:
         yield Backends(stack)
 
 
-@pytest.fixture(params=["fake", *SERVERS, *CLUSTERS])
+@pytest.fixture(params=[*SERVERS, *ELSEWHERE])
 async def engine(request: pytest.FixtureRequest, backends: Backends, topic: str) -> AsyncIterator[Engine]:
     """An engine on fakeredis, on each server and on a cluster of each."""
     name: Any = request.param
@@ -28,7 +31,7 @@ async def engine(request: pytest.FixtureRequest, backends: Backends, topic: str)
     await look_and_leave(engine, topic)
 
 
-@pytest.fixture(params=["fake", *SERVERS])
+@pytest.fixture(params=[*SERVERS, ELSEWHERE[0]])
 async def timed(request: pytest.FixtureRequest, backends: Backends, topic: str) -> AsyncIterator[ManualTime]:
     """An engine whose clock the test moves; on a cluster no script could reach the clock's key."""
     name: Any = request.param

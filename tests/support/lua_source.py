@@ -1,6 +1,7 @@
 """A look at a Lua file as text: the names that it declares, offers, uses and assigns."""
 
 import re
+from functools import cache
 
 KEYWORDS = {
     *("and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local", "nil"),
@@ -12,6 +13,7 @@ GLOBALS = {
 }
 
 
+@cache
 def _code(source: str) -> str:
     """Return the file without comments, texts, fields and keys of tables."""
     code = re.sub(r"'(?:\\.|[^'\\\n])*'|--[^\n]*", lambda found: "''" if found[0][0] == "'" else "", source)

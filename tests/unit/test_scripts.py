@@ -10,6 +10,7 @@ from keylane_broker.store.scripts import FOLDER, Scripts, needs_of, parts_of, re
 from tests.support.lua_source import assigned, offered, used
 
 SOURCES = read_sources()
+SCRIPTS, BARE = Scripts(), Scripts(SOURCES, shebang=False)
 NAMES = sorted(name for name in SOURCES if not name.startswith("lib/"))
 PARTS = sorted(name for name in SOURCES if name.startswith("lib/"))
 
@@ -116,12 +117,12 @@ def test_a_script_makes_no_global_variables(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_is_itself_behind_its_parts_and_known_by_its_digest(name: str) -> None:
-    script = Scripts()[name]
+    script = SCRIPTS[name]
     assert script.text.startswith("#!lua")
     assert script.sha == hashlib.sha1(script.text.encode()).hexdigest()
     measured = name.startswith("subscription/") or name.rpartition("/")[2] in ("publish", "delay", "promote")
     assert script.measured is measured
-    bare = Scripts(SOURCES, shebang=False)[name]
+    bare = BARE[name]
     assert used(bare.text) <= {"rawget", "_G", "os"}, "all that it calls is there"
     assert bare.text == script.text.partition("\n")[2]
 

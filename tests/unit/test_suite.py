@@ -1,6 +1,7 @@
 """How the tests hang together: what several of them need is in tests/support, or a module of their folder."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ TESTS = Path(__file__).parents[1]
 MODULES = sorted(TESTS.rglob("*.py"))
 
 
+@cache
 def imported(file: Path) -> set[str]:
     """The modules of this suite that a file imports, and the names that it imports from them."""
     found = set()
