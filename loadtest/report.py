@@ -74,7 +74,7 @@ def number(value: float) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
     """Markdown, as wide as its cells; the first columns are words, the others figures."""
     cells = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     rule = ["-" * width if place < words else "-" * (width - 1) + ":" for place, width in enumerate(widths)]
     lines = [
         [

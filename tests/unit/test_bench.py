@@ -66,4 +66,8 @@ def test_the_tables_show_what_was_measured_and_how_many_times_raw_it_is() -> Non
 
 
 def test_a_table_is_as_wide_as_its_cells() -> None:
-    assert table(("a", "b"), [["longer", "1"]]) == ["| a      | b |", "| ------ | : |", "| longer | 1 |"]
+    assert table(("a", "b"), [["longer", "1"]]) == [
+        "| a      |   b |",
+        "| ------ | --: |",
+        "| longer |   1 |",
+    ]

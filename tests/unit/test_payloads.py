@@ -1,15 +1,18 @@
 """Opening payload stores: which URL is for whom, and what an error shows."""
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from keylane import ksuid
 from keylane.errors import InvalidArgument, InvalidName, Unavailable
-from keylane.payloads import open_store, public
+from keylane.payloads import bodies, open_store, public
 from keylane.payloads.files import FileStore
 from keylane.payloads.redis import RedisStore
+from keylane.wire import InfoReply
 
 LIFETIME = 3_600.0
 
@@ -37,6 +40,27 @@ async def test_other_urls_open_what_fsspec_knows(tmp_path: Path) -> None:
         store = open_store(url, lifetime=LIFETIME)
         assert isinstance(store, FileStore)
         await store.close()
+
+
+async def test_the_library_of_a_store_is_imported_while_the_event_loop_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    importers = []
+
+    async def greeting() -> InfoReply:
+        return InfoReply(1, "worker", "", [], 0, "", 0, 10_000, 10_000, 1)
+
+    async def owed(topic: str, before: str) -> set[str]:
+        return set()
+
+    monkeypatch.setattr(bodies, "import_store", lambda _: importers.append(threading.current_thread()))
+    store = bodies.Bodies("memory://beside", greeting, owed, time.time)
+    [name] = ksuid.take(1)
+    await store.put("orders", [(name, b"42")])
+    assert await store.get("orders", [name]) == [b"42"]
+    await store.close()
+    [importer] = importers
+    assert importer is not threading.current_thread()
 
 
 def test_an_unknown_scheme_is_an_invalid_argument_that_says_what_to_use() -> None:

@@ -5,10 +5,12 @@ and deleted when nobody is owed the message any more. The lifetime is a safety n
 never came to be is gone some time after it has passed. One whose message is there lives on, however long.
 """
 
+from importlib import import_module
+
 from keylane.errors import InvalidArgument
 from keylane.payloads.store import PayloadStore, is_redis, public
 
-__all__ = ["PayloadStore", "is_redis", "open_store", "public"]
+__all__ = ["PayloadStore", "import_store", "is_redis", "open_store", "public"]
 
 
 def open_store(url: str, *, lifetime: float) -> PayloadStore:
@@ -32,3 +34,8 @@ def open_store(url: str, *, lifetime: float) -> PayloadStore:
     from keylane.payloads.files import open_files
 
     return open_files(url, lifetime=lifetime)
+
+
+def import_store(url: str) -> None:
+    """Import what a store at a URL needs: for longer than an event loop should stand still."""
+    import_module("keylane.payloads.redis" if is_redis(url) else "keylane.payloads.files")

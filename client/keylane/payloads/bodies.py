@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TypeVar
 
 from keylane.errors import BrokerError, InvalidArgument, Overloaded
-from keylane.payloads import PayloadStore, is_redis, open_store, public
+from keylane.payloads import PayloadStore, import_store, is_redis, open_store, public
 from keylane.retry import backoff
 from keylane.tasks import Tasks
 from keylane.wire import InfoReply
@@ -206,9 +206,12 @@ class Bodies:
                     "the cluster advertises no payload store: pass payloads='redis://…' (or file:///…, "
                     "s3://…) to the client, or publish without a body"
                 )
-            lifetime = info.payload_lifetime_ms / 1000 or _LIFETIME
-            self._period = min(_TEND, lifetime / 8)
-            self._store = open_store(self._url, lifetime=lifetime)
+            url = self._url
+            await asyncio.to_thread(import_store, url)
+            if self._store is None:  # nobody else has opened it meanwhile
+                lifetime = info.payload_lifetime_ms / 1000 or _LIFETIME
+                self._period = min(_TEND, lifetime / 8)
+                self._store = open_store(url, lifetime=lifetime)
         return self._store
 
     async def _delete(self) -> None:
