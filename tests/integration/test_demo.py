@@ -1,14 +1,24 @@
 """`keylane demo` shows what the broker does, checks what it shows, and leaves nothing behind."""
 
+import contextlib
 import json
+import os
+import shlex
 import signal
+import socket
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from keylane import Client
+from keylane_broker import logs
+from keylane_broker.commandline import demo
+from keylane_broker.config import Settings
+from keylane_broker.ports import free_port
+from keylane_broker.supervise import supervisor
 from tests.support.commands import DEADLINE, KEYLANE, keylane, plain_signals
 from tests.support.running import RunningBroker
 
@@ -36,15 +46,25 @@ def test_after_the_tour_the_broker_serves_until_a_signal(tmp_path: Path) -> None
     """What it says to try works; then no process is left, and the data is where it should be."""
     command = [KEYLANE, "demo", "--data-dir", str(tmp_path)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=plain_signals) as process:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        subprocess.Popen(
+            command,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            preexec_fn=plain_signals,
+            env={**os.environ, "KEYLANE_PORT": str(taken.getsockname()[1])},
+        ) as process,
+    ):
         assert process.stdout is not None
-        server = ""
+        typed: list[str] = []
         for line in process.stdout:
             if "keylane publish orders" in line:
-                server = line.split()[-1]
-            if "redis-cli" in line:
+                typed = shlex.split(line)
                 break
-        with Client(server) as client:
+        subprocess.run(typed, check=True, capture_output=True, timeout=DEADLINE)
+        with Client(typed[-1]) as client:
             assert client.describe_topic("orders").partitions == 4
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
@@ -53,6 +73,29 @@ def test_after_the_tour_the_broker_serves_until_a_signal(tmp_path: Path) -> None
     _, alive = psutil.wait_procs(children, timeout=DEADLINE)
     assert alive == []
     assert (tmp_path / "server.log").exists()
+
+
+async def test_the_demo_serves_where_the_examples_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the port of the settings, which is 9999 by default, unless something else listens there."""
+    ports = []
+
+    @contextlib.asynccontextmanager
+    async def supervise(settings: Settings) -> AsyncIterator[None]:
+        ports.append(settings.port)
+        yield
+
+    monkeypatch.setattr(supervisor, "supervise", supervise)
+    monkeypatch.setattr(logs, "start_logging", lambda level: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        monkeypatch.setenv("KEYLANE_PORT", str(number))
+        async with demo._broker(None, port=None):
+            pass
+    free = free_port()
+    monkeypatch.setenv("KEYLANE_PORT", str(free))
+    async with demo._broker(None, port=None):
+        pass
+    assert ports == [0, free]
 
 
 @pytest.mark.slow

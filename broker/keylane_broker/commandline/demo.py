@@ -1,6 +1,8 @@
 """`keylane demo`: start a broker, take a guided tour of it, and leave it running."""
 
 import contextlib
+import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import keylane
 from keylane.errors import TopicNotFound
 from keylane_broker.commandline.command import BrokerRun, command
 from keylane_broker.commandline.signals import cancel_on_signal
+from keylane_broker.errors import AddressInUse
 
 if TYPE_CHECKING:
     from keylane_broker.supervise.supervisor import Running
@@ -46,7 +49,7 @@ async def demo(
             await _tour(run, run.server, f"demo-{token_hex(3)}", None)
             finished = True
         else:
-            async with _broker(data_dir) as broker:
+            async with _broker(data_dir, port=0 if once else None) as broker:
                 await _tour(run, broker.url, TOPIC, broker)
                 finished = True
                 if not once:
@@ -58,16 +61,22 @@ async def demo(
 
 
 @contextlib.asynccontextmanager
-async def _broker(data_dir: Path | None) -> AsyncIterator["Running"]:
+async def _broker(data_dir: Path | None, port: int | None) -> AsyncIterator["Running"]:
+    """Start one; where the port of the settings is taken it gets another, because this is only a demo."""
     from keylane_broker.config import load
     from keylane_broker.logs import start_logging
+    from keylane_broker.ports import check_free, choose_ports
     from keylane_broker.supervise.supervisor import supervise
 
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keylane-demo-")))
-        settings = load(port=0, redis="", data_dir=data_dir, session=SESSION_SECONDS, log_level="warning")
+        settings = load(port=port, redis="", data_dir=data_dir, session=SESSION_SECONDS, log_level="warning")
         start_logging(settings.log_level)
+        try:
+            check_free(settings.host, choose_ports(settings.port, settings.workers))
+        except AddressInUse:
+            settings = settings.model_copy(update={"port": 0})
         async with supervise(settings) as broker:
             yield broker
 
@@ -96,12 +105,14 @@ async def _tour(run: BrokerRun, server: str, topic: str, broker: "Running | None
 def _hand_over(run: BrokerRun, broker: "Running") -> None:
     if run.json:
         return
-    port = broker.redis_url.rpartition(":")[2].partition("/")[0]
+    keylane_here = "keylane" if shutil.which("keylane") else sys.argv[0]  # `make run` has it in a folder
     server = f"--server {broker.url}"
-    for line in (
+    lines = [
         f"\nThe broker stays at {broker.url} until Ctrl-C. In another terminal, try:",
-        f"  keylane subscribe {TOPIC} mine {server}",
-        f"  keylane publish {TOPIC} 'hello' --key anna {server}",
-        f"  redis-cli -p {port} hgetall kl:topic:{TOPIC}",
-    ):
+        f"  {keylane_here} subscribe {TOPIC} mine {server}",
+        f"  {keylane_here} publish {TOPIC} 'hello' --key anna {server}",
+    ]
+    if redis := next(filter(shutil.which, ("valkey-cli", "redis-cli")), None):
+        lines.append(f"  {redis} -u {broker.redis_url} hgetall kl:topic:{TOPIC}")
+    for line in lines:
         run.out.print(line, markup=False, soft_wrap=True)
