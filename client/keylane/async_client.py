@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 from keylane import wire
 from keylane.administration import Administration
+from keylane.checks import check, check_callable
 from keylane.connect.cluster import Cluster
 from keylane.connect.seeds import server_or_default, token_or_default
 from keylane.consume.consumer import Consumer
@@ -60,6 +61,9 @@ class AsyncClient(Administration, Reading):
         timeout: Seconds = 30.0,
     ) -> None:
         limit = seconds("timeout", timeout)
+        for what, text in (("token", token), ("producer_group", producer_group)):
+            check(what, text, str | None)
+        check_callable("on_time_drift", on_time_drift)
         self._bodies = Bodies(payloads, self._greeting, self._owed, lambda: self._cluster.now)
         self._cluster = Cluster(
             server_or_default(seeds),

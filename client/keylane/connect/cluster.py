@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from keylane import wire
+from keylane.checks import check_request
 from keylane.connect.cluster_clock import ClusterClock
 from keylane.connect.connection import Connection, Events, give_up
 from keylane.connect.partition_map import TopicMap
@@ -94,6 +95,7 @@ class Cluster(Events):
 
     async def request(self, properties: Properties, body: bytes = b"", *, repeatable: bool = True) -> Frame:
         """Ask; what can be repeated is, after retriable errors, until the time is up."""
+        check_request(properties)
 
         async def ask(connection: Connection) -> Frame:
             answer = connection.request(properties, body)

@@ -31,7 +31,7 @@ class Resolver:
         """Return the addresses of a host, both families in turn; OSError if there are none."""
         found = await self._lookups.run(host, partial(self._look_up, host))
         if isinstance(found, OSError):
-            raise OSError(*found.args)  # to each its own
+            raise type(found)(*found.args)  # to each its own
         return found
 
     async def _look_up(self, host: str) -> list[str] | OSError:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import socket
 import ssl
 from collections.abc import Iterable
 from typing import Protocol
@@ -285,8 +286,10 @@ class Pool:
                 if peer is not None and peer.address != address:  # the seed may lead elsewhere by now
                     self._led_to.pop(address, None)
         if isinstance(error, ConnectionFailed):
-            why = _why(error.__cause__ or error)
-            error = ConnectionFailed(f"no broker at {self.where} ({why}); start one with `keylane serve`")
+            cause = error.__cause__ or error
+            unknown = isinstance(cause, socket.gaierror)
+            advice = "check the name of the host" if unknown else "start one with `keylane serve`"
+            error = ConnectionFailed(f"no broker at {self.where} ({_why(cause)}); {advice}")
         raise error or ConnectionFailed(f"no other worker answers at {self.where}")
 
     async def _follow(self, address: str) -> None:

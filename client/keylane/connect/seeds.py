@@ -46,26 +46,32 @@ class Seed(NamedTuple):
 def parse_seeds(seeds: str | Iterable[str]) -> list[Seed]:
     """Seeds from one URL, a list of them, or one with several hosts."""
     found = []
+    if isinstance(seeds, bytes) or not isinstance(seeds, Iterable):
+        raise InvalidArgument(f"seeds is {seeds!r:.60}: use keylane://host:port, or a list of such URLs")
     for url in [seeds] if isinstance(seeds, str) else seeds:
         scheme, separator, rest = str(url).partition("://")
         if not separator or scheme not in ("keylane", "keylanes"):
-            raise InvalidArgument(f"seed {url!r}: use keylane://host:port, or keylanes:// for TLS")
+            raise InvalidArgument(
+                f"{url!r:.60} is not the URL of a broker: use keylane://host:port, or keylanes:// for TLS"
+            )
         if "@" in rest:  # not shown: there may be a password in it
             raise InvalidArgument(
-                "a seed has a user or password, which workers do not take: give a token, with token=… or "
-                "KEYLANE_TOKEN"
+                "the URL of a broker has a user or password, which workers do not take: give a token, with "
+                "token=… or KEYLANE_TOKEN"
             )
         for place in rest.rstrip("/").split(","):
             if place != (plain := re.split("[/?#]", place)[0]):
                 raise InvalidArgument(
-                    f"seed {url!r}: {place.removeprefix(plain)!r} is not allowed here; use host and port only"
+                    f"{url!r}: {place.removeprefix(plain)!r} is not allowed here; use keylane://host:port"
                 )
             seed = parse_address(place, scheme == "keylanes")
             if seed is None:
-                raise InvalidArgument(f"seed {url!r}: {place!r} is not a host and port")
+                raise InvalidArgument(f"{url!r}: {place!r} is not a host and port; use keylane://host:port")
             found.append(seed)
     if not found:
-        raise InvalidArgument("no seeds: name at least one worker, such as keylane://127.0.0.1:9999")
+        raise InvalidArgument(
+            "no broker is named: name at least one worker, such as keylane://127.0.0.1:9999"
+        )
     return found
 
 

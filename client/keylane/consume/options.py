@@ -3,11 +3,12 @@
 import re
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import getpid
 from typing import NamedTuple
 
 from keylane import wire
+from keylane.checks import check_callable, check_request
 from keylane.consume.handlers import Handler
 from keylane.consume.message import Message
 from keylane.errors import InvalidArgument
@@ -35,9 +36,12 @@ class ConsumerOptions(NamedTuple):
         """Return what to ask of the workers. Raises InvalidArgument if an option is not valid."""
         if type(self.permits) is not int or not 1 <= self.permits <= MAX_PERMITS:
             raise InvalidArgument(f"permits is {self.permits!r}: use 1 to {MAX_PERMITS}")
+        if self.partitions is not None and not isinstance(self.partitions, Iterable):
+            raise InvalidArgument(f"partitions is {self.partitions!r:.60}: use a list of numbers")
         if self.partitions is not None and not self.partitions:
             raise InvalidArgument("partitions is empty: name at least one, or None for all")
-        return wire.Subscribe(
+        check_callable("on_stale", self.on_stale)
+        request = wire.Subscribe(
             0,
             topic,
             subscription,
@@ -48,6 +52,8 @@ class ConsumerOptions(NamedTuple):
             self.permits,
             None if self.partitions is None else list(self.partitions),
         )
+        check_request(request)
+        return request
 
     def patience(self) -> float:
         """For how many seconds to extend the leases of an idle application; 0 for never."""

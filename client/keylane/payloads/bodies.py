@@ -35,6 +35,10 @@ class Bodies:
         owed: Callable[[str, str], Awaitable[set[str]]],
         now: Callable[[], float],
     ) -> None:
+        if not isinstance(payloads, PayloadStore | str | None):
+            raise InvalidArgument(
+                f"payloads is {payloads!r:.60}: use the URL of a payload store, or a PayloadStore"
+            )
         self._store = payloads if isinstance(payloads, PayloadStore) else None
         self._own = self._store is None  # to close
         self._url = payloads if isinstance(payloads, str) else None

@@ -173,7 +173,9 @@ def texts(attributes: Mapping[str, str] | None) -> dict[str, str] | None:
 
 def check_partition(partition: int, count: int) -> int:
     """Return a given partition. Raises InvalidArgument if the topic has no such partition."""
-    if type(partition) is not int or not 0 <= partition < count:
+    if type(partition) is not int:
+        raise InvalidArgument(f"partition is {partition!r:.60}: use a number from 0 to {count - 1}")
+    if not 0 <= partition < count:
         raise InvalidArgument(f"partition {partition!r} is out of range: the topic has 0 to {count - 1}")
     return partition
 

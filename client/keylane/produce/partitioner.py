@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from keylane.errors import InvalidArgument
 from keylane.produce.columns import Columns, sort_columns
 from keylane.produce.outgoing import Slice, check_texts, sort, sort_one
 from keylane.types import OutgoingMessage
@@ -54,6 +55,10 @@ class Partitioner:
         """Check the texts of slices, and count them."""
         incarnation = self._incarnation(topic)
         for item in slices:
+            if not isinstance(item.durability, str):
+                raise InvalidArgument(
+                    f"durability is {item.durability!r:.60}: use memory, replicated or fsync"
+                )
             check_texts(item.flat)
             item.text = sum(map(len, item.flat))
             item.incarnation = incarnation

@@ -1,0 +1,78 @@
+"""Arguments of the wrong type are refused where they are given, by name, with what to use instead."""
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from keylane import AsyncClient
+from keylane.errors import InvalidArgument
+from keylane.produce.outgoing import check_partition
+from keylane.produce.partitioner import Partitioner
+from keylane.types import OutgoingMessage
+from tests.support.scripted_worker import ScriptedWorker
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"seeds": 9999}, "seeds is 9999: use keylane://host:port"),
+        ({"seeds": b"keylane://a"}, "seeds is b'keylane://a': use keylane://host:port"),
+        ({"token": 3}, "token is 3: use str | None"),
+        ({"producer_group": 3}, "producer_group is 3: use str | None"),
+        ({"payloads": 3}, "payloads is 3: use the URL of a payload store"),
+        ({"on_time_drift": 3}, "on_time_drift is 3: use a function"),
+    ],
+)
+def test_of_a_client(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(complaint)):
+        AsyncClient(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda client: client.create_topic(None), "topic is None: use str"),
+        (lambda client: client.create_topic("t", partitions="8"), "partitions is '8': use int | None"),
+        (lambda client: client.create_topic("t", partitions=2**70), "partitions is 1180591620717411303424"),
+        (lambda client: client.describe_topic(object()), "topic is <object object"),
+        (lambda client: client.delete_topic(3), "topic is 3: use str"),
+        (lambda client: client.create_subscription("t", 3), "subscription is 3: use str"),
+        (lambda client: client.peek("t", "s", limit=True), "limit is True: use int"),
+    ],
+)
+async def test_of_a_request(call: Callable[[Any], Awaitable[None]], complaint: str) -> None:
+    """And nothing is asked of a worker."""
+    async with ScriptedWorker() as worker, AsyncClient(worker.url) as client:
+        with pytest.raises(InvalidArgument, match=re.escape(complaint)):
+            await call(client)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"mode": 3}, "mode is 3: use str | None"),
+        ({"name": 3}, "consumer is 3: use str"),
+        ({"partitions": 3}, "partitions is 3: use a list of numbers"),
+        ({"partitions": ["1"]}, "partitions is ['1']: use list[int] | None"),
+        ({"on_stale": 3}, "on_stale is 3: use a function"),
+        ({"subscription": None}, "subscription is None: use str"),
+    ],
+)
+async def test_of_a_consumer(arguments: dict[str, Any], complaint: str) -> None:
+    client = AsyncClient("keylane://nowhere.invalid")
+    with pytest.raises(InvalidArgument, match=re.escape(complaint)):
+        client.subscribe("t", **{"subscription": "s", **arguments})
+
+
+def test_of_a_message() -> None:
+    partitioner = Partitioner("", lambda: 0.0, lambda topic: 0)
+    wrong: Any = True
+    refused: dict[int, Exception] = {}
+    slices = partitioner.many("t", [OutgoingMessage(durability=wrong), OutgoingMessage()], 1, refused)
+    assert [item.places for item in slices] == [[1]]
+    assert str(refused[0]) == "durability is True: use memory, replicated or fsync"
+    wrong = "1"
+    with pytest.raises(InvalidArgument, match="partition is '1': use a number from 0 to 7"):
+        check_partition(wrong, 8)
