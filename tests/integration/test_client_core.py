@@ -356,6 +356,18 @@ async def test_fan_out_reaches_every_topic(client: AsyncClient, topic: str) -> N
         await client.fan_out([names[0], f"{topic}-9"], "news")
 
 
+async def test_a_topic_that_exists_is_returned_as_it_is(client: AsyncClient, topic: str) -> None:
+    """By what creates it if need be, and by what changes it."""
+    await client.create_topic(topic, partitions=3)
+    await client.create_subscription(topic, "billing")
+    await client.publish(topic, b"x")
+    there = await client.describe_topic(topic)
+    assert (there.partitions, there.subscriptions, there.messages, there.published) == (3, ["billing"], 1, 1)
+    assert await client.create_topic(topic, exist_ok=True) == there
+    changed = await client.change_topic(topic, journal=5)
+    assert (changed.journal, changed.subscriptions, changed.published) == (5, ["billing"], 1)
+
+
 async def test_errors_have_names(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic)
     with pytest.raises(TopicExists):

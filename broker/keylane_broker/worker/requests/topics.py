@@ -19,11 +19,17 @@ async def create_topic(context: Context, _: Connection, request: wire.CreateTopi
         settings = TopicSettings(partitions, dedupe_ms=request.dedupe_ms, journal=request.journal or 0)
     made = await context.engine.create_topic(request.topic, settings, exist_ok=request.exist_ok)
     await context.membership.topics_changed()
-    return _described(made), b""
+    counts = await _counted(context, request.topic, made) if request.exist_ok else None
+    return _described(made, counts), b""
 
 
 async def change_topic(context: Context, _: Connection, request: wire.ChangeTopic, __: memoryview) -> Reply:
-    return _described(await context.engine.change_topic(request.topic, journal=request.journal)), b""
+    settings = await context.engine.change_topic(request.topic, journal=request.journal)
+    return _described(settings, await _counted(context, request.topic, settings)), b""
+
+
+async def _counted(context: Context, topic: str, settings: TopicSettings) -> inspection.TopicCounts:
+    return await inspection.count_topic(context.engine.store, topic, settings.partitions)
 
 
 def _described(settings: TopicSettings, counts: inspection.TopicCounts | None = None) -> wire.TopicReply:
@@ -57,7 +63,5 @@ async def describe_topic(
     context: Context, _: Connection, request: wire.DescribeTopic, __: memoryview
 ) -> Reply:
     settings = await context.engine.describe_topic(request.topic)
-    counts = None
-    if request.counts:
-        counts = await inspection.count_topic(context.engine.store, request.topic, settings.partitions)
+    counts = await _counted(context, request.topic, settings) if request.counts else None
     return _described(settings, counts), b""

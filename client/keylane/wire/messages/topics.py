@@ -16,7 +16,7 @@ class CreateTopic(Properties, frozen=True):
 
 
 class ChangeTopic(Properties, frozen=True):
-    """CHANGE_TOPIC; answered by OK with TopicReply, without counts."""
+    """CHANGE_TOPIC; answered by OK with TopicReply."""
 
     TYPE = Type.CHANGE_TOPIC
 
