@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from keylane.errors import InvalidArgument, ProtocolError
+from keylane.errors import InvalidArgument, InvalidName, ProtocolError
 from keylane.wire import Properties, pack, unpack
 
 _UNSENDABLE = (ProtocolError, TypeError, ValueError, OverflowError, RecursionError)
@@ -27,11 +27,18 @@ def check_callable(what: str, value: object) -> None:
         raise InvalidArgument(f"{what} is {value!r:.60}: use a function")
 
 
+def check_topic(topic: object) -> None:
+    """Raise InvalidName for what cannot be a topic."""
+    if not isinstance(topic, str) or not topic:  # INFO takes "" for "no topic"
+        raise InvalidName(f"the topic is {topic!r:.60}: use letters, digits, '.', '_' or '-'")
+
+
 def check_request(properties: Properties) -> None:
     """Raise InvalidArgument for the first field that is of the wrong type, which the broker would refuse."""
     try:
         unpack(pack(properties), type(properties))
     except _UNSENDABLE:
+        check_topic(getattr(properties, "topic", "-"))
         for field in msgspec.structs.fields(properties):
             check(field.name, getattr(properties, field.name), field.type)
         raise

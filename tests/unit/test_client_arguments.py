@@ -1,13 +1,14 @@
 """Arguments of the wrong type are refused where they are given, by name, with what to use instead."""
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from keylane import AsyncClient
-from keylane.errors import InvalidArgument
+from keylane.errors import InvalidArgument, InvalidName
 from keylane.produce.outgoing import check_partition
 from keylane.produce.partitioner import Partitioner
 from keylane.types import OutgoingMessage
@@ -33,11 +34,11 @@ def test_of_a_client(arguments: dict[str, Any], complaint: str) -> None:
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda client: client.create_topic(None), "topic is None: use str"),
+        (lambda client: client.create_topic(None), "the topic is None: use letters"),
         (lambda client: client.create_topic("t", partitions="8"), "partitions is '8': use int | None"),
         (lambda client: client.create_topic("t", partitions=2**70), "partitions is 1180591620717411303424"),
-        (lambda client: client.describe_topic(object()), "topic is <object object"),
-        (lambda client: client.delete_topic(3), "topic is 3: use str"),
+        (lambda client: client.describe_topic(object()), "the topic is <object object"),
+        (lambda client: client.delete_topic(3), "the topic is 3: use letters"),
         (lambda client: client.create_subscription("t", 3), "subscription is 3: use str"),
         (lambda client: client.peek("t", "s", limit=True), "limit is True: use int"),
     ],
@@ -45,8 +46,16 @@ def test_of_a_client(arguments: dict[str, Any], complaint: str) -> None:
 async def test_of_a_request(call: Callable[[Any], Awaitable[None]], complaint: str) -> None:
     """And nothing is asked of a worker."""
     async with ScriptedWorker() as worker, AsyncClient(worker.url) as client:
-        with pytest.raises(InvalidArgument, match=re.escape(complaint)):
+        with pytest.raises((InvalidArgument, InvalidName), match=re.escape(complaint)):
             await call(client)
+
+
+async def test_a_client_is_used_in_the_event_loop_that_opened_it() -> None:
+    async with ScriptedWorker() as worker, AsyncClient(worker.url) as client:
+        calls: list[Coroutine[Any, Any, object]] = [client.topics(), client.publish("t", b"x")]
+        for call in calls:
+            with pytest.raises(InvalidArgument, match="belongs to another event loop: open one in each"):
+                await asyncio.to_thread(asyncio.run, call)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from keylane import wire
-from keylane.checks import check_request
+from keylane.checks import check_request, check_topic
 from keylane.connect.cluster_clock import ClusterClock
 from keylane.connect.connection import Connection, Events, give_up
 from keylane.connect.partition_map import TopicMap
@@ -17,7 +17,6 @@ from keylane.errors import (
     ConnectionClosed,
     ConnectionFailed,
     InvalidArgument,
-    InvalidName,
     SubscriptionBusy,
 )
 from keylane.payloads.bodies import Bodies
@@ -53,7 +52,7 @@ class Cluster(Events):
         self.store = bodies.kind
         self._pool = Pool(parse_seeds(seeds), token, self, self)
         self._asked: dict[asyncio.Future[Frame], Connection] = {}  # what another worker can answer as well
-        self._opened = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # since it is open
         self._closed = False
 
     async def open(self) -> None:
@@ -61,7 +60,7 @@ class Cluster(Events):
         if self._closed or self.current is not None:
             raise InvalidArgument("this client was opened before: create another")
         await self._pool.open()
-        self._opened = True
+        self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
         """End the connections; those who wait for one get ConnectionClosed."""
@@ -75,11 +74,19 @@ class Cluster(Events):
 
     async def connection(self, within: float | None = None) -> Connection:
         """Return that connection, waiting for it if need be. Raises ConnectionFailed if it takes too long."""
+        self.check_open()
+        return await self._pool.connection(within)
+
+    def check_open(self) -> None:
+        """Raise ConnectionClosed if it was closed, InvalidArgument if it is not open here."""
         if self._closed:
             raise ConnectionClosed("the client was closed")
-        if not self._opened:
-            raise ConnectionClosed("the client is not open: use it with `async with`")
-        return await self._pool.connection(within)
+        if self._loop is None:
+            raise InvalidArgument("the client is not open: use it with `async with`")
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument(
+                "this AsyncClient belongs to another event loop: open one in each asyncio.run, or use Client"
+            )
 
     @property
     def now(self) -> float:
@@ -160,11 +167,11 @@ class Cluster(Events):
 
     async def map(self, topic: str) -> TopicMap:
         """Return the partition map of a topic, asking for it if it is not known."""
+        self.check_open()
         known = self.maps.get(topic)
         if known is None:
-            if not isinstance(topic, str) or not topic:  # INFO takes "" for "no topic"
-                raise InvalidName(f"the topic is {topic!r}: use letters, digits, '.', '_' or '-'")
-            await self.connection(self.timeout)
+            check_topic(topic)
+            await self._pool.connection(self.timeout)
             known = self.maps.setdefault(
                 topic, TopicMap(topic, self._pool, self._ask_map, self._watch, self.forget)
             )

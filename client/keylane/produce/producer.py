@@ -144,6 +144,7 @@ class Producer:
         """Queue messages behind those of the calls before."""
         if self._closed is not None:
             raise self._closed.again()
+        self._cluster.check_open()
         call = PublishCall(sort, partial(self._add, topic, strict=strict), messages)
         count = self._partitions.get(topic)
         if count and long is None and self._calls.clear(topic):  # as for most

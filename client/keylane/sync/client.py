@@ -116,7 +116,7 @@ class Client(SyncAdministration, SyncReading):
     @property
     def _bridge(self) -> Bridge:
         if self._thread is None:
-            raise ConnectionClosed("the client is not open: use it with `with`")
+            raise InvalidArgument("the client is not open: use it with `with`")
         return self._thread.bridge
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
