@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -14,18 +13,14 @@ from keylane_broker.supervise.embedded_server import Server
 from keylane_spark.session import JavaMissing, require_java, session
 from tests.pipeline.power import PowerCut
 from tests.pipeline.tables import Table
-from tests.support.java import QUICK, make_archive
+from tests.support.java import HOME, INSTALLED, SETTINGS, make_archive, make_home
 from tests.support.running import RunningBroker
 
 OPTIONS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+    **SETTINGS,
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": QUICK,
     "spark.sql.session.timeZone": "UTC",
-    "spark.log.level": "ERROR",
 }
 
 
@@ -50,6 +45,7 @@ def java() -> None:
         if os.environ.get("CI"):
             pytest.fail(f"tests with Spark cannot run: {missing}", pytrace=False)
         pytest.skip(f"tests with Spark are left out: {missing}")
+    os.environ["SPARK_HOME"] = str(make_home())  # for all processes that tests start
 
 
 @pytest.fixture(scope="session")
@@ -73,17 +69,16 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
 
 
 @pytest.fixture
-def spark_home(tmp_path: Path) -> Iterator[Path]:
+def spark_home(java: None, tmp_path: Path) -> Iterator[Path]:
     """A Spark for jobs on `local-cluster`, which write into SPARK_HOME whatever SPARK_WORKER_DIR says."""
-    installed = Path(pyspark.__file__).parent
     home = tmp_path / "spark"
     home.mkdir()
-    for entry in installed.iterdir():
-        if entry.name != "work":
-            (home / entry.name).symlink_to(entry)
-    before = sorted(installed.glob("work/*"))
+    for entry in HOME.iterdir():
+        (home / entry.name).symlink_to(entry)
+    before = sorted(INSTALLED.glob("work/*"))
     yield home
-    assert sorted(installed.glob("work/*")) == before, "a job has written into the installed Spark"
+    assert sorted(INSTALLED.glob("work/*")) == before, "a job has written into the installed Spark"
+    assert not (HOME / "work").exists(), "a job has written into what tests share"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import udf
 
 from keylane_spark.session import session
-from tests.support.java import QUICK
+from tests.support.java import SETTINGS
 
 MOMENTS = ("planned", "reading", "written", "committed", "never")
 ROWS = 100  # of a task that pass before it stands still
@@ -50,17 +50,8 @@ def main(master: str, server: str, topic: str, folder: str, moment: str) -> None
     """Read until there is no more, or until killed."""
     assert moment in MOMENTS
     marker, seen = Path(folder) / "marker", list[int]()
-    options = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": QUICK,
-        "spark.executor.extraJavaOptions": QUICK,
-        "spark.log.level": "ERROR",
-        # An executor that was killed is missed after this.
-        "spark.network.timeout": "60s",
-    }
-    spark = session("crash", master, **options)
+    # An executor that was killed is missed after this.
+    spark = session("crash", master, **SETTINGS, **{"spark.network.timeout": "60s"})
     frame = (
         spark.readStream.format("keylane")
         .options(server=server, subscribe=topic, subscription="spark", sessionTimeout="5")

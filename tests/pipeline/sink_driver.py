@@ -15,17 +15,12 @@ from typing import Any
 import psutil
 
 from keylane_spark.session import session
-from tests.support.java import QUICK
+from tests.support.java import SETTINGS
 
 PASS = 1_500  # rows of a task, before it stands still
 PATIENCE = 240.0  # seconds
 OPTIONS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": QUICK,
-    "spark.executor.extraJavaOptions": QUICK,
-    "spark.log.level": "ERROR",
+    **SETTINGS,
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     "spark.network.timeout": "60s",
 }

@@ -285,8 +285,9 @@ def test_a_job_runs_by_spark_submit(
 ) -> None:
     submit: list[str | Path] = [BIN / "spark-submit", "--master", "local[2]", *QUICK_JAVA]
     path = os.pathsep.join([str(BIN), os.environ["PATH"]])
-    with Driver(
+    with Driver(  # of Spark as it is installed
         "env",
+        "--unset=SPARK_HOME",
         f"PATH={path}",
         *submit,
         ROOT / "pipeline" / "keylane_spark" / "jobs" / "archive.py",

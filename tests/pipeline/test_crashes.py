@@ -15,6 +15,7 @@ import pytest
 from keylane import Client, OutgoingMessage
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
+from tests.support.java import HOME
 from tests.support.running import ROOT, RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_java"), pytest.mark.timeout(600)]
@@ -90,14 +91,12 @@ class Driver:
 
 
 @pytest.fixture
-def start(
-    broker: RunningBroker, topic: str, tmp_path: Path, spark_home: Path
-) -> Iterator[Callable[..., Driver]]:
+def start(broker: RunningBroker, topic: str, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     """Starts jobs, each of which goes on where the one before was killed."""
     drivers: list[Driver] = []
 
-    def start(moment: str, master: str = "local[2]") -> Driver:
-        drivers.append(Driver(broker, topic, tmp_path, moment, master=master, home=spark_home))
+    def start(moment: str, master: str = "local[2]", home: Path = HOME) -> Driver:
+        drivers.append(Driver(broker, topic, tmp_path, moment, master=master, home=home))
         return drivers[-1]
 
     yield start
@@ -146,9 +145,14 @@ async def test_a_driver_killed_at_any_moment_of_a_batch_loses_nothing_and_repeat
 
 
 async def test_an_executor_killed_in_a_batch_is_replaced_and_the_query_goes_on(
-    broker: RunningBroker, client: Client, topic: str, start: Callable[..., Driver], tmp_path: Path
+    broker: RunningBroker,
+    client: Client,
+    topic: str,
+    start: Callable[..., Driver],
+    tmp_path: Path,
+    spark_home: Path,
 ) -> None:
-    driver = start("reading", master="local-cluster[2,1,1024]")
+    driver = start("reading", master="local-cluster[2,1,1024]", home=spark_home)
     driver.wait_for(driver.marker.exists)
     os.kill(int(driver.marker.read_text()), signal.SIGKILL)
     driver.finish()

@@ -13,7 +13,7 @@ import yaml
 
 from keylane import Client, OutgoingMessage
 from keylane_broker.ports import free_port
-from tests.support.java import QUICK
+from tests.support.java import HOME, QUICK
 from tests.support.running import RunningBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # five Java machines
@@ -77,6 +77,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_WORKER_DIR": str(folder / "work"),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_HOME": str(HOME),
         "JAVA_TOOL_OPTIONS": QUICK,  # they live for seconds
     }
 

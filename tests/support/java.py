@@ -1,13 +1,21 @@
-"""Java that starts fast: no optimising compiler, and Spark's classes from an archive that is made once.
+"""A Spark whose processes start fast, made once.
 
-The archive is for one Java and one Spark; where it does not fit, or is not there, Java does without.
+Its Java has no optimising compiler, and Spark's classes from an archive. The archive is for one Java and one
+place of Spark; where it does not fit, or is not there, Java does without.
+
+Its Python is unpacked. Spark starts Python with a zip of its sources, which has no compiled code in it: each
+process would compile all that it imports, which takes longer than all else that most of them do in a test.
 """
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
@@ -16,10 +24,27 @@ from keylane_spark.session import find_java
 
 ROOT = Path(__file__).resolve().parents[2]
 JAVA = Path(find_java() or "java").resolve()
-ARCHIVE = ROOT / ".pytest_cache" / f"{JAVA.parents[1].name}-spark-{pyspark.__version__}.jsa"
+INSTALLED = Path(pyspark.__file__).parent
+MADE = ROOT / ".pytest_cache" / f"spark-{pyspark.__version__}"
+HOME = MADE / "home"
+ARCHIVE = MADE / f"{JAVA.parents[1].name}.jsa"
 PLAIN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-QUICK = f"{PLAIN} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable"
+ROOM = "-XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"  # or much time goes into freeing some
+QUICK = f"{PLAIN} {ROOM} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable"
 MAKE_SECONDS = 100.0
+
+# The rows of a test are so few that to compile code for each query takes longer than to do without.
+NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK,
+    "spark.log.level": "ERROR",
+    "spark.buffer.pageSize": "1m",  # each of a query's tables and sorters takes at least one
+    **NO_CODE,
+}
 
 # What most jobs do: a query with a function in Python, a shuffle, files, and a stream.
 PROGRAM = """
@@ -43,15 +68,33 @@ java.wait()
 """
 
 
+def make_home() -> Path:
+    """The SPARK_HOME of tests, made unless it is there: the installed one, with its Python unpacked."""
+    with _making():
+        if (HOME / "jars").exists() and (HOME / "jars").samefile(INSTALLED / "jars"):
+            return HOME
+        part = MADE / "part"
+        for old in (HOME, part):
+            shutil.rmtree(old, ignore_errors=True)
+        (part / "python" / "lib").mkdir(parents=True)
+        for entry in INSTALLED.iterdir():
+            if entry.name not in ("python", "work"):
+                (part / entry.name).symlink_to(entry)
+        for packed in (INSTALLED / "python" / "lib").glob("*.zip"):
+            with zipfile.ZipFile(packed) as zipped:  # in PYTHONPATH a folder of its name does as well
+                zipped.extractall(part / "python" / "lib" / packed.name)
+        part.rename(HOME)
+    return HOME
+
+
 def make_archive(folder: Path) -> None:
     """Make the archive unless it is there; one process does so and others wait.
 
     A machine that is too busy to do so in time does without, for as long as `folder` is there.
     """
-    ARCHIVE.parent.mkdir(exist_ok=True)
+    home = make_home()
     given_up = folder / "no-archive"
-    with ARCHIVE.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _making():
         if ARCHIVE.exists() or given_up.exists():
             return
         part = ARCHIVE.with_suffix(".part")
@@ -59,7 +102,7 @@ def make_archive(folder: Path) -> None:
         options = f"{PLAIN} -XX:ArchiveClassesAtExit={part} -Xlog:disable"
         program = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(folder), options],
-            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -74,3 +117,12 @@ def make_archive(folder: Path) -> None:
             part.rename(ARCHIVE)
         else:
             given_up.touch()
+
+
+@contextmanager
+def _making() -> Iterator[None]:
+    """One process at a time."""
+    MADE.mkdir(parents=True, exist_ok=True)
+    with (MADE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
