@@ -1,8 +1,10 @@
 """From threads to an event loop: the thread waits, the loop works."""
 
 import asyncio
+import logging
 import os
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -13,6 +15,7 @@ from keylane.tasks import Tasks
 from keylane.threads import gate, start_thread
 
 T = TypeVar("T")
+_log = logging.getLogger("keylane.client")
 
 
 class Call(Generic[T]):
@@ -50,6 +53,8 @@ class Bridge:
         self._open = True
         self._process = os.getpid()
         self._calls: set[Call[Any]] = set()
+        self._gathered: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._waking = False  # the loop is about to look at what was gathered
         self._tasks = Tasks()
 
     @property
@@ -105,6 +110,16 @@ class Bridge:
                 raise
             function(*args)  # the loop has ended, and all that was held has gone back
 
+    def gather(self, function: Callable[..., Any], *args: Any) -> None:
+        """Do what `post` does, for what there is much of: the loop is woken once for many."""
+        if self.forked:
+            self._post(function, *args)
+        self._gathered.append((function, args))
+        if not self._waking:
+            # Should a signal end this between the two lines, the next call looks as well.
+            self._waking = True
+            self.post(self._run_gathered)
+
     def close(self) -> None:
         """Run nothing more; on the loop, or after its end."""
         self._open = False
@@ -125,7 +140,20 @@ class Bridge:
         except RuntimeError:
             raise ConnectionClosed(self._closed) from None
 
+    def _run_gathered(self) -> None:
+        self._waking = False  # first: what is added from here on is looked at again
+        while True:
+            try:
+                function, args = self._gathered.popleft()
+            except IndexError:
+                return
+            try:
+                function(*args)
+            except Exception:
+                _log.exception("what a thread asked for has failed")
+
     def _begin(self, call: Call[Any], work: Callable[[], Awaitable[Any]]) -> None:
+        self._run_gathered()
         if not self._open:
             call.end(None, ConnectionClosed(self._closed))
         elif not call.abandoned:

@@ -130,7 +130,7 @@ class SyncMessage:
             return  # a child on its way out: the message is its parent's
         message = self._message
         settle_later = message._origin.settler.settle_later
-        self._bridge.post(settle_later, message._block, message._index, kind_after(kind))
+        self._bridge.gather(settle_later, message._block, message._index, kind_after(kind))
 
     def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         return self._bridge.call(work)

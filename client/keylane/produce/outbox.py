@@ -291,7 +291,8 @@ class Outbox:
                 frame.succeed(reply)
                 self._bodies.delete_later(self.topic, frame.unused(reply))
                 self._end(frame, forget=False)
-                self._schedule()
+                if self._started or self._waiting:
+                    self._schedule()
                 return
         self._refused(frame, error)
         self._schedule()
@@ -358,8 +359,9 @@ class Outbox:
         self._release(frame, frame.queued, frame.length)
 
     def _recover_when_quiet(self) -> None:
-        sent = any(frame.state is State.SENT for frame in self._started)
-        if self._blocked and self._recovery is None and not sent:
+        if not self._blocked or self._recovery is not None:
+            return
+        if not any(frame.state is State.SENT for frame in self._started):
             self._recovery = self._tasks.start(self._recover())
 
     async def _recover(self, known: bool = False) -> None:
