@@ -1,5 +1,6 @@
 """Times as users give them and as the protocol wants them."""
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -7,6 +8,7 @@ from keylane.errors import InvalidArgument
 
 Seconds = float | timedelta
 Position = str | datetime
+_POSITION = re.compile(r"earliest|latest|\d+:\d+-\d+|time:\d+")  # as the protocol has it
 
 
 def seconds(what: str, value: Seconds) -> float:
@@ -37,7 +39,14 @@ def instant_ms(what: str, value: datetime | None) -> int | None:
 
 def position_text(what: str, value: Position) -> str:
     """Return a position as the protocol has it: "earliest", "latest", an id, or a time."""
-    return value if isinstance(value, str) else f"time:{instant_ms(what, value)}"
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return f"time:{instant_ms(what, value)}"
+    if isinstance(value, str) and _POSITION.fullmatch(value):
+        return value
+    raise InvalidArgument(
+        f"{what} is {value!r:.60}: use 'earliest', 'latest', an id like '3:1-42' or a datetime with a time "
+        "zone"
+    )
 
 
 def moment(ms: float) -> datetime:

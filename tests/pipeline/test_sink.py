@@ -216,7 +216,7 @@ def test_what_the_broker_refuses_fails_the_job_by_name(
         write(frame)
     with pytest.raises(PySparkException, match="no option 'topc' for writing; did you mean 'topic'"):
         write(frame, topc=topic)
-    with pytest.raises(PySparkException, match="MessageTooLarge: a message's key has 5000 bytes"):
+    with pytest.raises(PySparkException, match="MessageTooLarge: 5000 bytes in a message's key"):
         write(spark.sql("SELECT repeat('k', 5000) AS key"), topic=topic)
     with pytest.raises(PySparkException, match="partition 9 is out of range: the topic has 0 to 3"):
         write(spark.sql("SELECT 'x' AS value, 9 AS partition"), topic=topic)

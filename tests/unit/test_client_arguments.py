@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -61,6 +62,9 @@ async def test_a_client_is_used_in_the_event_loop_that_opened_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        ({"start": 5}, "start is 5: use 'earliest', 'latest', an id like '3:1-42' or a datetime with a time"),
+        ({"start": "begin"}, "start is 'begin': use 'earliest', 'latest', an id like '3:1-42' or a datetime"),
+        ({"start": datetime(2026, 1, 1)}, "or a datetime with a time zone"),
         ({"mode": 3}, "mode is 3: use str | None"),
         ({"name": 3}, "consumer is 3: use str"),
         ({"partitions": 3}, "partitions is 3: use a list of numbers"),

@@ -228,7 +228,7 @@ class Membership:
 
     async def watch(self) -> None:
         """Look whenever something may have changed, for as long as the worker runs."""
-        failures = FailureLog(log, "a look at the cluster")
+        failures = FailureLog(log, "reading the state of the cluster")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._engine.listen, self._heard)
             while True:

@@ -96,10 +96,13 @@ class SubscriptionOperations(EngineBase):
             await self.mend_subscription(topic, name)
             if (mode := found.settings["mode"]) != settings.mode:
                 raise SubscriptionExists(
-                    f"subscription {name!r} of {topic!r} has mode {mode}, not {settings.mode}"
+                    f"subscription {name!r} of {topic!r} has mode {mode}, not {settings.mode}: "
+                    "use that mode, or another subscription"
                 )
             if not exist_ok:
-                raise SubscriptionExists(f"subscription {name!r} of {topic!r} already exists")
+                raise SubscriptionExists(
+                    f"subscription {name!r} of {topic!r} already exists; exist_ok accepts that"
+                )
             return
         await self._finish(topic, name)
 

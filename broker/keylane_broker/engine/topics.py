@@ -42,7 +42,7 @@ class TopicOperations(EngineBase):
                 continue
             there = state == "ready" or await self._make_topic(topic, made)
             if there and not registered and not exist_ok:
-                raise TopicExists(f"topic {topic!r} already exists")
+                raise TopicExists(f"topic {topic!r} already exists; exist_ok accepts that")
             if there or registered:  # else it was deleted while we finished what another had begun
                 return made
 

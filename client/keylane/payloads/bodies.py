@@ -177,9 +177,9 @@ class Bodies:
             done()
         except Exception as error:
             _log.warning(
-                "%d bodies of %r were not deleted, another client will be asked to: %s",
-                len(names),
+                "could not delete bodies of %r (%d), another client will be asked to: %s",
                 topic,
+                len(names),
                 error,
             )
 
@@ -247,5 +247,8 @@ class Bodies:
 
 def _warn(topic: str, names: Sequence[str], reason: object) -> None:
     _log.warning(
-        "%d bodies of %r were not deleted and remain until their lifetime ends: %s", len(names), topic, reason
+        "could not delete bodies of %r (%d), which remain until their lifetime ends: %s",
+        topic,
+        len(names),
+        reason,
     )

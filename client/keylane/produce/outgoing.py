@@ -192,15 +192,15 @@ def check_texts(flat: list[str]) -> None:
                 longest = max(len(text.encode()) for text in texts)
                 if longest > limit:
                     raise MessageTooLarge(
-                        f"a message's {what} has {longest} bytes; at most {limit} are allowed"
+                        f"{longest} bytes in a message's {what}; at most {limit} are allowed"
                     )
             joined = "".join(texts)
             if not joined.isascii():
                 joined.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"a message's {what} is not Unicode text: {error}") from error
+            raise InvalidArgument(f"not Unicode text in a message's {what}: {error}") from error
         except TypeError as error:
-            raise InvalidArgument(f"a message's {what} is not text: {error}") from error
+            raise InvalidArgument(f"not text in a message's {what}: {error}") from error
         if column == 0 and "\0" in joined:
             raise InvalidArgument("a message's key has a NUL character")
 
