@@ -127,6 +127,8 @@ __all__ = [
     "WorkerInfo",
 ]
 
+__version__: str
+
 # Imported when they are used: a command's --help needs none of them, and they take a third of a second.
 _LATER = {
     "AsyncClient": "keylane.async_client",
@@ -144,6 +146,8 @@ _LATER = {
 if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return import_module("importlib.metadata").version("keylane")
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(_LATER[name]), name)

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from keylane import AsyncClient, Client, OutgoingMessage, wire
+from keylane import AsyncClient, Client, OutgoingMessage, __version__, wire
 from keylane_broker.ports import free_port
 from keylane_broker.store.keys import partition_keys
 from tests.support import commands
@@ -439,6 +440,29 @@ def test_help_needs_none_of_the_slow_modules(keylane: Keylane) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout == "[]\n"
     assert "subscribe" in keylane("--help").stdout
+
+
+def test_help_shows_defaults_and_what_is_possible(keylane: Keylane) -> None:
+    """And breaks no sentence where the source does."""
+    serve, subscribe = (
+        " ".join(keylane(name, "--help", COLUMNS="400").stdout.split()) for name in ("serve", "subscribe")
+    )
+    assert "SIGHUP restarts the workers one by one" in serve
+    assert "[default: (9999)]" in serve
+    assert "Maximum size of a frame. [default: (16MiB)]" in serve
+    assert "[default: ($KEYLANE_SERVER, else keylane://127.0.0.1:9999)]" in subscribe
+    assert "cursor" not in subscribe
+
+
+def test_the_version_is_told(keylane: Keylane) -> None:
+    assert keylane("--version").stdout == f"keylane {__version__}\n"
+    assert __version__ == version("keylane")
+
+
+def test_a_worker_that_is_started_by_hand_says_who_starts_it() -> None:
+    command = [sys.executable, "-m", "keylane_broker.worker", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stderr) == (1, "workers take no arguments: `keylane serve` starts them\n")
 
 
 # Tokens

@@ -9,7 +9,7 @@ import typer
 from keylane.commandline.output import UsageError
 from keylane.commandline.typed import parse_time
 
-__all__ = ["ModeOption", "PartitionOption", "SubscriptionArgument", "TopicArgument", "parse_position"]
+__all__ = ["PartitionOption", "SubscriptionArgument", "TopicArgument", "parse_position"]
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic name.", show_default=False)]
 SubscriptionArgument = Annotated[
@@ -17,9 +17,6 @@ SubscriptionArgument = Annotated[
 ]
 PartitionOption = Annotated[
     int | None, typer.Option(help="Limit to this partition.", min=0, show_default=False)
-]
-ModeOption = Annotated[
-    str | None, typer.Option(help="shared, key_shared, exclusive, failover or cursor.", show_default=False)
 ]
 
 WORDS_AND_IDS = re.compile(r"earliest|latest|\d+:\d+-\d+")

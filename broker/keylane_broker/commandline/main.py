@@ -1,6 +1,7 @@
 """The `keylane` command."""
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -23,8 +24,24 @@ __all__ = ["app", "main"]
 app = new_app("Keylane: a message broker on Redis.")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from keylane import __version__
+
+        print(f"keylane {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def keylane(ctx: typer.Context, server: ServerOption = None, json: JsonOption = False) -> None:
+def keylane(
+    ctx: typer.Context,
+    server: ServerOption = None,
+    json: JsonOption = False,
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
     """Keylane: a message broker on Redis."""
     ctx.obj = Globals(server, json)
 

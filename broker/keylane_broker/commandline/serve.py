@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from keylane.commandline.command import Globals, JsonOption
+from keylane.commandline.command import Globals, JsonOption, help_of
 from keylane.commandline.output import UsageError
 from keylane.payloads import public
 from keylane_broker.commandline.command import BrokerRun
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # slow to import
 __all__ = ["add_serve"]
 
 
+MIB = 1024 * 1024
 FLAGS = "keylane.settings"  # where the command has the flags that are settings, by name
 
 
@@ -56,7 +57,7 @@ def setting_flags() -> tuple[Any, ...]:
             typer.Option(
                 help=field.description,
                 metavar=metavar_of(name),
-                show_default=False,
+                show_default=_shown(field.default),
                 rich_help_panel="Settings",
             ),
         ]
@@ -74,9 +75,16 @@ def setting_flags() -> tuple[Any, ...]:
     return tuple(typer.main.get_command(app).params)
 
 
+def _shown(default: Any) -> str | bool:
+    """Return a default as people write it; False for none."""
+    if isinstance(default, int) and default >= MIB:
+        return f"{default // MIB}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(default) or False
+
+
 def add_serve(app: typer.Typer) -> None:
     """Make it a command."""
-    app.command("serve", cls=ServeCommand)(serve)
+    app.command("serve", cls=ServeCommand, help=help_of(serve))(serve)
 
 
 def serve(

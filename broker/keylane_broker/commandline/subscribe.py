@@ -14,7 +14,6 @@ from keylane.commandline.output import UsageError
 from keylane.errors import PayloadMissing, SubscriptionNotFound
 from keylane.types import Mode
 from keylane_broker.commandline.arguments import (
-    ModeOption,
     PartitionOption,
     SubscriptionArgument,
     TopicArgument,
@@ -39,7 +38,9 @@ async def subscribe(
     run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    mode: ModeOption = None,
+    mode: Annotated[
+        str | None, typer.Option(help="shared, key_shared, exclusive or failover.", show_default=False)
+    ] = None,
     partition: PartitionOption = None,
     offset: Annotated[
         str | None,

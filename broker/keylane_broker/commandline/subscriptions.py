@@ -6,7 +6,6 @@ import typer
 
 from keylane.errors import SubscriptionNotFound
 from keylane_broker.commandline.arguments import (
-    ModeOption,
     SubscriptionArgument,
     TopicArgument,
     parse_position,
@@ -25,7 +24,10 @@ async def create(
     run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    mode: ModeOption = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="shared, key_shared, exclusive, failover or cursor.", show_default=False),
+    ] = None,
     offset: Annotated[
         str, typer.Option("--offset", "--start", help="earliest, latest, an id or a time (UTC by default).")
     ] = "latest",

@@ -35,6 +35,8 @@ _reported: list[bool] = []
 def main() -> None:
     """Serve as ordered until a signal comes."""
     # Not sys.stdin: Python cannot end in peace while a thread reads from that.
+    if sys.argv[1:]:
+        sys.exit("workers take no arguments: `keylane serve` starts them")
     order = json.loads(FileIO(STDIN, closefd=False).readline())
     settings = Settings.model_validate(order["settings"])
     threading.Thread(target=_die_with_the_supervisor, daemon=True).start()

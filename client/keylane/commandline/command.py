@@ -20,6 +20,7 @@ __all__ = [
     "ServerOption",
     "add_command",
     "add_group_command",
+    "help_of",
     "main",
     "new_app",
 ]
@@ -28,7 +29,10 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 _ClickError: Any = typer.BadParameter.__mro__[1]  # whichever copy of click typer works with
 
 ServerOption = Annotated[
-    str | None, typer.Option("--server", metavar="URL", help="Broker URL.", show_default="$KEYLANE_SERVER")
+    str | None,
+    typer.Option(
+        "--server", metavar="URL", help="Broker URL.", show_default=f"$KEYLANE_SERVER, else {DEFAULT_SERVER}"
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.", show_default=False)]
 
@@ -93,12 +97,18 @@ def new_app(help_text: str) -> typer.Typer:
 
 def add_command(app: typer.Typer, name: str, kind: type[R], action: Action[R, P]) -> None:
     """Make a function a command: it gets a Run first, then its own options beside those that all have."""
-    app.command(name)(_runner(kind, action))
+    app.command(name, help=help_of(action))(_runner(kind, action))
 
 
 def add_group_command(app: typer.Typer, kind: type[R], action: Action[R, P]) -> None:
     """Make a function what a group of commands does when none of them is named."""
-    app.callback(invoke_without_command=True)(_runner(kind, action))
+    app.callback(invoke_without_command=True, help=help_of(action))(_runner(kind, action))
+
+
+def help_of(action: Callable[..., Any]) -> str:
+    """The docstring of a command, a line for each paragraph: where to break it the terminal knows best."""
+    paragraphs = (inspect.getdoc(action) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def main(app: typer.Typer, name: str, arguments: list[str]) -> NoReturn:
