@@ -105,7 +105,7 @@ def test_partitions_show_who_serves_them_and_what_is_left_in_their_ledgers() -> 
         [partition(0, ledgers=ledgers), moving, partition(2, worker="", holder="", ledgers=[])]
     )
     assert rows[0] == (
-        *("0", "worker-1", "4.3 s", 7, 10, 1.0),
+        *("0", "worker-1", "4.3 s", "7", 10, 1.0),
         "2 older: 3,000, 3: 3,000, 4: 4,000, 5: 5,000",
     )
     assert rows[1][1:3] == ("worker-2", "worker-1, 4.3 s")

@@ -87,7 +87,7 @@ def partition_rows(partitions: Sequence[PartitionInfo]) -> list[Sequence[object]
             str(info.partition).rjust(width),  # a name, not an amount
             info.worker or None,
             _lease(info),
-            info.epoch,
+            str(info.epoch),  # so is this
             round(info.messages_per_second),
             round(info.script_time * 1_000, 1),
             _ledgers(info.ledgers),
