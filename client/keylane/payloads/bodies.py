@@ -12,6 +12,7 @@ from keylane.errors import BrokerError, InvalidArgument, Overloaded
 from keylane.payloads import PayloadStore, import_store, is_redis, open_store, public
 from keylane.retry import backoff
 from keylane.tasks import Tasks
+from keylane.threads import in_thread
 from keylane.wire import InfoReply
 
 _AT_ONCE = 1_000  # names in one call of the store
@@ -211,7 +212,7 @@ class Bodies:
                     "s3://…) to the client, or publish without a body"
                 )
             url = self._url
-            await asyncio.to_thread(import_store, url)
+            await in_thread(import_store, url)  # not in those of asyncio, which gevent makes greenlets of
             if self._store is None:  # nobody else has opened it meanwhile
                 lifetime = info.payload_lifetime_ms / 1000 or _LIFETIME
                 self._period = min(_TEND, lifetime / 8)
