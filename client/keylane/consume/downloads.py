@@ -11,8 +11,9 @@ from keylane.errors import BrokerError, PayloadMissing
 from keylane.payloads.bodies import Bodies
 from keylane.tasks import Tasks, shared
 
-_AHEAD = 1_000  # bodies in one go, and in all that nobody has asked for
+_AHEAD = 1_000  # bodies of a block, and in all that nobody has asked for
 _AHEAD_BYTES = 4 * 1024 * 1024  # of messages that the application does not have yet
+_TOGETHER = 250  # bodies in one call of the store: nobody has the first before it has the last
 _CLOSED = "the consumer was closed during the download"
 
 Part = tuple[Block, list[int]]
@@ -29,8 +30,9 @@ class Downloads:
         self._tasks = Tasks()
         self._ahead: deque[tuple[Block, int]] = deque()  # blocks fetched before they are handed out, bytes
         self._length = 0  # bytes of all of them
-        self._next: list[Part] = []  # to be fetched together
-        self._fetching: Fetch | None = None  # the task that will
+        self._next: list[Part] | None = None  # to be fetched together, as soon as the event loop gets there
+        self._room = 0  # bodies that may still be among them
+        self._fetching: Fetch  # the task that will
         self.unasked = 0  # bodies fetched ahead since the application last asked for one
 
     def expect(self, block: Block) -> None:
@@ -89,15 +91,20 @@ class Downloads:
         await self._tasks.cancel()
 
     def _start(self, block: Block, indexes: list[int]) -> "Fetch":
-        """Fetch bodies, together with all others that are wanted in this turn of the event loop."""
-        if self._fetching is None or self._fetching.done():
-            self._fetching = self._tasks.start(self._fetch())
-        self._next.append((block, indexes))
-        block.fetches.update(dict.fromkeys(indexes, self._fetching))
-        return self._fetching
+        """Fetch bodies, together with others that are wanted in this turn of the event loop."""
+        for at in range(0, len(indexes), _TOGETHER):
+            some = indexes[at : at + _TOGETHER]
+            if self._next is None or self._room < len(some):
+                self._next, self._room = [], _TOGETHER
+                self._fetching = self._tasks.start(self._fetch(self._next))
+            self._next.append((block, some))
+            self._room -= len(some)
+            block.fetches.update(dict.fromkeys(some, self._fetching))
+        return block.fetches[indexes[0]]
 
-    async def _fetch(self) -> "Found":
-        parts, self._next, self._fetching = self._next, [], None
+    async def _fetch(self, parts: "list[Part]") -> "Found":
+        if self._next is parts:
+            self._next = None
         found: Found = {block: {} for block, _ in parts}
         try:
             await self._get(parts, found)
