@@ -44,7 +44,7 @@ def print_table(figures: list[Figure]) -> None:
 
 
 CPU = ("producer", "worker", "redis", "consumer")
-DETAILS = ("line", "contender", "messages/s", "p50 ms", "p99 ms", *(f"{who} us" for who in CPU))
+DETAILS = ("line", "contender", "messages/s", "p50 ms", "p99 ms", *(f"{who} us" for who in CPU), "all us")
 HEADS = ("workload", "ours", "baseline", "ratio", "rounds", "bar", "unit", "")
 
 
@@ -96,7 +96,7 @@ def details(results: list[Result]) -> Iterator[list[str]]:
             ]
         rate = f"{number(result.median('rate'))} ({_range(result.each('rate'))})"
         cpu = [number(result.median(what)) for what in CPU]
-        yield [result.line, result.contender, rate, *latency, *cpu]
+        yield [result.line, result.contender, rate, *latency, *cpu, number(sum(map(result.median, CPU)))]
 
 
 def _range(values: list[float]) -> str:
