@@ -67,13 +67,13 @@ class Stage:
         p50, p99 = percentiles(consumed.latencies)
         micros = 1e6 / order.deliveries
         return Sample(
-            rate=order.deliveries / (consumed.ended - published.began),
-            p50=p50,
-            p99=p99,
-            producer=published.cpu * micros,
-            worker=worker * micros,
-            redis=server * micros,
-            consumer=consumed.cpu * micros,
+            rate=round(order.deliveries / (consumed.ended - published.began), 1),
+            p50=round(p50, 3),
+            p99=round(p99, 3),
+            producer=round(published.cpu * micros, 2),
+            worker=round(worker * micros, 2),
+            redis=round(server * micros, 2),
+            consumer=round(consumed.cpu * micros, 2),
             disorder=disorder(consumed.handled),
         )
 

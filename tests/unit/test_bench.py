@@ -1,9 +1,12 @@
 """What the benchmark makes of what it has measured."""
 
+import msgspec
+
+from loadtest.bench import Found
 from loadtest.lines import BARS, LINES, figures_of
 from loadtest.matched import disorder, percentiles
 from loadtest.players import Order
-from loadtest.report import details, summary, table
+from loadtest.report import Figure, details, summary, table
 from loadtest.results import Result, Sample
 
 
@@ -63,6 +66,13 @@ def test_the_tables_show_what_was_measured_and_how_many_times_raw_it_is() -> Non
     assert summary(results)[2].split(" | ")[1:3] == ["1,000", "2,000 (2.00)"]
     assert summary(results)[2].endswith("5,000 (1.25) |")
     assert len(list(details(results))) == 5
+
+
+def test_what_is_measured_again_takes_the_place_of_what_the_file_has() -> None:
+    old = Found([Result("a line", "raw", [sample(1.0)])], [Figure("a part", 1.0, 2.0, None, "ms")])
+    new = Found([Result("a line", "raw", [sample(3.0)]), Result("a line", "shared", [])], [])
+    joined = msgspec.json.decode(old.join(new).as_json(), type=Found)
+    assert joined == Found(new.results, old.figures)
 
 
 def test_a_table_is_as_wide_as_its_cells() -> None:
