@@ -10,7 +10,7 @@ machines differ and are noisy. The server is the embedded one, with its append-o
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +60,10 @@ class Found(msgspec.Struct):
 
     def as_json(self) -> str:
         """A line for each result and each figure."""
-        parts = {"results": self.results, "figures": [figure.as_json() for figure in self.figures]}
+        parts: dict[str, Sequence[object]] = {
+            "results": self.results,
+            "figures": [figure.as_json() for figure in self.figures],
+        }
         lines = {
             name: ",\n".join(msgspec.json.encode(one).decode() for one in part)
             for name, part in parts.items()
