@@ -59,7 +59,7 @@ def test_a_round_with_fewer_rows_than_planned_is_not_begun(make: Callable[..., R
     short = make()
     short.found = Found(60, 34)  # many of them twice
     message = (
-        r"^round 1 of 2 of run 'replay' has 50 rows, of which the archive has 34 .* Start it again [^\n]*$"
+        r"^round 1 of 2 of run 'replay' has 50 rows, of which the archive has 34 .* start it again [^\n]*$"
     )
     with pytest.raises(InvalidArgument, match=message):
         short.run()
