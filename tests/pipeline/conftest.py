@@ -21,6 +21,7 @@ OPTIONS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
+    "spark.python.daemon.module": "tests.support.spark_daemon",
 }
 
 
