@@ -5,7 +5,7 @@ Spark forks a worker for each plan and most tasks of a test, and each would impo
 
 import runpy
 
-import pandas  # noqa: F401
+import pandas  # type: ignore[import-untyped]  # noqa: F401
 import pyarrow  # noqa: F401
 
 import keylane_spark.datasource
