@@ -23,7 +23,8 @@ from loadtest.players import Order, Player
 from loadtest.results import Result, Sample
 
 FIRST, FIRST_SECONDS = 500, 0.2  # messages of the round that warms up, or its time
-MOST = 300_000  # messages of a round
+LEAST, MOST = 100, 300_000  # messages of a round
+EACH = 20  # messages for each consumer, at least: in fewer, their beginnings would be most of it
 
 
 class Contender(NamedTuple):
@@ -126,13 +127,17 @@ def measure(stage: Stage, line: Line, seconds: float, rounds: int) -> list[Resul
                 if number:
                     samples[named[place].label].append(sample)
                 pace = named[place].order.rate or sample.rate / named[place].order.subscriptions
-                count = max(min(round(pace * each), MOST), 100)
+                count = max(min(round(pace * each), MOST), _least(named[place].order))
                 named[place] = named[place]._replace(order=named[place].order._replace(messages=count))
     return [Result(line.name, label, found) for label, found in samples.items()]
 
 
 def _first(contender: Contender) -> int:
-    return round(contender.order.rate * FIRST_SECONDS) or FIRST
+    return round(contender.order.rate * FIRST_SECONDS) or max(FIRST, _least(contender.order))
+
+
+def _least(order: Order) -> int:
+    return LEAST if order.rate else max(LEAST, EACH * order.consumers)
 
 
 def percentiles(latencies: list[float]) -> tuple[float, float]:

@@ -35,7 +35,10 @@ def produce(pipe: Connection, url: str) -> None:
                 _add_at(connections[0], order)
             else:
                 portions = _Shared(order.portions())
-                _together([(_add, one, order, portions, call) for call, one in enumerate(connections)])
+                for thread in _start(
+                    [(_add, one, order, portions, call) for call, one in enumerate(connections)]
+                ):
+                    thread.join()
             pipe.send(tally.report())
 
 
@@ -46,7 +49,7 @@ def consume(pipe: Connection, url: str) -> None:
         with ExitStack() as stack:
             takers = _Takers(stack, url, order)
             pipe.send("listening")
-            pipe.send(takers.take())
+            pipe.send(takers.finish())
 
 
 class _Takers:
@@ -58,13 +61,15 @@ class _Takers:
         for name in self._names:
             for number in range(order.subscriptions):
                 self._redis.xgroup_create(name, order.subscription_of(number), "0", mkstream=True)
-        self._connections = [stack.enter_context(_connect(url)) for _ in range(order.consumers)]
+        connections = [stack.enter_context(_connect(url)) for _ in range(order.consumers)]
         self._lock, self._tally = threading.Lock(), Tally(order.deliveries)
         self._report: Report | None = None
+        self._threads = _start([(self._take, one, number) for number, one in enumerate(connections)])
 
-    def take(self) -> Report:
-        """Take all messages of a round, and delete the streams."""
-        _together([(self._take, one, number) for number, one in enumerate(self._connections)])
+    def finish(self) -> Report:
+        """Wait until all messages of a round are taken, and the streams deleted."""
+        for thread in self._threads:
+            thread.join()
         assert self._report is not None
         return self._report
 
@@ -119,15 +124,12 @@ def _connect(url: str) -> Any:
     return redis
 
 
-def _together(calls: list[tuple[Any, ...]]) -> None:
-    """Functions with their arguments, each in a thread of its own; one alone in this one."""
-    (first, *arguments), *others = calls
-    threads = [threading.Thread(target=other[0], args=other[1:]) for other in others]
+def _start(calls: list[tuple[Any, ...]]) -> list[threading.Thread]:
+    """Call functions with their arguments, each in a thread of its own."""
+    threads = [threading.Thread(target=function, args=arguments) for function, *arguments in calls]
     for thread in threads:
         thread.start()
-    first(*arguments)
-    for thread in threads:
-        thread.join()
+    return threads
 
 
 def _stream_of(key: str, names: list[str]) -> str:
