@@ -360,11 +360,11 @@ class Dispatcher:
         if not idle or not certain or self._settles or self.mode not in _IN_TURNS or self._slow.is_likely():
             return []
         named = [one for one in self._candidates() if one.takes_turns]
-        named.sort(key=_BY_ROOM)
-        rooms = [Capacity(one.name, one.reserve_some(count), one.lease_ms, one.headroom) for one in named]
-        if len(self.consumers) > 1:
-            for consumer in named[1:] + named[:1]:  # of those with the same room another is first next time
+        if len(named) > 1:
+            named.sort(key=_BY_ROOM)
+            for consumer in named[1:] + named[:1]:
                 consumer.crowd.place(consumer)
+        rooms = [Capacity(one.name, one.reserve_some(count), one.lease_ms, one.headroom) for one in named]
         if rooms:
             self._takers = {one.name: one for one in named}
             self._expected = 0
