@@ -12,8 +12,8 @@
 --           {consumer index, first, last, ...}, {lane, deadline, ...}, {entry, retries, ...},
 --           {first, last, ...}, {consumer left out, ...}, {consumer index, due_ms, ...}}
 --            entries are in publish order within a lane; a lane's deadline is the lease_ms of its
---            consumer from now, unless listed; more is 1 when the limit, the effort or shares ended the call early;
---            the ranges are entries that the log should have and has not, and that the cursor has passed; left out
+--            consumer from now, unless listed; more is 1 when the limit, or the effort, ended the call early; the
+--            ranges are entries that the log should have and has not, and that the cursor has passed; left out
 --            are consumers that have messages waiting and are not named, or have no room; the last are lanes
 --            that wait for a consumer that has room: by now, for the limit
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_POSITION"}: nothing of it is ever leased
@@ -80,8 +80,8 @@ elseif call.effort <= 0 then -- all went into what has to wait
 end
 
 local is_early = call.limit <= 0 or call.effort <= 0 or call.cursor > cursor and call.cursor < last_entry
+local more = roomiest(heap) and is_early and 1 or 0
 local waiting_due, later = next_waiting(heap)
-local more = roomiest(heap) and (is_early or waiting_due <= now) and 1 or 0
 local next_due = math.min(next_end(deadlines, consumers) or END, waiting_due)
 return {
   'OK', now, next_due < END and next_due or 0, more, mode, tonumber(token), call.cursor,

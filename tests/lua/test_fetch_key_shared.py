@@ -239,22 +239,3 @@ async def test_settling_the_first_of_several_apart_restarts_the_deadline_of_the_
     held = await timed.engine.list_leases(story.lease, "s", "c")
     deadlines = {delivery.receipt.lane: delivery.deadline_ms for delivery in held}
     assert deadlines == {"=a": timed.now_ms + 1_000, "=b": timed.now_ms + 400}
-
-
-async def test_a_fetch_asks_for_another_where_its_shares_left_out_a_free_lane(
-    engine: Engine, topic: str
-) -> None:
-    story = await Story.begin(engine, topic)
-    await story.subscribe(mode="key_shared", consumers=("c", "d", "e"))
-    await story.publish("x", "x")
-    assert await story.take("d", 1) == [1]
-    assert await story.take("e", 10) == []  # the second one waits for d
-    await story.publish("a", "b")
-    assert await story.take("e", 10) == [3, 4]
-    await engine.leave(story.lease, "s", "e")
-    rooms = [Capacity("c", 1), Capacity("d", 2)]
-    first = await engine.fetch(story.lease, "s", rooms, 3)
-    assert sorted(entries(first.deliveries)) == [2, 3]
-    assert first.more
-    second = await engine.fetch(story.lease, "s", [Capacity("c", 0), Capacity("d", 1)], 3)
-    assert (entries(second.deliveries), second.more) == ([4], False)
