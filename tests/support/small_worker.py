@@ -5,19 +5,16 @@ leases and sessions last for a day, unless the settings say otherwise.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 from fakeredis import FakeServer
 
 from keylane import wire
 from keylane_broker.cluster.membership import Membership
 from keylane_broker.config import Settings
 from keylane_broker.engine.values import TopicSettings
-from keylane_broker.store.keys import partition_of
 from keylane_broker.worker.background import Background
 from keylane_broker.worker.body_deletion import BodyDeletion
 from keylane_broker.worker.clock import Clock
@@ -188,16 +185,3 @@ class SmallWorker:
         if greet:
             await peer.ask(wire.Info(client="a test"), wire.InfoReply)
         return peer
-
-
-def before_storing(worker: SmallWorker, hook: Callable[[int, int], Awaitable[None]]) -> None:
-    """Have something awaited before each call that stores messages; it hears the partition, and how many."""
-    run = worker.engine.store.run
-
-    async def later(script: str, keys: Sequence[str], *arguments: Any) -> list[Any]:
-        if place := {"partition/publish": 1, "subscription/turn": 2}.get(script):
-            flat = msgspec.msgpack.decode(arguments[place])
-            await hook(partition_of(keys[0])[1], len(flat) // 3)
-        return await run(script, keys, *arguments)
-
-    worker.engine.store.run = later  # type: ignore[method-assign]

@@ -7,9 +7,8 @@ commands are packed and replies parsed by hiredis, and nothing stands between.
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from secrets import token_hex
 from typing import Any
 
@@ -28,8 +27,6 @@ from keylane.errors import InvalidArgument, Unavailable
 from keylane.redis.connection import pack, take_socket
 from keylane.redis.errors import error_of, named
 
-log = logging.getLogger("keylane.broker")
-
 
 @contextlib.contextmanager
 def named_errors() -> Iterator[None]:
@@ -46,41 +43,6 @@ def named_errors() -> Iterator[None]:
         if (ours := named(error, "Redis")) is None:
             raise
         raise ours from error
-
-
-def named_error(error: Exception) -> Exception:
-    """Return the error of ours that trouble of Redis stands for, or the same."""
-    try:
-        with named_errors():
-            raise error
-    except Exception as ours:
-        return ours
-
-
-OnAnswer = Callable[[Any], None]  # hears an answer, or an exception
-
-
-def _packed(command: Sequence[str | bytes | int]) -> bytes:
-    try:
-        packed: bytes = pack(command)
-        return packed
-    except (TypeError, UnicodeEncodeError) as error:
-        raise InvalidArgument(f"an argument of {command[0]!r} cannot be sent to Redis: {error}") from error
-
-
-def _answer(waiter: "asyncio.Future[Any] | OnAnswer", reply: Any) -> None:
-    """Hand a reply to whoever waits for it."""
-    if not isinstance(waiter, asyncio.Future):
-        try:
-            waiter(reply)
-        except Exception:
-            log.exception("a bug while an answer of Redis was taken in")
-    elif waiter.done():  # its caller has given up
-        return
-    elif isinstance(reply, Exception):
-        waiter.set_exception(reply)
-    else:
-        waiter.set_result(reply)
 
 
 class Displaced(ConnectionError):
@@ -102,7 +64,7 @@ class SharedConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = writer.transport  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=error_of, encoding="utf-8")
-        self._waiting: deque[asyncio.Future[Any] | OnAnswer] = deque()
+        self._waiting: deque[asyncio.Future[Any]] = deque()
         self._unread: list[bytes] | None = None  # what has come of an answer that is to be handed on as it is
         self._mark = b""  # and where it ends
         self.corked = False  # more commands are about to come: gather them
@@ -138,24 +100,17 @@ class SharedConnection(asyncio.Protocol):
 
     def call(self, *command: str | bytes | int) -> "asyncio.Future[Any]":
         """Send a command; the future holds its answer."""
-        packed = _packed(command)
+        try:
+            packed = pack(command)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidArgument(
+                f"an argument of {command[0]!r} cannot be sent to Redis: {error}"
+            ) from error
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._transport is None:
             future.set_exception(ConnectionError("the connection is closed"))
             return future
-        self._send(packed, future)
-        return future
-
-    def post(self, command: Sequence[str | bytes | int], on_answer: OnAnswer) -> None:
-        """Send a command on a usable connection; `on_answer` hears its answer, or the exception instead.
-
-        It costs a fraction of a future, and of the turn of the event loop that wakes whoever waits for one.
-        """
-        self._send(_packed(command), on_answer)
-
-    def _send(self, packed: bytes, waiter: "asyncio.Future[Any] | OnAnswer") -> None:
-        assert self._transport is not None
-        self._waiting.append(waiter)
+        self._waiting.append(future)
         if self.corked or len(self._waiting) > 1:
             # With others of this turn of the event loop: a system call costs more than a command.
             if not self._unsent:
@@ -165,6 +120,7 @@ class SharedConnection(asyncio.Protocol):
             self._transport.write(packed)
         if self._watch is None:
             self._watch = self._loop.call_later(self.patience, self._look, self._answered)
+        return future
 
     async def read_raw(self, *command: str | bytes | int) -> bytes:
         """Run a command on a connection that has nothing else to do, and return its answer as it came.
@@ -212,9 +168,14 @@ class SharedConnection(asyncio.Protocol):
             return
         self._reader.feed(data)
         while self._transport is not None and (reply := self._reader.gets()) is not False:
-            waiter = self._waiting.popleft()
+            future = self._waiting.popleft()
             self._answered += 1
-            _answer(waiter, reply)
+            if future.done():  # its caller has given up
+                continue
+            if isinstance(reply, Exception):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
 
     def _gather(self, parts: list[bytes], data: bytes) -> None:
         self._answered += 1
@@ -223,7 +184,9 @@ class SharedConnection(asyncio.Protocol):
             parts[:] = [b"".join(parts)]  # the mark may come in pieces
         refused = parts[0].startswith(b"-") and b"\r\n" in parts[0]  # perhaps the mark was, too
         if self._waiting and (refused or parts[-1].endswith(self._mark)):
-            _answer(self._waiting.popleft(), b"".join(parts).removesuffix(self._mark))
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(b"".join(parts).removesuffix(self._mark))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every call that was not answered."""
@@ -234,7 +197,9 @@ class SharedConnection(asyncio.Protocol):
             self._watch.cancel()
         error = ConnectionError(f"the connection to Redis was lost: {exc or 'closed by the server'}")
         while self._waiting:
-            _answer(self._waiting.popleft(), error)
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)
 
     def _look(self, answered: int) -> None:
         """Give up on a server that has answered nothing since the last look."""

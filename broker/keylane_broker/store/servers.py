@@ -37,13 +37,6 @@ class Master(NamedTuple):
     appendfsync: str | None  # where it allows CONFIG
 
 
-class Route(NamedTuple):
-    """A server, and the open connection to it."""
-
-    server: Address
-    connection: SharedConnection
-
-
 class Servers:
     """A single server, one behind Sentinel, or the masters of a cluster.
 
@@ -60,7 +53,6 @@ class Servers:
         another: Callable[[], Any] | None = None,
     ) -> None:
         self.redis: Any = redis  # redis-py's clients share no type, and half of them has none
-        self.clustered = isinstance(redis, RedisCluster)  # looked at once: it takes a microsecond
         self.shared = shared
         self._patience = patience
         self._another = another
@@ -91,6 +83,11 @@ class Servers:
     def flush(self) -> None:
         """Send what was gathered, in one go for each server."""
         self.connections.flush()
+
+    @property
+    def clustered(self) -> bool:
+        """Whether it is a Redis Cluster."""
+        return isinstance(self.redis, RedisCluster)
 
     async def masters(self) -> dict[str, Master | BrokerError]:
         """Describe every server that takes writes, by its address; raises only if none answers."""
@@ -125,7 +122,7 @@ class Servers:
     async def all_servers(self) -> list[Address]:
         """Return all that take writes: one, or on a cluster the masters."""
         self.begin()
-        if not self.clustered:
+        if not isinstance(self.redis, RedisCluster):
             return [Address("", self.redis.connection_pool)]
         cluster: Any = self.redis
         if not cluster.nodes_manager.slots_cache:
@@ -139,30 +136,13 @@ class Servers:
     async def server_of(self, key: str) -> Address:
         """Return the server that holds a key."""
         self.begin()
-        if not self.clustered:
+        if not isinstance(self.redis, RedisCluster):
             return Address("", self.redis.connection_pool)
         cluster: Any = self.redis
         if not cluster.nodes_manager.slots_cache or cluster.get_node_from_key(key).name in self.lost:
             await self._searching.join("nodes", self._search)
         node = cluster.get_node_from_key(key)
         return Address(node.name, node)
-
-    def route(self, key: str) -> Route | None:
-        """Return the way to the server that holds a key, if it is known and open right now."""
-        if not self.shared or self._loop is not asyncio.get_running_loop():
-            return None
-        cluster: Any = self.redis
-        if not self.clustered:
-            server = Address("", cluster.connection_pool)
-        else:
-            if not cluster.nodes_manager.slots_cache:
-                return None
-            node = cluster.get_node_from_key(key)
-            if node is None or node.name in self.lost:
-                return None
-            server = Address(node.name, node)
-        connection = self.connections.get(server)
-        return None if connection is None else Route(server, connection)
 
     async def execute(self, key: str, *command: Argument, leased: bool = False) -> Any:
         """Run a command on the server that holds a key; `leased`: only if that is still the same one."""
@@ -185,7 +165,7 @@ class Servers:
         """Run a command the way redis-py does, when one of its connections is free."""
         self.begin()
         cluster: Any = self.redis
-        if self.clustered and not cluster.nodes_manager.slots_cache:
+        if isinstance(cluster, RedisCluster) and not cluster.nodes_manager.slots_cache:
             # Else it asks any node, and closes all when sent on.
             await self._searching.join("nodes", self._search)
         async with self._permits:
@@ -254,7 +234,7 @@ class Servers:
     def _lost_server(self, name: str) -> None:
         if self.on_lost is not None:
             cluster: Any = self.redis
-            if self.clustered:
+            if isinstance(cluster, RedisCluster):
                 self.on_lost(lambda key: getattr(cluster.get_node_from_key(key), "name", name) == name)
             else:
                 self.on_lost(lambda key: True)

@@ -8,22 +8,18 @@ from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, NoScriptError, OutOfMemoryError, TryAgainError
+from redis.exceptions import AskError, MovedError, NoScriptError, TryAgainError
 
 from keylane.errors import BrokerError, InvalidArgument, Unavailable
-from keylane.redis.errors import LOST
 from keylane.redis.urls import open_client
 from keylane.wire import lines
 from keylane_broker.store import durability, events
-from keylane_broker.store.connection import OnAnswer, named_error, named_errors
+from keylane_broker.store.connection import named_errors
 from keylane_broker.store.scripts import Scripts
-from keylane_broker.store.servers import Argument, Route, Servers
+from keylane_broker.store.servers import Argument, Servers
 
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
-# What a server answers that has not done what it was asked.
-_NOT_DONE = (NoScriptError, MovedError, AskError, TryAgainError, OutOfMemoryError)
-_ORDINARY_US = 50  # that a script takes which is not measured
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
 _CONNECT = 5.0  # seconds for each step of connecting
 _WITHOUT_LEASE = {"partition/acquire_lease", "partition/delete"}  # that need none, though they name it first
@@ -78,31 +74,6 @@ class Store(Servers):
         if measured:
             self._spent[keys[0]] += answer.pop()
         return answer  # type: ignore[no-any-return]
-
-    def post(self, route: Route, call: Call, on_answer: OnAnswer) -> None:
-        """Run a script under a lease, in this turn of the event loop, and wait for nothing.
-
-        `on_answer` hears what it answers; None where it was not carried out, so that the call can be made
-        in another way; or an error.
-        """
-        script, keys, arguments = call
-        text, sha, measured = self.scripts[script]
-        server, connection = route
-
-        def answered(answer: Any) -> None:
-            if not isinstance(answer, Exception):
-                self._spent[keys[0]] += answer.pop() if measured else _ORDINARY_US
-                on_answer(answer)
-            elif isinstance(answer, NoScriptError) and connection.usable:
-                connection.post(("EVAL", text, len(keys), *keys, *arguments), answered)
-            elif isinstance(answer, _NOT_DONE):
-                on_answer(None)
-            else:
-                if isinstance(answer, LOST):
-                    self.lose(server, connection, answer)
-                on_answer(named_error(answer))
-
-        connection.post(("EVALSHA", sha, len(keys), *keys, *arguments), answered)
 
     async def run_all(self, calls: Sequence[Call]) -> list[list[Any]]:
         """Run many scripts at once; each server gets its share in one go."""
@@ -159,8 +130,9 @@ class Store(Servers):
     def groups(self, keys: Sequence[str], limit: int) -> list[list[int]]:
         """Return the places of keys that one script may take together: on a cluster those of a slot."""
         by_slot: dict[int, list[int]] = defaultdict(list)
+        clustered = isinstance(self.redis, RedisCluster)
         for index, key in enumerate(keys):
-            by_slot[key_slot(key.encode()) if self.clustered else 0].append(index)
+            by_slot[key_slot(key.encode()) if clustered else 0].append(index)
         return [places[at : at + limit] for places in by_slot.values() for at in range(0, len(places), limit)]
 
     def take_spent(self) -> dict[str, int]:

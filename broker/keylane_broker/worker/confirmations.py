@@ -75,20 +75,14 @@ class Confirmations:
         self._lease: Lease | None = None  # under which these were stored
         self._lease_lost = False  # and may be gone since
 
-    def may_begin(self, lease: Lease) -> bool:
-        """Return whether something may be stored, which then is: it overtakes nothing of a lost lease."""
-        if self._waiting and self._lease is not lease:
-            return False
-        if self._lease is not lease:
-            self._lease, self._lease_lost = lease, False
-        return True
-
     def begin(self, lease: Lease) -> None:
         """Something is about to be stored; Unavailable if it could overtake what a lost lease has stored."""
-        if not self.may_begin(lease):
+        if self._waiting and self._lease is not lease:
             raise Unavailable(
                 f"what was published to {self._partition} before is not confirmed yet; try again"
             )
+        if self._lease is not lease:
+            self._lease, self._lease_lost = lease, False
 
     def lease_lost(self) -> None:
         """What was stored under the lease may be gone."""

@@ -16,18 +16,14 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane.wire import Frame, FrameReader, Type
-from keylane_broker.engine.bodies import names_within
 from keylane_broker.engine.checks import check_int
-from keylane_broker.engine.turns import AT_ONCE
 from keylane_broker.errors import NotOwner
 from keylane_broker.limits import MAX_PERMITS
-from keylane_broker.worker.acks import Ack
 from keylane_broker.worker.confirmations import Pending
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.publisher import messages_of
 from keylane_broker.worker.request_turns import Reply, RequestTurns
-from keylane_broker.worker.settling import check_bodies, receipts_in
 
 log = logging.getLogger("keylane.broker")
 
@@ -35,7 +31,6 @@ _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
 _FETCHES = 16  # under way for one client, each of which may bring each consumer a megabyte
 _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
 _REQUESTS = 200  # requests that one connection may have under way
-_ALL_SETTLED = wire.SettleReply([])
 
 Handle = Callable[["Connection", Frame], Awaitable[Reply]]
 
@@ -255,9 +250,7 @@ class Connection(asyncio.Protocol):
                 self._flow(wire.properties_of(frame, wire.Flow), frame.sequence)
             elif frame.type == Type.HEARTBEAT:
                 self.send(wire.Properties(), frame.sequence)
-            elif frame.type != Type.ACK or not self._ack(frame):
-                if frame.type == Type.UNSUBSCRIBE:
-                    self._send_acks()
+            else:
                 self._requests.begin(frame)
         except BrokerError as error:
             self.refuse(error, frame.sequence)
@@ -277,56 +270,6 @@ class Connection(asyncio.Protocol):
             consumer.take_back(request.permits, request.partition)
         else:
             consumer.give(0)
-
-    # Acks
-
-    def _ack(self, frame: Frame) -> bool:
-        """Settle with others what was leased; returns False where it is to be settled by itself."""
-        request = wire.properties_of(frame, wire.Ack)
-        consumer = self.streams.get(request.stream)
-        if consumer is None or request.partition not in consumer.partitions or request.bodies is None:
-            return False
-        partition = self._partitions.by_place.get((consumer.topic, request.partition))
-        dispatcher = partition and partition.dispatchers.get(consumer.subscription)
-        if not partition or not dispatcher or self._background.stopping:
-            return False
-        receipts = receipts_in(frame.body)
-        if receipts.messages > AT_ONCE or partition.held_lease(consumer.incarnation) is None:
-            return False
-        check_bodies(request.bodies)
-        if not dispatcher.acks.add(Ack(self, frame, consumer, request.partition, receipts, request.bodies)):
-            return False
-        self._requests.under_way += 1
-        self.regulate()
-        return True
-
-    def _send_acks(self) -> None:
-        """Settle what waits for others to be settled with, before its consumers go."""
-        for consumer in self.streams.values():
-            for dispatcher in consumer.dispatchers.values():
-                dispatcher.send_acks()
-
-    def acked(self, ack: Ack, record: str, *, alone: bool) -> None:
-        """Answer an ACK; `record` is that of bodies to be deleted, all its own where it is alone."""
-        self.send(_ALL_SETTLED, ack.frame.sequence)
-        self._ack_done()
-        if record:
-            names = names_within(ack.bodies, ack.receipts.ranges) if alone else []
-            self._context.bodies.recorded(self, ack.place, record, names)
-
-    def ack_failed(self, ack: Ack, error: Exception) -> None:
-        """Answer an ACK."""
-        self.refuse(error, ack.frame.sequence)
-        self._ack_done()
-
-    def ack_by_itself(self, ack: Ack) -> None:
-        """Settle it by the script that knows every case."""
-        self._requests.under_way -= 1
-        self._requests.begin(ack.frame)
-
-    def _ack_done(self) -> None:
-        self._requests.under_way -= 1
-        self.regulate()
 
     # Publishing
 

@@ -13,20 +13,16 @@ from keylane import wire
 from keylane.errors import BrokerError, SubscriptionNotFound, TopicNotFound, Unavailable
 from keylane_broker.engine.values import Capacity, Fetched, Share
 from keylane_broker.errors import NotOwner
-from keylane_broker.worker.acks import Ack, Acks
 from keylane_broker.worker.clock import NEVER, instant
 from keylane_broker.worker.consumer import FETCH_BYTES, Consumer, Consumers
 from keylane_broker.worker.due_timer import DueTimer
 from keylane_broker.worker.fetching import Fetching
-from keylane_broker.worker.gathering import Gathering
 from keylane_broker.worker.lease_recovery import LeaseRecovery
 from keylane_broker.worker.leased_partition import LeasedPartition
-from keylane_broker.worker.slow_cases import SlowCases
 
 # Consumers with the most room that a fetch names; many while there is more to give than to few.
 FEW, MANY = 8, 64
 OWN = 64  # and at most so many of those to whom something may come that is theirs alone; twice
-_IN_TURNS = ("shared", "key_shared")  # modes whose messages are leased as they are published
 _BY_ROOM = attrgetter("rank")
 
 
@@ -41,13 +37,11 @@ class Dispatcher:
         delivery: str,
         *,
         consumers: Consumers,
-        gathering: Gathering,
         on_idle: Callable[["Dispatcher"], None],
     ) -> None:
         self.partition = partition
         self.subscription = subscription
         self.incarnation = partition.incarnation  # of the topic: what is done here is not for another one
-        self.mode = mode
         self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
         self.has_work = True  # there may be something that any consumer could take
@@ -55,7 +49,6 @@ class Dispatcher:
         self._on_idle = on_idle
         self._holders: dict[str, Consumer] = {}  # those with unsettled messages of this partition
         self._asking: dict[str, Consumer] = {}  # those for whom something may wait that is theirs alone
-        self._takers: dict[str, Consumer] = {}  # those whom a turn under way names
         self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
         self._all_full = False  # nobody has room, and whoever gets some will tell us
         self._width = FEW  # how many of the roomiest the next fetch names
@@ -70,10 +63,6 @@ class Dispatcher:
         self._timer = DueTimer(partition.background, self._step, self, due=0.0)  # what may have timed out
         self.wake = self._timer.wake  # somebody has room, or something has fallen due
         self.expect = self._timer.expect  # something falls due then, by the event loop's clock
-        self.acks = Acks(
-            partition, subscription, gathering, settled=self._settled, uncertain=self._recount_present
-        )
-        self._slow = SlowCases()  # fetches that are not the ordinary case
         self._quiet = asyncio.Event()  # no fetch is under way
         self._quiet.set()
 
@@ -326,13 +315,11 @@ class Dispatcher:
             self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
         there = left.keys() - fetched.unknown_consumers
         for share in fetched.shares:
-            taker = takers[share.consumer]
-            if self.consumers.get(share.consumer) is not taker and not self._settles:
+            if self.consumers.get(share.consumer) is not takers[share.consumer] and not self._settles:
                 there.discard(share.consumer)
                 continue  # it went meanwhile: what it has is listed where it comes back
             left[share.consumer] -= len(share.flat) // 3
-            self._send(taker, share, fetched, settled)
-            taker.connection.flush()  # before the answers of this turn: somebody waits for it
+            self._send(takers[share.consumer], share, fetched, settled)
         if fetched.shares:
             self.recovery.token = max(self.recovery.token, fetched.token)
         self._cursor = fetched.cursor
@@ -346,105 +333,6 @@ class Dispatcher:
         self._set_due(instant(fetched.next_due_ms, fetched.now_ms))
         self.end_sessions(fetched.unknown_consumers)
         self._give_back(rooms, takers, left)
-
-    # Fetching in the same call as a publish
-
-    def join_turn(self, count: int) -> list[Capacity]:
-        """Return the room for so many messages, to be leased as they are published; none if that cannot be.
-
-        All that came before has been passed, and nothing waits. Then turn_taken(), turn_refused() or
-        turn_lost() is due.
-        """
-        idle = not (self.has_work or self._asking or self._later or self._timer.running or self._timer.is_due)
-        certain = not (self.recovery.lost or self.recovery.uncertain)
-        if not idle or not certain or self._settles or self.mode not in _IN_TURNS or self._slow.is_likely():
-            return []
-        named = [one for one in self._candidates() if one.takes_turns]
-        if len(named) > 1:
-            named.sort(key=_BY_ROOM)
-            for consumer in named[1:] + named[:1]:
-                consumer.crowd.place(consumer)
-        rooms = [Capacity(one.name, one.reserve_some(count), one.lease_ms, one.headroom) for one in named]
-        if rooms:
-            self._takers = {one.name: one for one in named}
-            self._expected = 0
-            self._timer.hold()
-            self._quiet.clear()
-        return rooms
-
-    @property
-    def others(self) -> int:
-        """How many have room besides those that the last fetch, or turn, names."""
-        return self._others
-
-    def turn_taken(self, rooms: list[Capacity], fetched: Fetched) -> None:
-        """Messages were leased as they were published."""
-        if self.partition.lapsed:  # another worker may have handed them over
-            self.turn_lost(rooms)
-            return
-        self._slow.passed()
-        left = {room.consumer: room.permits for room in rooms}
-        lease_ms = 0
-        for share in fetched.shares:
-            taker = self._takers[share.consumer]
-            if self.consumers.get(share.consumer) is taker:  # else it is listed where it comes back
-                left[share.consumer] -= len(share.flat) // 3
-                self._send(taker, share, fetched, None)
-                lease_ms = min(lease_ms or taker.lease_ms, taker.lease_ms)
-        if fetched.shares:
-            self.recovery.token = max(self.recovery.token, fetched.token)
-            self.expect(instant(fetched.now_ms + lease_ms, fetched.now_ms))
-        self._cursor = fetched.cursor
-        self.has_work |= fetched.more or fetched.cursor < self._expected
-        self._end_turn(rooms, left)
-
-    def turn_refused(self, rooms: list[Capacity], *, by_acks: bool) -> None:
-        """It was not an ordinary case, perhaps because of the acks that it took along; nothing was done."""
-        if not by_acks:
-            self._slow.met()
-        self.has_work = True
-        self._end_turn(rooms, {room.consumer: room.permits for room in rooms})
-
-    def turn_lost(self, rooms: list[Capacity]) -> None:
-        """There was no answer, and messages may have been leased all the same."""
-        self.recovery.answer_lost(self._takers)
-        self.has_work, self._all_full = True, False
-        self._asking.update(self.consumers)
-        self._end_turn(rooms, {room.consumer: room.permits for room in rooms})
-
-    def _end_turn(self, rooms: list[Capacity], left: dict[str, int]) -> None:
-        takers, self._takers = self._takers, {}
-        self._quiet.set()
-        for room in rooms:
-            takers[room.consumer].unreserve(room.permits, left[room.consumer])
-        for consumer in takers.values():
-            if consumer.waiting or consumer.lowered:
-                consumer.give(0)
-        self._timer.go_on(more=self.has_work or bool(self._asking))
-
-    # Acks
-
-    def _settled(self, ack: Ack) -> None:
-        """An ack has settled all that it names: there is room for others, and nothing of its lanes waits."""
-        consumer, number = self._present(ack.consumer), self.partition.number
-        if number in consumer.listing:
-            consumer.listing[number] += ack.receipts.settled_parts([])
-        else:
-            consumer.take_back(ack.receipts.messages, number)
-        if self.ordered and self.mode != "key_shared":  # the lane of the partition may go to another
-            self.may_have_work_for(consumer)
-            self.notify()
-
-    def send_acks(self) -> None:
-        """Settle what waits to be settled with others."""
-        self.acks.send_all()
-
-    def _present(self, consumer: Consumer) -> Consumer:
-        """Return who has the consumer's name, and what it holds, by now."""
-        return self._known.get(*consumer.identity) or consumer
-
-    def _recount_present(self, consumers: list[Consumer]) -> None:
-        self.recount(map(self._present, consumers))
 
     def _give_back(self, rooms: list[Capacity], takers: dict[str, Consumer], left: dict[str, int]) -> None:
         """Let the other partitions have the permits that are left: all of them, before the first is told."""
@@ -486,3 +374,4 @@ class Dispatcher:
         if self.ordered and consumer.out[self.partition.number]:
             self._holders[consumer.name] = consumer
         consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
+        consumer.connection.flush()  # before the answers of this turn: somebody waits for it

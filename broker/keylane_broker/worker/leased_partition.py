@@ -12,7 +12,6 @@ from keylane_broker.engine.answers import check_incarnation, replaced
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Delivery, Lease
 from keylane_broker.errors import NotOwner
-from keylane_broker.store.keys import partition_keys
 from keylane_broker.store.single_flight import SingleFlight
 from keylane_broker.worker.background import Background
 from keylane_broker.worker.clock import Clock
@@ -44,7 +43,6 @@ class LeasedPartition:
     ) -> None:
         self.topic = topic
         self.number = number
-        self.key = partition_keys(topic, number).lease  # says which server has all that is of it
         self.engine = engine
         self.clock = clock
         self.membership = membership
@@ -208,17 +206,13 @@ class LeasedPartition:
         """
         lease, self.current_lease = self.current_lease, None
         self.leaving = True
-        await self.finish_calls()
-        return lease
-
-    async def finish_calls(self) -> None:
-        """Wait until the calls under way are through and answered, but not for ever."""
         if self._calls:
-            self._quiet = self._quiet or asyncio.get_running_loop().create_future()
+            self._quiet = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._quiet}, timeout=_FINISHED)
             self._quiet = None
             for _ in range(_TURNS):  # so that what they were answered goes out first
                 await asyncio.sleep(0)
+        return lease
 
     # Calls under it
 
@@ -234,7 +228,7 @@ class LeasedPartition:
         """
         for _ in range(2):
             lease = await self.lease_of(incarnation)
-            self.begin_call()
+            self._calls += 1
             try:
                 return await step(self.engine, lease)
             except Fenced:
@@ -242,28 +236,18 @@ class LeasedPartition:
             except TopicNotFound:  # there may be another of that name: taking its lease tells
                 self.lose_lease(lease)
             finally:
-                self.end_call()
+                self._end_call()
         raise Fenced(f"another worker serves {self}")
-
-    def held_lease(self, incarnation: int) -> Lease | None:
-        """Return the lease if it is there and the topic is the one that is meant; 0 is any."""
-        lease = self.current_lease
-        return lease if lease is not None and incarnation in (0, lease.incarnation) else None
-
-    def begin_call(self) -> None:
-        """A call is under way, of which the handing over of the partition is to wait for the end."""
-        self._calls += 1
 
     async def call_once(self, step: Awaitable[T]) -> T:
         """Take a step of which the handing over of the partition is to wait for the end."""
-        self.begin_call()
+        self._calls += 1
         try:
             return await step
         finally:
-            self.end_call()
+            self._end_call()
 
-    def end_call(self) -> None:
-        """It has ended."""
+    def _end_call(self) -> None:
         self._calls -= 1
         if self._quiet is not None and not self._calls and not self._quiet.done():
             self._quiet.set_result(None)

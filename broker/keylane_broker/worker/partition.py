@@ -13,7 +13,6 @@ from keylane_broker.worker.clock import Clock, instant
 from keylane_broker.worker.consumer import Consumers
 from keylane_broker.worker.delays import Delays
 from keylane_broker.worker.dispatcher import Dispatcher
-from keylane_broker.worker.gathering import Gathering
 from keylane_broker.worker.leased_partition import LeasedPartition
 from keylane_broker.worker.publisher import Publisher
 
@@ -32,7 +31,6 @@ class Partition(LeasedPartition):
         background: Background,
         session_ms: int,
         consumers: Consumers,
-        gathering: Gathering,
         on_forget: Callable[["Partition"], None],
     ) -> None:
         super().__init__(
@@ -46,11 +44,10 @@ class Partition(LeasedPartition):
         )
         self.dispatchers: dict[str, Dispatcher] = {}  # by subscription
         self._consumers = consumers
-        self._gathering = gathering
         self._on_forget = on_forget
         self._delays = Delays(self, self.appended)
         self._publisher = Publisher(
-            self, self.dispatchers, gathering, appended=self.appended, expect=self._delays.expect
+            self, notify=self._notify, appended=self.appended, expect=self._delays.expect
         )
         self.publish = self._publisher.publish
 
@@ -131,7 +128,6 @@ class Partition(LeasedPartition):
                 mode,
                 delivery,
                 consumers=self._consumers,
-                gathering=self._gathering,
                 on_idle=self._remove_dispatcher,
             )
         return dispatcher

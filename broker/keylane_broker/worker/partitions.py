@@ -16,7 +16,6 @@ from keylane_broker.worker.background import Background
 from keylane_broker.worker.clock import Clock
 from keylane_broker.worker.consumer import Consumers
 from keylane_broker.worker.dispatcher import Dispatcher
-from keylane_broker.worker.gathering import Gathering
 from keylane_broker.worker.partition import Partition
 
 log = logging.getLogger("keylane.broker")
@@ -37,7 +36,6 @@ class Partitions:
     ) -> None:
         self.by_place: dict[Place, Partition] = {}
         self.consumers = Consumers()
-        self.gathering = Gathering(engine.store)
         self._engine = engine
         self._clock = clock
         self._membership = membership
@@ -64,7 +62,6 @@ class Partitions:
                 background=self._background,
                 session_ms=self._session_ms,
                 consumers=self.consumers,
-                gathering=self.gathering,
                 on_forget=self._forget,
             )
         return partition
@@ -103,10 +100,6 @@ class Partitions:
                     partition.lose_lease(lease)
             if None in kept:
                 raise Unavailable(f"{kept.count(None)} of {len(kept)} leases could not be renewed")
-
-    async def finish_calls(self) -> None:
-        """Wait until what is under way is through."""
-        await asyncio.gather(*(partition.finish_calls() for partition in self.by_place.values()))
 
     async def release_leases(self) -> int:
         """Give up all leases, without handing anything over; return how many there were."""

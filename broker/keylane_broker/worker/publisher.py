@@ -1,10 +1,10 @@
 """Stores what is published to a partition, in the order of its frames, and sees that it is answered."""
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -12,33 +12,16 @@ from keylane import wire
 from keylane.errors import BrokerError, InvalidArgument
 from keylane_broker.engine.checks import check_abouts, check_dues, check_flat
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.turns import AT_ONCE
-from keylane_broker.engine.values import Capacity, Lease, PublishResult
+from keylane_broker.engine.values import Lease
 from keylane_broker.store.durability import replicas
-from keylane_broker.worker.acks import Ack, names_of
 from keylane_broker.worker.body_deletion import OWN
 from keylane_broker.worker.clock import instant
 from keylane_broker.worker.confirmations import Confirmations, Pending, PublishingClient
-from keylane_broker.worker.consumer import FRAME
-from keylane_broker.worker.dispatcher import Dispatcher
-from keylane_broker.worker.gathering import Gathering
 from keylane_broker.worker.leased_partition import LeasedPartition
 
 log = logging.getLogger("keylane.broker")
 
 _TEXTS = Annotated[list[str], Meta(max_length=wire.MAX_BATCH * 3)]  # bounded before memory is set aside
-
-
-class _Turn(NamedTuple):
-    """A call under way that stores messages and, where a dispatcher has joined it, leases them."""
-
-    lease: Lease
-    batch: list[Pending]
-    flat: list[str]
-    dispatcher: Dispatcher | None
-    rooms: list[Capacity]
-    acks: list[Ack]  # that it takes along
-    at_ms: int
 
 
 class Publisher:
@@ -47,21 +30,18 @@ class Publisher:
     def __init__(
         self,
         partition: LeasedPartition,
-        dispatchers: Mapping[str, Dispatcher],
-        gathering: Gathering,
         *,
+        notify: Callable[[], None],
         appended: Callable[[int], None],
         expect: Callable[[float], None],
     ) -> None:
-        self.busy = False  # something is being stored, or about to be
+        self.busy = False  # something is being stored
         self.confirmations = Confirmations(partition, self._take_queued)
         self._partition = partition
-        self._dispatchers = dispatchers
-        self._gathering = gathering
+        self._notify = notify  # lets the dispatchers fetch
         self._appended = appended  # hears up to which entry the log goes
         self._expect = expect  # hears when something falls due
         self._pending: deque[Pending] = deque()  # in the order in which they are stored
-        self._waited = False  # for a dispatcher that was busy
         self._noted_epoch = 0  # in which it was noted that clients have payload stores of their own
 
     def publish(self, pending: Pending) -> None:
@@ -69,146 +49,23 @@ class Publisher:
         self._pending.append(pending)
         if not self.busy:
             self.busy = True
-            self._gathering.begin_publish(self._begin)
-
-    def _begin(self) -> None:
-        """Store the next that can go together, in a turn if that is possible."""
-        if not self._pending:  # it was refused meanwhile
-            self.busy = self._waited = False
-            return
-        if not self._waited and any(dispatcher.busy for dispatcher in self._dispatchers.values()):
-            # The answer to its fetch may just have come: in the next turn of the loop it may join.
-            self._waited = True
-            self._gathering.begin_publish(self._begin)
-            return
-        self._waited = False
-        batch = _gather(self._pending)
-        flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else batch[0].flat
-        if not self._begin_turn(batch, flat):
-            self._partition.background.start(self._publish_slowly, batch, flat)
+            self._partition.background.start(self._publish_all)
             self._notify()  # behind a publish just sent a fetch need not wait for its answer
 
-    def _end(self) -> None:
-        if self._pending:
-            self._gathering.begin_publish(self._begin)
-        else:
+    async def _publish_all(self) -> None:
+        try:
+            await self._publish_some(_gather(self._pending))
+            while self._pending:
+                asyncio.get_running_loop().call_soon(self._notify)
+                await self._publish_some(_gather(self._pending))
+        finally:
             self.busy = False
 
-    def _notify(self, but: Dispatcher | None = None) -> None:
-        """Let the dispatchers fetch."""
-        for dispatcher in list(self._dispatchers.values()):
-            if dispatcher is not but:
-                dispatcher.notify()
-
-    # The ordinary case: one call, and no task that waits for its answer
-
-    def _begin_turn(self, batch: list[Pending], flat: list[str]) -> bool:
-        """Send a call that stores messages; returns False where this is to be done slowly."""
-        first, partition, engine = batch[0], self._partition, self._partition.engine
-        lease, route = partition.held_lease(first.incarnation), engine.store.route(partition.key)
-        if lease is None or route is None or partition.background.stopping:
-            return False
-        if first.durability != "memory" or first.dues is not None or len(flat) > AT_ONCE * 3:
-            return False
-        size, own = 0, False
-        for pending in batch:
-            size += pending.size
-            own |= pending.connection.store == OWN
-        if (
-            size > FRAME
-            or (own and self._noted_epoch != lease.epoch)
-            or not self.confirmations.may_begin(lease)
-        ):
-            return False
-        joined, rooms = self._join(len(flat) // 3)
-        acks = joined.acks.take() if joined else []
-        turn = _Turn(lease, batch, flat, joined, rooms, acks, partition.clock.now_ms())
-        if joined:
-            call = engine.turn_call(
-                lease,
-                joined.subscription,
-                flat,
-                rooms,
-                others=joined.others,
-                acks=[ack.whole for ack in acks],
-                names=names_of(acks),
-            )
-        else:
-            call = engine.publish_call(lease, flat)
-        partition.begin_call()
-        engine.store.post(route, call, partial(self._answered, turn))
-        self._notify(but=joined)
-        return True
-
-    def _join(self, count: int) -> tuple[Dispatcher | None, list[Capacity]]:
-        """Return a dispatcher whose fetch is done in the same call, and its room."""
-        for dispatcher in self._dispatchers.values():
-            if rooms := dispatcher.join_turn(count):
-                return dispatcher, rooms
-        return None, []
-
-    def _answered(self, turn: _Turn, answer: Any) -> None:
-        """Take in what has come of a turn."""
-        self._partition.end_call()
-        if answer is None or (not isinstance(answer, Exception) and answer[0] != "OK"):
-            self._partition.background.start(self._publish_slowly, turn.batch, turn.flat)
-            self._give_up(turn)
-            self._notify()
-            return
-        try:
-            if isinstance(answer, Exception):
-                self._turn_lost(turn, answer)
-            else:
-                self._turn_taken(turn, answer)
-        finally:
-            self._end()
-
-    def _turn_taken(self, turn: _Turn, answer: list[Any]) -> None:
-        engine = self._partition.engine
-        if turn.dispatcher is None:
-            result = engine.take_published(turn.lease, turn.flat, answer)
-        else:
-            taken = engine.take_turn(turn.lease, turn.flat, turn.rooms, answer, turn.at_ms)
-            result = taken.published
-            turn.dispatcher.turn_taken(turn.rooms, taken.fetched)  # first: somebody waits for it
-        for pending, reply in zip(turn.batch, self._replies(turn.batch, result), strict=True):
-            self.confirmations.stored(pending, reply)
-        if turn.dispatcher is not None and turn.acks:
-            turn.dispatcher.acks.done(turn.acks, taken.record)
-
-    def _turn_lost(self, turn: _Turn, error: Exception) -> None:
-        """It is not known what was done."""
-        if turn.dispatcher is not None:
-            turn.dispatcher.turn_lost(turn.rooms)
-            if turn.acks:
-                turn.dispatcher.acks.failed(turn.acks, error)
-        self._refuse(turn.batch, error)
-
-    def _give_up(self, turn: _Turn) -> None:
-        """Nothing was done."""
-        if turn.dispatcher is not None:
-            turn.dispatcher.turn_refused(turn.rooms, by_acks=bool(turn.acks))
-            if turn.acks:
-                turn.dispatcher.acks.not_done(turn.acks)
-
-    # All other cases
-
-    async def _publish_slowly(self, batch: list[Pending], flat: list[str]) -> None:
-        try:
-            await self._publish_some(batch, flat)
-        finally:
-            self._end()
-
-    def _refuse(self, batch: list[Pending], error: Exception) -> None:
-        if not isinstance(error, BrokerError):
-            log.error("a bug while publishing to %s", self._partition, exc_info=error)
-        self.confirmations.refuse(batch, error)
-        self._notify()  # it may have been stored all the same
-
-    async def _publish_some(self, batch: list[Pending], flat: list[str]) -> None:
+    async def _publish_some(self, batch: list[Pending]) -> None:
         """Store messages, all for now or all for later, and have them confirmed at their level."""
         call = self._partition.call
         level, incarnation = batch[0].durability, batch[0].incarnation
+        flat = [text for pending in batch for text in pending.flat] if len(batch) > 1 else batch[0].flat
         try:
             if any(pending.connection.store == OWN for pending in batch):
                 await call(self._note_own_stores, incarnation)
@@ -217,7 +74,10 @@ class Publisher:
             step = self._append if batch[0].dues is None else self._delay
             replies = await call(lambda engine, lease: step(engine, lease, batch, flat), incarnation)
         except Exception as error:
-            self._refuse(batch, error)
+            if not isinstance(error, BrokerError):
+                log.exception("a bug while publishing to %s", self._partition)
+            self.confirmations.refuse(batch, error)
+            self._notify()  # it may have been stored all the same
             return
         for pending, reply in zip(batch, replies, strict=True):
             self.confirmations.stored(pending, reply)
@@ -233,10 +93,7 @@ class Publisher:
     ) -> list[wire.PublishReply]:
         """Put messages into the log; return what to answer each PUBLISH."""
         self.confirmations.begin(lease)
-        return self._replies(batch, await engine.publish_flat(lease, flat))
-
-    def _replies(self, batch: list[Pending], result: PublishResult) -> list[wire.PublishReply]:
-        """Let others know what was stored; return what to answer each PUBLISH."""
+        result = await engine.publish_flat(lease, flat)
         if result.stored:
             self._expect(instant(result.marks_due_ms, result.published_ms))
         self._appended(result.first + result.stored - 1)

@@ -1,23 +1,17 @@
 """Settles what consumers were sent: acks, nacks and extensions of leases, and the room that they make."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated
-
-from msgspec import Meta
 
 from keylane import wire
 from keylane.errors import InvalidArgument, Unavailable
 from keylane_broker.engine.bodies import names_within, pack_names
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.receipts import Receipts, receipts_of
+from keylane_broker.engine.receipts import Receipts
 from keylane_broker.engine.values import Lease, SettleResult
 from keylane_broker.worker.body_deletion import DeletingClient
 from keylane_broker.worker.clock import instant
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
-
-# Bounded before memory is set aside.
-_RECEIPTS = Annotated[list[str | int], Meta(max_length=wire.MAX_BATCH * 4)]
 
 
 async def settle(
@@ -97,25 +91,13 @@ async def settle(
     return result
 
 
-def receipts_in(body: memoryview) -> Receipts:
-    """Return the receipts of a frame, checked."""
-    return receipts_of(wire.unpack(body, _RECEIPTS))
-
-
-def check_bodies(bodies: list[int | str]) -> None:
-    """Raise InvalidArgument unless they are entry and name of each body."""
-    entries, names = set(map(type, bodies[::2])), set(map(type, bodies[1::2]))
-    if bodies and (
-        len(bodies) % 2 or entries != {int} or names != {str} or max(map(len, bodies[1::2])) > wire.MAX_UID  # type: ignore[arg-type]
-    ):
-        raise InvalidArgument(f"bodies are entry, name, …, names of up to {wire.MAX_UID} bytes")
-
-
 def _names(bodies: list[int | str] | None) -> str | None:
     """Return entry and name of each body as the scripts want them, checked; None where nothing is said."""
     if not bodies:
         return None if bodies is None else ""
-    check_bodies(bodies)
+    entries, names = set(map(type, bodies[::2])), set(map(type, bodies[1::2]))
+    if len(bodies) % 2 or entries != {int} or names != {str} or max(map(len, bodies[1::2])) > wire.MAX_UID:  # type: ignore[arg-type]
+        raise InvalidArgument(f"bodies are entry, name, …, names of up to {wire.MAX_UID} bytes")
     return pack_names(bodies)
 
 

@@ -159,7 +159,6 @@ class Worker:
         listener.close()
         for connection in self.connections.all:
             connection.stop_waiting()
-        await self.partitions.finish_calls()
         await self.background.wait(self.settings.stop_timeout / 2)
         with contextlib.suppress(BrokerError):
             await self.sessions.renew_sessions()
