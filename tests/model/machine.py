@@ -113,15 +113,13 @@ class BrokerMachine(RuleBasedStateMachine):
     mode: ClassVar[str]
     world: ClassVar[World]
     journal: ClassVar[int] = 0  # records to keep
-    ordinary: ClassVar[bool] = False  # the scripts for the ordinary case come first
     pair: Pair | None = None
 
     @initialize(backoff=st.booleans(), other=st.sampled_from(MODES), alone=st.booleans())
     def start(self, backoff: bool, other: str, alone: bool) -> None:
         """Make the topic, and the other subscription too unless the first is to be alone."""
         waits = Backoff(initial=1.0, factor=2.0, maximum=4.0, jitter=0.0) if backoff else None
-        modes = {"main": self.mode, "other": other}
-        self.pair = Pair(self.world, modes, waits, self.journal, ordinary=self.ordinary)
+        self.pair = Pair(self.world, {"main": self.mode, "other": other}, waits, self.journal)
         for name in NAMES[:1] if alone else NAMES:
             self.pair.create_subscription(name, "latest")
         self.uids: list[str] = []

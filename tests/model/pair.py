@@ -2,13 +2,11 @@
 
 import asyncio
 import selectors
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from hypothesis import note
-from msgspec import structs
 
 from keylane.errors import Fenced, SubscriptionBusy
 from keylane_broker.engine.bodies import BodyRecord, read_body_records
@@ -31,13 +29,11 @@ from keylane_broker.store.store import Store
 from tests.model.model import Owed, Part, Partition, Subscription
 from tests.support.clock import ManualTime
 from tests.support.story import fetch_settled
-from tests.support.turns import ack_whole, turn
 
 CONSUMERS = ("c1", "c2", "c3")
 WORKERS = ("w1", "w2")
 NAMES = ("main", "other")
 DEDUPE_MS = 12_000
-LONG_DEDUPE_MS = 60_000  # from which on it is the ordinary case
 LEASE_TTL_MS = 600_000  # of real time: the tests let leases run out by hand
 
 T = TypeVar("T")
@@ -92,31 +88,22 @@ class Pair:
     """A topic of one partition with up to two subscriptions, and its model."""
 
     def __init__(
-        self,
-        world: World,
-        modes: dict[str, str],
-        backoff: Backoff | None,
-        journal: int = 0,
-        *,
-        ordinary: bool = False,
+        self, world: World, modes: dict[str, str], backoff: Backoff | None, journal: int = 0
     ) -> None:
         self.world = world
-        self.ordinary = ordinary  # the scripts for the ordinary case come first
-        dedupe_ms = LONG_DEDUPE_MS if ordinary else DEDUPE_MS
         self.modes = modes
         self.backoff = backoff
         self.topic = f"topic-{uuid4().hex[:12]}"
         self.keys = PartitionKeys.of(self.topic, 0)
-        self.partition = Partition(dedupe_ms)
+        self.partition = Partition(DEDUPE_MS)
         self.receipts: dict[str, list[Receipt]] = {name: [] for name in NAMES}
         self.tokens = dict.fromkeys(NAMES, 0)
         self.latest = NAMES[0]
-        self.counted: Counter[str] = Counter()  # ordinary cases
         self.lease = Lease(self.topic, 0, "w1", 0)
 
         world.time.now_ms, world.time.back_ms = 100_000_000, 0
         world.run(world.time.start())
-        settings = TopicSettings(dedupe_ms=dedupe_ms)
+        settings = TopicSettings(dedupe_ms=DEDUPE_MS)
         self.do("create topic", self.operator.create_topic(self.topic, settings))
         if journal:
             self.do("switch the journal on", self.operator.change_topic(self.topic, journal=journal))
@@ -236,11 +223,6 @@ class Pair:
         )
         assert (renewed, released) == ([False], False)
         assert all(refused), f"not refused: {dict(zip(steps, refused, strict=True))}"
-        if self.ordinary:  # where the others then say why
-            room = [Capacity(consumer, 5)]
-            late = turn(engine, old, name, [Outgoing("a", "late", "x")], room)
-            settled = ack_whole(engine, old, name, receipts)
-            assert self.world.run_together(late, settled) == [None, False], "no turn in an old epoch"
 
     # Producers
 
@@ -349,57 +331,10 @@ class Pair:
     def ack(self, name: str, receipts: Sequence[Receipt]) -> None:
         """Settle messages for good."""
         model = self.sub(name)
-        if self.ordinary and self.ack_whole(name, model, receipts):
-            return
         result = self.do(f"ack {name}:", self.engine.ack(self.lease, name, receipts), receipts)
         assert _stale_parts(result) == model.ack(self.now, receipts)
         left = {number for first, last in result.forgotten for number in range(first, last + 1)}
         assert left == self.partition.forget(), "what left the log"
-
-    def ack_whole(self, name: str, model: Subscription, receipts: Sequence[Receipt]) -> bool:
-        """Settle messages as they were leased; returns whether that was an ordinary case."""
-        step = ack_whole(self.engine, self.lease, name, receipts)
-        if not self.do(f"ack {name} whole:", step, receipts):
-            return False
-        self.counted["ack"] += 1
-        self._all_settled(model, receipts)
-        return True
-
-    def _all_settled(self, model: Subscription, receipts: Sequence[Receipt]) -> None:
-        assert not model.ack(self.now, receipts), "none was stale"
-        gone = {entry for _, _, _, first, last in receipts for entry in range(first, last + 1)}
-        assert gone == self.partition.forget(), "all of them left the log"
-
-    def turn(
-        self, name: str, messages: Sequence[Outgoing], asked: list[Capacity], receipts: Sequence[Receipt]
-    ) -> bool:
-        """Settle, publish and lease in one call; returns whether that was an ordinary case."""
-        model = self.sub(name)
-        step = turn(self.engine, self.lease, name, messages, asked, receipts)
-        told = self.do(f"turn of {name}:", step, receipts, messages, asked)
-        if told is None:
-            return False
-        self.counted["turn"] += 1
-        if receipts:
-            self._all_settled(model, receipts)
-        self.partition.publish(self.now, self.lease.epoch, messages, told.published.each())
-        # What is left is for the fetch that comes next, which tells when something is due.
-        result = self.engine.as_result(self.lease, asked, told.fetched)
-        self._follow(name, model, asked, 1_000, structs.replace(result, more=True))
-        taken = Counter({room.consumer: 0 for room in asked})
-        for delivery in result.deliveries:
-            taken[delivery.consumer] += len(delivery.messages)
-        rest = [
-            room._replace(
-                permits=room.permits - taken[room.consumer],
-                spare=None if room.spare is None else room.spare - taken[room.consumer],
-            )
-            for room in asked
-        ]
-        assert not self.fetch_once(name, rest, 1_000).deliveries, (
-            "a turn leaves nothing that there is room for"
-        )
-        return True
 
     def nack(self, name: str, receipts: Sequence[Receipt], delay_ms: int | None, charged: bool) -> None:
         """Give messages back after a delay, at a time if that has passed, or after the backoff."""

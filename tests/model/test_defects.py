@@ -9,7 +9,6 @@ from keylane_broker.store.scripts import read_sources
 from tests.model.cursor import CursorMachine
 from tests.model.machine import SECONDS, UNTIL_FOUND, BrokerMachine, explore, small_steps, with_little_room
 from tests.model.machines import ExclusiveMachine, FailoverMachine, KeySharedMachine, SharedMachine
-from tests.model.ordinary import KeySharedOrdinary, SharedOrdinary
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
@@ -214,54 +213,6 @@ DEFECTS = {
     ),
     "a seek leaves what is beyond records": Defect(
         FailoverMachine, "subscription/seek", "queue, beyond, retries", "queue, retries", True
-    ),
-    "a turn leases to somebody without a session": Defect(
-        SharedOrdinary, "subscription/turn", "tonumber(session or 0) <= now", "tonumber(session or 0) < 0"
-    ),
-    "a turn is taken by a worker that lost its lease": Defect(
-        SharedOrdinary, "lib/ordinary", "redis.call('GET', lease) == held", "true"
-    ),
-    "a turn overtakes what its subscription has not passed": Defect(
-        SharedOrdinary, "subscription/turn", "if cursor ~= last_entry or", "if not cursor or"
-    ),
-    "a turn stores a duplicate": Defect(
-        SharedOrdinary, "subscription/turn", "if found[index] or found_older[index] then", "if false then"
-    ),
-    "a turn gives a free lane to anybody": Defect(
-        KeySharedOrdinary, "subscription/turn", "taker.spare > best.spare", "taker.spare < best.spare"
-    ),
-    "a turn uses a token twice": Defect(
-        SharedOrdinary, "subscription/turn", "settings[2] + 1, now)", "settings[2], 0)"
-    ),
-    "a turn leases a key's message to another than its lane's consumer": Defect(
-        KeySharedOrdinary,
-        "subscription/turn",
-        "taker = by_name[holder_without_waiting(text)]",
-        "taker = roomiest()",
-    ),
-    "a turn puts off the time at which a consumer's leases are looked at": Defect(
-        KeySharedOrdinary,
-        "subscription/turn",
-        "redis.call('ZADD', deadlines, 'LT', unpack(bounds))",
-        "redis.call('ZADD', deadlines, unpack(bounds))",
-    ),
-    "an ack of a whole lease takes an old receipt": Defect(
-        SharedOrdinary,
-        "lib/whole_leases",
-        "text_without(text, item)",
-        "text_without(text, string.match(text, '[^|]*$'))",
-    ),
-    "an ack of a whole lease does not look at the other subscriptions": Defect(
-        SharedOrdinary, "subscription/ack_whole", "redis.call('HLEN', subs) == 1", "true"
-    ),
-    "an ack of a whole lease does not restart the deadline of its lane": Defect(
-        KeySharedOrdinary, "lib/whole_leases", "now + lease_ms_in(text)", "0"
-    ),
-    "an ack of a whole lease leaves its body behind": Defect(
-        SharedOrdinary, "lib/whole_leases", "names ~= '' and", "false and"
-    ),
-    "an ack of a whole lease leaves its retry count behind": Defect(
-        SharedOrdinary, "lib/whole_leases", "redis.call('HDEL', retries, unpack(plan.entries))", ""
     ),
     "a duplicate is known for less than the window": Defect(
         SharedMachine, "lib/dedupe", "tonumber(at) < marks.window", "tonumber(at) < marks.window / 2"

@@ -60,9 +60,7 @@ def test_keys_and_arguments_are_named_at_the_top_and_each_once(name: str) -> Non
 @pytest.mark.parametrize("name", PARTS)
 def test_only_the_parts_that_name_the_keys_know_of_arguments(name: str) -> None:
     body = SOURCES[name].splitlines()[len(header_of(SOURCES[name])) :]
-    assert name in ("lib/partition", "lib/subscription", "lib/ordinary") or not any(
-        "ARGV" in line for line in body
-    )
+    assert name in ("lib/partition", "lib/subscription") or not any("ARGV" in line for line in body)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,12 +120,7 @@ def test_a_script_is_itself_behind_its_parts_and_known_by_its_digest(name: str) 
     script = SCRIPTS[name]
     assert script.text.startswith("#!lua")
     assert script.sha == hashlib.sha1(script.text.encode()).hexdigest()
-    ordinary = ("subscription/turn", "subscription/ack_whole")
-    measured = (name.startswith("subscription/") and name not in ordinary) or name.rpartition("/")[2] in (
-        "publish",
-        "delay",
-        "promote",
-    )
+    measured = name.startswith("subscription/") or name.rpartition("/")[2] in ("publish", "delay", "promote")
     assert script.measured is measured
     bare = BARE[name]
     assert used(bare.text) <= {"rawget", "_G", "os"}, "all that it calls is there"
@@ -142,7 +135,6 @@ def test_only_scripts_that_add_data_may_fail_for_want_of_memory() -> None:
         "partition/delay",
         "partition/publish",
         "subscription/create",
-        "subscription/turn",
         "topic/create",
     }
 

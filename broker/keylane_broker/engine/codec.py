@@ -7,7 +7,7 @@ import msgspec
 
 from keylane.errors import InvalidArgument
 from keylane.wire.lanes import lane_of_mode, lanes_of_keys
-from keylane_broker.engine.values import Capacity, Fetched, Share
+from keylane_broker.engine.values import Fetched, Share
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -18,17 +18,6 @@ def pack(values: Sequence[str | int]) -> bytes:
         return _encode(values)
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"text that is not Unicode: {error}") from error
-
-
-def pack_capacities(consumers: Sequence[Capacity]) -> bytes:
-    """Pack what consumers can take, as the script wants it."""
-    return pack(
-        [
-            part
-            for name, permits, lease_ms, spare, _ in consumers
-            for part in (name, permits, permits if spare is None else spare, lease_ms)
-        ]
-    )
 
 
 def rows(flat: Sequence[Any], width: int) -> Iterable[tuple[Any, ...]]:

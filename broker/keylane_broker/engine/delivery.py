@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from keylane.wire import MAX_BATCH
 from keylane_broker.engine.base import EngineBase
 from keylane_broker.engine.checks import check_capacities, check_int
-from keylane_broker.engine.codec import pack, pack_capacities, rows, without_lost
+from keylane_broker.engine.codec import pack, rows, without_lost
 from keylane_broker.engine.entries import as_messages, read_entries, settle_missing, warn_of_missing
 from keylane_broker.engine.lanes import split_by_lane
 from keylane_broker.engine.portions import Portions
@@ -34,10 +34,7 @@ class FetchOperations(EngineBase):
         self, lease: Lease, subscription: str, consumers: Sequence[Capacity], limit: int = MAX_BATCH
     ) -> FetchResult:
         """Lease messages to consumers that have room, at most `limit`."""
-        return self.as_result(lease, consumers, await self.fetch_flat(lease, subscription, consumers, limit))
-
-    def as_result(self, lease: Lease, consumers: Sequence[Capacity], fetched: Fetched) -> FetchResult:
-        """Return what was fetched, with a receipt for each part of a lane."""
+        fetched = await self.fetch_flat(lease, subscription, consumers, limit)
         deadlines = dict(rows(fetched.kept, 2))
         messages = {}
         for share in fetched.shares:
@@ -75,9 +72,7 @@ class FetchOperations(EngineBase):
         tail = self._tails.of(lease)
         known = tail.keys_after(subscription, min(limit, permits))
         keys = (known[0], pack(known[1])) if known else ("", "")
-        answer = await self.run(
-            "fetch", lease, subscription, limit, *keys, pack_capacities(consumers), others
-        )
+        answer = await self.run("fetch", lease, subscription, limit, *keys, _capacities(consumers), others)
         leased = _Leased(*answer[1:15])
         if at_ms is not None:
             leased = leased.by_clock(at_ms)
@@ -176,6 +171,17 @@ class _Leased(NamedTuple):
         kept[1::2] = [deadline - shift for deadline in kept[1::2]]
         later[1::2] = [due_ms - shift for due_ms in later[1::2]]
         return self._replace(now_ms=now_ms, next_due_ms=self.next_due_ms and self.next_due_ms - shift)
+
+
+def _capacities(consumers: Sequence[Capacity]) -> bytes:
+    """Pack what consumers can take, as the script wants it."""
+    return pack(
+        [
+            part
+            for name, permits, lease_ms, spare, _ in consumers
+            for part in (name, permits, permits if spare is None else spare, lease_ms)
+        ]
+    )
 
 
 def _share_out(consumers: Sequence[Capacity], portions: Portions) -> dict[int, Share]:

@@ -22,7 +22,6 @@ from keylane_broker.engine.reading import ReadOperations
 from keylane_broker.engine.settling import SettleOperations
 from keylane_broker.engine.subscriptions import SubscriptionOperations
 from keylane_broker.engine.topics import TopicOperations
-from keylane_broker.engine.turns import TurnOperations
 from keylane_broker.engine.workers import WorkerOperations
 from keylane_broker.store.keys import partition_of
 from keylane_broker.store.store import Store
@@ -38,7 +37,6 @@ class Engine(
     SettleOperations,
     ReadOperations,
     CursorOperations,
-    TurnOperations,
     WorkerOperations,
 ):
     """The broker's operations on Redis; holds nothing that it cannot lose."""

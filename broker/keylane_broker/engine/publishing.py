@@ -1,7 +1,6 @@
 """Taking messages in: at once into the log, or for later."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -11,7 +10,6 @@ from keylane_broker.engine.checks import check_dues, check_flat, check_int, flat
 from keylane_broker.engine.codec import pack, rows
 from keylane_broker.engine.values import DelayResult, Lease, Outgoing, PromoteResult, PublishResult
 from keylane_broker.store.keys import partition_keys
-from keylane_broker.store.store import Call
 
 
 class PublishOperations(EngineBase):
@@ -36,19 +34,14 @@ class PublishOperations(EngineBase):
 
     async def publish_flat(self, lease: Lease, flat: list[str]) -> PublishResult:
         """Append key, uid and about of each message, flat, that check_flat has accepted; into memory."""
-        script, keys, arguments = self.publish_call(lease, flat)
-        answer = await self.store.run(script, keys, *arguments)
-        return self.take_published(lease, flat, checked(answer, lease.topic, lease=lease))
-
-    def publish_call(self, lease: Lease, flat: list[str]) -> Call:
-        """Return the call that appends."""
+        packed = pack(flat)
         keys = partition_keys(lease.topic, lease.partition)
-        return "partition/publish", (*keys, keys.delayed, keys.delayed_data), (lease.text, pack(flat))
-
-    def take_published(self, lease: Lease, flat: list[str], answer: list[Any]) -> PublishResult:
-        """Return what the answer to it means, and learn from it."""
+        answer = await self.store.run(
+            "partition/publish", [*keys, keys.delayed, keys.delayed_data], lease.text, packed
+        )
+        checked(answer, lease.topic, lease=lease)
         _, now_ms, first, stored, no_subscribers, pairs, marks_due_ms = answer
-        self._messages[partition_keys(lease.topic, lease.partition).lease] += stored
+        self._messages[keys.lease] += stored
         result = PublishResult(
             lease.epoch,
             first,
@@ -60,7 +53,7 @@ class PublishOperations(EngineBase):
             len(flat) // 3,
             marks_due_ms,
         )
-        self._tails.add(lease, flat, result, sum(map(len, flat)))
+        self._tails.add(lease, flat, result, len(packed))
         return result
 
     async def delay(

@@ -45,7 +45,7 @@ class SettleOperations(EngineBase):
         """
         rest = _checked(lease, receipts)
         if names is None:
-            names = await self.names_of_bodies(lease, rest.ranges)
+            names = await self._names_of_bodies(lease, rest.ranges)
         steps = list[SettleResult]()
         while rest:
             some = "some" if steps else "all"
@@ -149,7 +149,7 @@ class SettleOperations(EngineBase):
                 raise
             raise Unavailable(f"a part was settled before the lease ended: {error}") from error
 
-    async def names_of_bodies(self, lease: Lease, ranges: list[tuple[int, int]]) -> str:
+    async def _names_of_bodies(self, lease: Lease, ranges: list[tuple[int, int]]) -> str:
         """Return the names of the bodies of entries, as scripts store them."""
         tail, ledgers = self._tails.of(lease), ""
         if not all(first in tail and last in tail for first, last in ranges):
