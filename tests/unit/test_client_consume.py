@@ -848,6 +848,26 @@ async def test_a_body_that_the_store_chokes_on_harms_none_of_those_that_came_wit
         assert await third.data() == b"3"
 
 
+async def test_a_body_that_the_store_chokes_on_harms_none_of_its_block(worker: ScriptedWorker) -> None:
+    class Choking(Shelf):
+        async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+            if "uid-7" in names:
+                raise ValueError("what is this?")
+            return await super().get(topic, names)
+
+    shelf = Choking()
+    many_bodies(shelf, 10)
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(10, about="1 1  3 ")
+        messages = await take(consumer, 10)
+        chokes = messages.pop(6)
+        assert [await message.data() for message in messages] == [
+            body for (_, name), body in shelf.bodies.items() if name != "uid-7"
+        ]
+        with pytest.raises(ValueError, match="what is this"):
+            await chokes.data()
+
+
 async def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_asked_for(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
@@ -1038,6 +1058,26 @@ async def test_a_pause_keeps_what_cannot_go_back_until_it_ends(worker: ScriptedW
         waiting = asyncio.ensure_future(consumer.receive(timeout=PATIENCE))
         await consumer.resume()
         assert entries([await waiting, *await take(consumer, 2)]) == [2, 3, 4]
+
+
+async def test_at_most_once_bodies_that_could_not_be_read_stay(worker: ScriptedWorker) -> None:
+    class Choking(Shelf):
+        chokes = True
+
+        async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
+            if self.chokes:
+                raise ValueError("not today")
+            return await super().get(topic, names)
+
+    shelf = Choking()
+    many_bodies(shelf, 2)
+    async with Open(worker, shelf, delivery="at_most_once") as consumer:
+        worker.link.data([(1, ""), (2, "")], settled=[1, 2], about="1 1  3 ", lease=0)
+        first, second = await take(consumer, 2)
+        with pytest.raises(ValueError, match="not today"):
+            await first.data()
+        shelf.chokes = False
+        assert [await first.data(), await second.data()] == [b"1", b"2"]
 
 
 async def test_at_most_once_bodies_go_when_they_have_been_read(worker: ScriptedWorker, shelf: Shelf) -> None:

@@ -5,7 +5,7 @@ import pickle
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -420,6 +420,29 @@ async def test_who_waits_no_longer_takes_no_body_along_that_others_want(worker: 
         await asyncio.gather(calls[0], calls[2])
         await until(lambda: sorted(shelf.bodies.values()) == [b"0", b"2"])
         assert shelf.cancelled == 0
+
+
+async def test_a_body_that_nobody_waits_for_is_not_tried_again_by_itself(worker: ScriptedWorker) -> None:
+    class Noted(Held):
+        tried: ClassVar[list[list[bytes]]] = []
+
+        async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
+            self.tried.append(list(dict(bodies).values()))
+            await super().put(topic, bodies)
+
+    shelf = Noted()
+    shelf.refuses = b"1"
+    async with AsyncClient(worker.url, payloads=shelf) as client:
+        await know_topic(worker, client, partitions=3)
+        calls = await publish_to_all(client, 3)
+        await shelf.asked.wait()
+        calls[1].cancel()
+        await asyncio.wait({calls[1]})
+        shelf.may.set()
+        for _ in range(2):
+            accept(await worker.expect(wire.Publish), 2)
+        await asyncio.gather(calls[0], calls[2])
+        assert sorted(shelf.tried) == [[b"0"], [b"0", b"1", b"2"], [b"2"]]
 
 
 async def test_when_all_have_gone_the_store_is_told_to_stop(worker: ScriptedWorker) -> None:

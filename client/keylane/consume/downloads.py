@@ -117,7 +117,8 @@ class Downloads:
                 if isinstance(body, bytes):
                     _keep(block, index, body)
             if block.gone is not None:
-                self._read(block, {block.body_name(index) for index in bodies})
+                read = (index for index, body in bodies.items() if isinstance(body, bytes))
+                self._read(block, {block.body_name(index) for index in read})
         return found
 
     async def _get(self, parts: "list[Part]", found: "Found") -> None:
@@ -130,10 +131,13 @@ class Downloads:
                 raise
             if len(parts) == 1:
                 ((block, indexes),) = parts
-                found[block].update(dict.fromkeys(indexes, error))
-            else:
-                for part in parts:
-                    await self._get([part], found)
+                if len(indexes) == 1:
+                    found[block][indexes[0]] = error
+                    return
+                half = len(indexes) // 2
+                parts = [(block, indexes[:half]), (block, indexes[half:])]
+            for part in parts:
+                await self._get([part], found)
         else:
             for block, indexes in parts:
                 found[block].update(zip(indexes, bodies, strict=False))

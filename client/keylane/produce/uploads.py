@@ -103,7 +103,8 @@ class Uploads:
             await self._bodies.put(topic, bodies, durability)
         except Exception:  # because of one of them, perhaps
             for upload in wanted:
-                self._run([upload], self._store_alone(upload))
+                if not upload.cancelled:  # meanwhile
+                    self._run([upload], self._store_alone(upload))
         else:
             for upload in company:
                 upload.end(None)
