@@ -211,6 +211,7 @@ async def test_a_server_that_hangs_is_unavailable_until_it_goes_on(server_binary
                 await store.run_durably("replicated", 1, "test/write", ["k"], 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
 async def test_all_who_wait_for_a_connection_fail_together(server_binary: Path, scheme: str) -> None:
     with single_server(binary=server_binary) as server:

@@ -179,6 +179,7 @@ def hung(pair: ReplicaPair) -> Iterator[ReplicaPair]:
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 async def test_no_retry_is_called_replicated_that_is_not(hung: ReplicaPair, topic: str) -> None:
     """The clock stands still, so that nothing but the retry itself could write."""
     timed = ManualTime(hung.master.url)

@@ -28,6 +28,7 @@ def explore_long_lanes(
     explore(machine, url, rounds, sources=with_little_room(read_sources()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_long_lanes_keep_the_contract_in_a_few_runs(
     machine: type[BrokerMachine], server_url: str, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keylane_broker.engine.cursor_reader.MAX_BATCH", 3)
 
 
+@pytest.mark.slow
 def test_a_reader_and_consumers_keep_the_contract_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
     explore(CursorMachine, server_url, FEW)

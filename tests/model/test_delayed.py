@@ -138,6 +138,7 @@ class DelayMachine(BrokerMachine):
         assert count == len(self.waiting.waiting)
 
 
+@pytest.mark.slow
 def test_messages_for_later_keep_the_contract_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
     explore(DelayMachine, server_url, FEW)

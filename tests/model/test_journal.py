@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(SECONDS)
 MACHINES = (SharedJournal, KeySharedJournal, FailoverJournal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_journal_tells_all_in_a_few_runs(machine: type[JournalMachine], server_url: str) -> None:
     """A short exploration, for every change."""

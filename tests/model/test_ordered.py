@@ -11,6 +11,7 @@ pytestmark = pytest.mark.timeout(SECONDS)
 MACHINES = (ExclusiveMachine, FailoverMachine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_partition_order_keeps_the_contract_in_a_few_runs(
     machine: type[BrokerMachine], server_url: str

@@ -36,6 +36,7 @@ def test_on_a_live_topic_from_which_nothing_is_taken_nothing_is_called_lost() ->
     assert judged > 10_000
 
 
+@pytest.mark.slow
 def test_the_log_must_be_read_before_the_journal() -> None:
     """Else what was settled in between is in neither, and there are false alarms."""
     false = 0

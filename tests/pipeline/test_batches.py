@@ -275,6 +275,7 @@ def test_names_as_long_as_they_may_be_have_room(path: Path) -> None:
     assert ids_in(path) == ids_of([1, 2])
 
 
+@pytest.mark.slow
 def test_two_archives_and_compactions_at_the_same_moment_keep_each_row_once(path: Path) -> None:
     """Of one topic that two have no business to have at once: even their files do not get lost."""
     rounds = 25

@@ -268,12 +268,14 @@ def in_time(told: Story) -> None:
     assert not late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_whatever_happens_each_message_is_settled_once_or_somebody_hears_why_not(part: int) -> None:
     for seed in range(part, 240, 4):
         random_story(random.Random(seed))
 
 
+@pytest.mark.slow
 def test_whatever_is_under_way_nothing_waits_for_long() -> None:
     for seed in range(100):
         random_story(random.Random(seed), trouble=False)

@@ -79,6 +79,7 @@ def fewest(topics: Mapping[str, int], owners: Mapping[Place, str], workers: Coll
     return len(known) - kept
 
 
+@pytest.mark.slow
 @given(cluster=clusters())
 @settings(max_examples=200)
 def test_every_partition_is_owned_and_counts_are_even_with_the_fewest_moves(cluster: Cluster) -> None:
@@ -125,6 +126,7 @@ def test_the_order_of_what_it_is_told_does_not_matter(cluster: Cluster, seed: in
         assert (moves, ours) == (same, theirs)
 
 
+@pytest.mark.slow
 @given(cluster=clusters())
 def test_partitions_that_should_stay_move_only_when_nothing_else_is_left(cluster: Cluster) -> None:
     topics, owners, workers, loads, stay = cluster
@@ -346,6 +348,7 @@ def test_many_small_partitions_move_one_by_one() -> None:
     assert max(busy.values()) - min(busy.values()) < 0.25 * sum(busy.values()) / 4
 
 
+@pytest.mark.slow
 def test_a_single_hot_partition_stays_and_is_freed_of_company() -> None:
     for noise in (0.0, 0.1, 0.3):
         cluster = Simulation(3, 3, 24, noise=noise)
