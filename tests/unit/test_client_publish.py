@@ -406,18 +406,25 @@ async def test_a_body_that_is_refused_harms_none_that_were_stored_along_with_it(
         assert sorted(shelf.bodies.values()) == [b"0", b"1", b"2", b"4", b"5"]
 
 
+async def publish_three_and_cancel_the_second(
+    worker: ScriptedWorker, shelf: Held, client: AsyncClient
+) -> None:
+    """While all three bodies are being stored together; the other two are accepted."""
+    await know_topic(worker, client, partitions=3)
+    calls = await publish_to_all(client, 3)
+    await shelf.asked.wait()
+    calls[1].cancel()
+    await asyncio.wait({calls[1]})
+    shelf.may.set()
+    for _ in range(2):
+        accept(await worker.expect(wire.Publish), 2)
+    await asyncio.gather(calls[0], calls[2])
+
+
 async def test_who_waits_no_longer_takes_no_body_along_that_others_want(worker: ScriptedWorker) -> None:
     shelf = Held()
     async with AsyncClient(worker.url, payloads=shelf) as client:
-        await know_topic(worker, client, partitions=3)
-        calls = await publish_to_all(client, 3)
-        await shelf.asked.wait()
-        calls[1].cancel()
-        await asyncio.wait({calls[1]})
-        shelf.may.set()
-        for _ in range(2):
-            accept(await worker.expect(wire.Publish), 2)
-        await asyncio.gather(calls[0], calls[2])
+        await publish_three_and_cancel_the_second(worker, shelf, client)
         await until(lambda: sorted(shelf.bodies.values()) == [b"0", b"2"])
         assert shelf.cancelled == 0
 
@@ -433,15 +440,7 @@ async def test_a_body_that_nobody_waits_for_is_not_tried_again_by_itself(worker:
     shelf = Noted()
     shelf.refuses = b"1"
     async with AsyncClient(worker.url, payloads=shelf) as client:
-        await know_topic(worker, client, partitions=3)
-        calls = await publish_to_all(client, 3)
-        await shelf.asked.wait()
-        calls[1].cancel()
-        await asyncio.wait({calls[1]})
-        shelf.may.set()
-        for _ in range(2):
-            accept(await worker.expect(wire.Publish), 2)
-        await asyncio.gather(calls[0], calls[2])
+        await publish_three_and_cancel_the_second(worker, shelf, client)
         assert sorted(shelf.tried) == [[b"0"], [b"0", b"1", b"2"], [b"2"]]
 
 
