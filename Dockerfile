@@ -37,6 +37,7 @@ COPY --from=builder /opt/keylane /opt/keylane
 ENV PATH=/opt/keylane/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     KEYLANE_HOST=0.0.0.0 \
+    KEYLANE_INSECURE=1 \
     KEYLANE_DATA_DIR=/var/lib/keylane/data
 USER keylane
 WORKDIR /var/lib/keylane

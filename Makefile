@@ -31,7 +31,7 @@ check: $(READY)
 
 # The lock names packages and versions only: where they come from is the machine's business.
 lock: $(READY)
-	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --extra dev --extra spark --strip-extras \
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --extra dev --extra otel --extra spark --strip-extras \
 		--allow-unsafe --no-emit-options --no-emit-index-url --no-emit-find-links \
 		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
 

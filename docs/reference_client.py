@@ -96,10 +96,9 @@ class Link:
         """Take what has come; call it when there is something, or the time for a heartbeat has come."""
         now = time.monotonic()
         if select.select([self.socket], [], [], 0)[0]:
-            try:
+            part = b""
+            with contextlib.suppress(OSError):
                 part = self.socket.recv(1 << 20)
-            except OSError:
-                part = b""
             if not part:
                 raise Trouble(f"{self.address} has closed the connection")
             self.heard = now
@@ -233,11 +232,14 @@ class Client:
             return owner.ask(PUBLISH, {**meant, "again": again}, texts)
 
         reply, count = insist(step, self.close).properties, len(texts) // 3
+        if reply.get("full"):
+            raise Refused("backlog_full", f"no room for {len(reply['full'])} of {count} messages")
         if reply.get("unowed"):
             return [""] * count
-        first, known = itertools.count(reply["first"]), reply.get("duplicates", {})
-        ids = [known.get(place) or f"{reply['ledger']}-{next(first)}" for place in range(count)]
-        return [f"{meant['partition']}:{id}" for id in ids]
+        first = itertools.count(reply["first"])
+        known = reply.get("duplicates", {}) | dict.fromkeys(reply.get("unmatched", []), "")
+        ids = [known[at] if at in known else f"{reply['ledger']}-{next(first)}" for at in range(count)]
+        return [id and f"{meant['partition']}:{id}" for id in ids]
 
     def bodies(self, *commands: list[Any]) -> list[Any]:
         """What the payload store that the cluster advertises answers; what is written expires one day."""
@@ -348,9 +350,8 @@ class Consumer:
         insist(lambda _: self._subscribe(*self.client.map(self.topic)), self._hang_up)
 
     def _hang_up(self) -> None:
-        for link in set(self.links.values()):
-            link.socket.close()
-        self.links.clear()
+        while self.links:
+            self.links.popitem()[1].socket.close()
         self.waiting.clear()
 
     def _subscribe(self, incarnation: int, owners: list[str]) -> None:
@@ -377,8 +378,7 @@ class Consumer:
         ledgers = [item.split(":") for item in frame.properties["ledgers"].split()]
         ranges, texts, retries, _ = frame.body
         counts = dict(zip(retries[::2], retries[1::2], strict=True))
-        bounds = zip(ranges[::2], ranges[1::2], strict=True)
-        entries = [entry for first, last in bounds for entry in range(first, last + 1)]
+        entries = [n for a, b in zip(ranges[::2], ranges[1::2], strict=True) for n in range(a, b + 1)]
         for entry, key, uid, about in zip(entries, texts[::3], texts[1::3], texts[2::3], strict=True):
             if (partition, token, entry) in self.handed:
                 continue  # listed again: the application has it

@@ -21,12 +21,14 @@ import uvloop
 from keylane_broker.engine.engine import Engine
 from keylane_broker.supervise.embedded_server import Server
 from loadtest import (
+    access_bench,
     calls_bench,
     cluster_bench,
     engine_bench,
     footprint,
     hot_key_bench,
     recovery_bench,
+    semantics_bench,
 )
 from loadtest.lines import BARS, LINES, figures_of
 from loadtest.matched import measure, running_broker, stage
@@ -140,7 +142,9 @@ def run_spark() -> Outcome:
 PARTS: dict[str, Callable[[], Outcome]] = {
     "hot key": lambda: (hot_key_bench.run(), {}),
     "recovery": lambda: (uvloop.run(recovery_bench.measure(recovery_bench.CROWD)), {}),
+    "access": lambda: (access_bench.run(), {}),
     "scripts": run_scripts,
+    "message semantics": lambda: (semantics_bench.run(), {}),
     "growth": run_growth,
     "Spark": run_spark,
 }

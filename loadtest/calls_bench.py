@@ -46,9 +46,9 @@ class Watched:
         self.engine.store.run = self._run  # type: ignore[method-assign]
 
     async def _timed(self, script: str, keys: Sequence[str], *arguments: str | bytes | int) -> list[Any]:
-        before = await _spent(self.engine)
+        before = await spent_of(self.engine)
         answer = await self._run(script, keys, *arguments)
-        after = await _spent(self.engine)
+        after = await spent_of(self.engine)
         self.wall[script] = max(self.wall[script], after[0] - before[0])
         self.cpu[script] = max(self.cpu[script], after[1] - before[1])
         return answer
@@ -184,10 +184,10 @@ async def _one_lane(engine: Engine, mode: str, in_flight: int) -> list[Figure]:
             (lane if delivery.receipt.lane in ("=", "=hot") else others).append(delivery.receipt)
 
     async def ack(receipts: list[Receipt]) -> tuple[float, float]:
-        bytes_before, (_, spent_before) = await _aof_bytes(engine), await _spent(engine)
+        bytes_before, (_, spent_before) = await _aof_bytes(engine), await spent_of(engine)
         for receipt in receipts:
             await engine.ack(lease, "s", [receipt])
-        (_, spent), used = await _spent(engine), await _aof_bytes(engine)
+        (_, spent), used = await spent_of(engine), await _aof_bytes(engine)
         return (used - bytes_before) / len(receipts), (spent - spent_before) / len(receipts)
 
     step, few = 1_000, 0.0
@@ -221,7 +221,7 @@ async def _one_lane(engine: Engine, mode: str, in_flight: int) -> list[Figure]:
     ]
 
 
-async def _spent(engine: Engine) -> tuple[int, int]:
+async def spent_of(engine: Engine) -> tuple[int, int]:
     """What scripts have taken so far; and the CPU time of the server's one thread that runs commands."""
     stats = await engine.store.command("INFO", "commandstats")
     calls = (stats.get(f"cmdstat_{name}") for name in ("eval", "evalsha"))

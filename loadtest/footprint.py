@@ -20,7 +20,7 @@ TIMES = 6.0  # as long as by hand
 def memory(stage: Stage, seconds: float, rounds: int, count: int = QUEUED) -> list[Figure]:
     """Bytes for a message with a 16-byte key and a generated uid, in a key-shared subscription."""
     order = Order("bench-memory", count, batch=500, mode="key_shared")
-    producer, consumer = stage.ours
+    producer, consumer = stage.players["ours"]
     with stage.topics((Contender("", order),)):
         stage.play(Contender("", order._replace(messages=1_000)))  # what a topic has once, it has from now on
         empty = _used_memory(stage)

@@ -10,6 +10,7 @@ from loadtest.results import Result
 
 BODY = 100  # bytes
 RAW, RAW_BODY, SHARED, BODIES, KEYS = "raw", "raw, body", "shared", "shared, body", "key-shared"
+AWAITED, AWAITED_BODY = "raw, asyncio", "raw, asyncio, body"
 IDLE = 300
 ORDER = "order of 20 keys"
 PACE = 500.0  # messages a second where latency is measured
@@ -21,10 +22,10 @@ def _throughput(name: str, order: Order) -> Line:
     return Line(
         name,
         (
-            Contender(RAW, order, raw=True),
+            Contender(RAW, order, "raw"),
             Contender(SHARED, order),
             Contender(KEYS, keys),
-            Contender(RAW_BODY, order._replace(body=BODY), raw=True),
+            Contender(RAW_BODY, order._replace(body=BODY), "raw"),
             Contender(BODIES, order._replace(body=BODY)),
         ),
     )
@@ -35,9 +36,11 @@ def _latency(name: str, order: Order) -> Line:
     return Line(
         name,
         (
-            Contender(RAW, order, raw=True),
+            Contender(RAW, order, "raw"),
+            Contender(AWAITED, order, "raw, asyncio"),
             Contender(SHARED, order),
-            Contender(RAW_BODY, order._replace(body=BODY), raw=True),
+            Contender(RAW_BODY, order._replace(body=BODY), "raw"),
+            Contender(AWAITED_BODY, order._replace(body=BODY), "raw, asyncio"),
             Contender(BODIES, order._replace(body=BODY)),
         ),
     )
@@ -73,7 +76,7 @@ LINES = [
     _throughput("8 partitions, batch 100, 200 consumers", MANY),
     Line(
         "5 subscriptions, batch 100, deliveries",
-        (Contender(RAW, FAN_OUT, raw=True), Contender(SHARED, FAN_OUT)),
+        (Contender(RAW, FAN_OUT, "raw"), Contender(SHARED, FAN_OUT)),
     ),
     Line(
         "README's loop, batch 500",
@@ -123,10 +126,10 @@ BARS = [
     Bar("5 subscriptions, batch 100, deliveries", SHARED, RAW, 1.0),
     Bar("README's loop, batch 500", "README's loop", "batches and ack", 0.85),
     Bar("README's loop, batch 500", "README's loop, key-shared", "batches and ack, key-shared", 0.85),
-    Bar("latency at 500/s, 1 partition", SHARED, RAW, 1.8, what="p50"),
-    Bar("latency at 500/s, 1 partition", BODIES, RAW_BODY, 3.0, what="p50"),
-    Bar("latency at 500/s, 1 partition", SHARED, RAW, 2.5, what="p99"),
-    Bar("latency at 500/s, 1 partition", BODIES, RAW_BODY, 4.0, what="p99"),
+    Bar("latency at 500/s, 1 partition", SHARED, AWAITED, 1.8, what="p50"),
+    Bar("latency at 500/s, 1 partition", BODIES, AWAITED_BODY, 3.0, what="p50"),
+    Bar("latency at 500/s, 1 partition", SHARED, AWAITED, 2.5, what="p99"),
+    Bar("latency at 500/s, 1 partition", BODIES, AWAITED_BODY, 4.0, what="p99"),
     Bar("latency beside 300 idle consumers", "300 idle", "alone", 1.2, what="p50"),
     Bar("latency beside 300 idle consumers", "300 idle, key-shared", "alone, key-shared", 1.2, what="p50"),
 ]

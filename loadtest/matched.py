@@ -7,10 +7,11 @@ before: each contender gets the same time.
 
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from anyio.from_thread import start_blocking_portal
 from redis import Redis
@@ -18,7 +19,7 @@ from redis import Redis
 from keylane import Client
 from keylane_broker.config import Settings
 from keylane_broker.supervise.supervisor import Running, supervise
-from loadtest import players, raw
+from loadtest import players, raw, raw_asyncio
 from loadtest.players import Order, Player
 from loadtest.results import Result, Sample
 
@@ -27,12 +28,20 @@ LEAST, MOST = 100, 300_000  # messages of a round
 EACH = 20  # messages for each consumer, at least: in fewer, their beginnings would be most of it
 
 
+Side = Literal["ours", "raw", "raw, asyncio"]
+_PARTS: dict[Side, tuple[Callable[[Connection, str], None], ...]] = {
+    "ours": (players.produce, players.consume),
+    "raw": (raw.produce, raw.consume),
+    "raw, asyncio": (raw_asyncio.produce, raw_asyncio.consume),
+}
+
+
 class Contender(NamedTuple):
     """One side of a line."""
 
     label: str
     order: Order
-    raw: bool = False
+    side: Side = "ours"
 
 
 class Line(NamedTuple):
@@ -50,15 +59,16 @@ class Stage:
         self.url = url
         self.client = stack.enter_context(Client(url))
         self.redis: Any = stack.enter_context(Redis.from_url(redis_url, decode_responses=True))
-        ours, by_hand = (players.produce, players.consume), (raw.produce, raw.consume)
-        self.ours = [stack.enter_context(Player(part, url)) for part in ours]
-        self.raw = [stack.enter_context(Player(part, redis_url)) for part in by_hand]
+        self.players: dict[Side, list[Player]] = {
+            side: [stack.enter_context(Player(part, url if side == "ours" else redis_url)) for part in parts]
+            for side, parts in _PARTS.items()
+        }
         self.worker, self.server = worker, server
 
     def play(self, contender: Contender) -> Sample:
         """One round."""
         order = contender.order
-        producer, consumer = self.raw if contender.raw else self.ours
+        producer, consumer = self.players[contender.side]
         consumer.tell(order)
         consumer.expect("listening")
         before = self._spent()
@@ -84,7 +94,7 @@ class Stage:
     @contextmanager
     def topics(self, contenders: tuple[Contender, ...]) -> Iterator[None]:
         """What the contenders publish to."""
-        ours = [contender.order for contender in contenders if not contender.raw]
+        ours = [contender.order for contender in contenders if contender.side == "ours"]
         for order in ours:
             self.client.create_topic(order.name, partitions=order.partitions)
             for number in range(order.subscriptions):
@@ -104,10 +114,10 @@ def stage() -> Iterator[Stage]:
 
 
 @contextmanager
-def running_broker() -> Iterator[Running]:
+def running_broker(**more: Any) -> Iterator[Running]:
     """What `keylane serve` starts."""
     with tempfile.TemporaryDirectory() as folder, start_blocking_portal() as portal:
-        settings = Settings(port=0, data_dir=Path(folder), log_level="warning")
+        settings = Settings(port=0, data_dir=Path(folder), log_level="warning", **{"http_port": 0, **more})
         with portal.wrap_async_context_manager(supervise(settings)) as broker:
             yield broker
 

@@ -11,7 +11,7 @@ import itertools
 import multiprocessing
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -205,17 +205,22 @@ async def _publish(client: AsyncClient, order: Order, portions: Iterator[int], k
 async def _publish_at(client: AsyncClient, order: Order) -> None:
     """Publish at a steady pace, which a thread keeps: the timers of an event loop tick in milliseconds."""
     body, keys = b"x" * order.body or None, order.keys_of(0)
+    await keep_pace(order, lambda: _publish_one(client, order.name, body, next(keys)))
+
+
+async def keep_pace(order: Order, publish: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Publish at the instant of each message, and wait for none of them."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
 
-        def publish() -> None:
-            tasks.create_task(_publish_one(client, order.name, body, next(keys)))
+        def begin() -> None:
+            tasks.create_task(publish())
 
-        def keep_pace() -> None:
+        def tell() -> None:
             for _ in order.instants():
-                loop.call_soon_threadsafe(publish)
+                loop.call_soon_threadsafe(begin)
 
-        await asyncio.to_thread(keep_pace)
+        await asyncio.to_thread(tell)
 
 
 async def _publish_one(client: AsyncClient, topic: str, body: bytes | None, key: str) -> None:

@@ -132,7 +132,8 @@ def _start(calls: list[tuple[Any, ...]]) -> list[threading.Thread]:
     return threads
 
 
-def _stream_of(key: str, names: list[str]) -> str:
+def stream_of(key: str, names: list[str]) -> str:
+    """The stream that has the messages of a key."""
     return names[crc32(key.encode()) % len(names)]
 
 
@@ -142,12 +143,12 @@ def _add(redis: Any, order: Order, portions: Iterator[int], call: int) -> None:
     for count in portions:
         if count == 1:
             key = next(keys)
-            redis.xadd(_stream_of(key, names), {"key": key, **body})
+            redis.xadd(stream_of(key, names), {"key": key, **body})
             continue
         pipeline = redis.pipeline(transaction=False)
         for _ in range(count):
             key = next(keys)
-            pipeline.xadd(_stream_of(key, names), {"key": key, **body})
+            pipeline.xadd(stream_of(key, names), {"key": key, **body})
         pipeline.execute()
 
 
@@ -156,4 +157,4 @@ def _add_at(redis: Any, order: Order) -> None:
     body = {"body": b"x" * order.body} if order.body else {}
     for _ in order.instants():
         key = next(keys)
-        redis.xadd(_stream_of(key, names), {"key": key, "sent": repr(time.monotonic()), **body})
+        redis.xadd(stream_of(key, names), {"key": key, "sent": repr(time.monotonic()), **body})

@@ -31,10 +31,10 @@ def profiled_worker(redis_url: str, port: int, profile: Path) -> Iterator[None]:
     """A worker process that writes a profile when it stops."""
     program = (
         "import cProfile, sys\n"
-        "from keylane_broker.worker import __main__ as worker_process\n"
-        "profile = cProfile.Profile()\n"
+        "from keylane_broker.process import __main__ as worker_process\n"
+        "path, profile = sys.argv.pop(), cProfile.Profile()\n"
         "profile.runcall(worker_process.main)\n"
-        "profile.dump_stats(sys.argv[1])\n"
+        "profile.dump_stats(path)\n"
     )
     order = {
         "settings": Settings(port=port, log_level="warning").model_dump(mode="json"),

@@ -26,6 +26,9 @@ ports.PORTS = ports.PORTS[_NUMBER * _SHARE : (_NUMBER + 1) * _SHARE]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Brokers that tests start by command would all want the same port for HTTP; those that need it say which.
+os.environ.setdefault("KEYLANE_HTTP_PORT", "0")
+
 TESTS = Path(__file__).parent
 
 

@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from keylane.errors import did_you_mean
+from keylane.payloads.store import HTTP, has_password, public
 from keylane.redis import SCHEMES
 from keylane_broker.limits import MAX_PARTITIONS
 
@@ -30,6 +31,7 @@ PREFIX = "KEYLANE_"
 MIB = 1024 * 1024
 MOST_WORKERS = 64  # on one machine
 LAST_PORT = 65_535
+LEAST_SECRET = 16  # characters of a token that somebody has chosen
 LEAST_FRAME = 128 * 1024  # bytes: the largest message has to fit
 
 # The text in each is what stands for a value in the help.
@@ -50,7 +52,9 @@ class ConfigError(ValueError):
 class Settings(BaseSettings):
     """Everything that can be set about a broker; durations are in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
 
     host: Annotated[str, "HOST"] = Field(
         default="127.0.0.1", min_length=1, description="Address to listen on."
@@ -61,14 +65,52 @@ class Settings(BaseSettings):
         le=LAST_PORT,
         description="Port of the first worker; the others take the ports after it. 0 picks free ports.",
     )
+    http_port: Number = Field(
+        default=8080,
+        ge=0,
+        le=LAST_PORT,
+        description="HTTP port of the first worker, as with --port; 0 switches HTTP off.",
+    )
+    metrics: Annotated[bool, "BOOL"] = Field(
+        default=True, description="Measure, and serve /metrics at the HTTP port."
+    )
+    auth: Annotated[bool, "BOOL"] = Field(
+        default=False, description="Let in only who has a token; `keylane token` makes them."
+    )
+    admin_token: Annotated[str, "TOKEN"] = Field(
+        default="",
+        repr=False,
+        description="A token that may do anything, to begin with. Better in the environment.",
+    )
+    jwt_keys: Annotated[Path | None, "FILE"] = Field(
+        default=None, description="Keys of JWTs to accept: a JWK set, a public key as PEM, or a secret."
+    )
+    insecure: Annotated[bool, "BOOL"] = Field(
+        default=False, description="Listen on other addresses than loopback though anybody may do anything."
+    )
+    tls_cert: Annotated[Path | None, "FILE"] = Field(
+        default=None, description="Certificate chain, PEM; with it every port speaks TLS."
+    )
+    tls_key: Annotated[Path | None, "FILE"] = Field(
+        default=None, description="Private key of the certificate, PEM, unless it is in the same file."
+    )
+    tls_client_ca: Annotated[Path | None, "FILE"] = Field(
+        default=None, description="Authorities, PEM: clients must have a certificate by one of them."
+    )
     workers: Number = Field(default=1, ge=1, le=MOST_WORKERS, description="Number of worker processes.")
-    redis: Url = Field(default="", description="URL of Redis or Valkey; without it, one is started here.")
+    redis: Url = Field(
+        default="", repr=False, description="URL of Redis or Valkey; without it, one is started here."
+    )
     data_dir: Annotated[Path, "DIR"] = Field(
         default=Path("keylane-data"), description="Data directory of the embedded server."
     )
     advertise: Annotated[str, "ADDRESS"] = Field(
         default="",
         description="Address for clients, host or host:port; the port is the first worker's, as with --port.",
+    )
+    publish_rate: Annotated[float, Field(ge=0, allow_inf_nan=False), "N"] = Field(
+        default=0.0,
+        description="Messages a second that one token may publish by way of one worker; 0 is no limit.",
     )
     max_connections: Count = Field(default=10_000, description="Maximum client connections of one worker.")
     max_frame: Size = Field(
@@ -100,7 +142,10 @@ class Settings(BaseSettings):
         "disconnected.",
     )
     payloads: Url = Field(
-        default="", description="URL of the payload store for clients; by default the same Redis."
+        default="",
+        repr=False,
+        description="URL of the payload store for clients; by default the same Redis, or keylane+http:// "
+        "where they are not to have that.",
     )
     payload_lifetime: Seconds = Field(
         default=7 * 86_400.0, description="Seconds to keep a body that no message refers to."
@@ -108,6 +153,9 @@ class Settings(BaseSettings):
     stop_timeout: Seconds = Field(default=10.0, description="Seconds that a worker has to stop cleanly.")
     log_level: Annotated[Literal["debug", "info", "warning", "error"], "LEVEL"] = Field(
         default="info", description="Minimum log level."
+    )
+    log_format: Annotated[Literal["text", "json"], "FORMAT"] = Field(
+        default="text", description="How lines of the log are written: text, or json."
     )
 
     @field_validator("redis")
@@ -130,9 +178,12 @@ class Settings(BaseSettings):
         scheme, separator, place = url.partition("://")
         if not url or (separator and place.strip("/") and scheme in SCHEMES):
             return url
+        if separator and scheme in HTTP:
+            return url
         if not separator or not place.strip("/"):
             raise ValueError(
-                "it should be a URL like redis://host:6379/0, file:///folder or s3://bucket/folder"
+                "it should be a URL like redis://host:6379/0, file:///folder, s3://bucket/folder, or "
+                "keylane+http:// for the workers themselves"
             )
         if scheme == "memory":
             raise ValueError("memory:// belongs to one process; clients in others could not read a body")
@@ -150,6 +201,47 @@ class Settings(BaseSettings):
         return address
 
     @model_validator(mode="after")
+    def _tls_is_complete(self) -> Self:
+        if not self.tls_cert and (self.tls_key or self.tls_client_ca):
+            raise ValueError("tls_key and tls_client_ca need tls_cert, the certificate")
+        return self
+
+    @model_validator(mode="after")
+    def _strangers_are_kept_out(self) -> Self:
+        if self.auth and not self.admin_token and not self.jwt_keys:
+            raise ValueError(
+                "auth needs somebody who is let in to begin with: set admin_token (KEYLANE_ADMIN_TOKEN) to a "
+                "long secret, or jwt_keys"
+            )
+        if self.admin_token and len(self.admin_token) < LEAST_SECRET:
+            raise ValueError(
+                f"admin_token is too short to be a secret: use {LEAST_SECRET} characters or more"
+            )
+        if not (self.auth or self.tls_client_ca or self.insecure or is_loopback(self.host)):
+            raise ValueError(
+                f"host is {self.host}: whoever reaches that may do anything; let in only who has a token "
+                "(--auth) or a certificate (--tls-client-ca), or say --insecure where the network is trusted"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _passwords_are_for_those_who_are_known(self) -> Self:
+        if has_password(self.payloads) and not (self.auth or self.tls_client_ca):
+            raise ValueError(
+                "payloads has a password, which every client would be told: let in only who has a token "
+                "(--auth), or use keylane+http://, so that workers store bodies for clients"
+            )
+        if self.payloads.startswith(HTTP) and not self.http_port:
+            raise ValueError("payloads is by HTTP, which http_port 0 switches off: set http_port")
+        return self
+
+    @model_validator(mode="after")
+    def _rates_are_of_tokens(self) -> Self:
+        if self.publish_rate and not self.auth:
+            raise ValueError("publish_rate is for each token: it needs auth")
+        return self
+
+    @model_validator(mode="after")
     def _default_is_allowed(self) -> Self:
         if self.default_partitions > self.max_partitions:
             raise ValueError(
@@ -161,16 +253,22 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _there_is_a_port_for_every_worker(self) -> Self:
         _, advertised = _address(self.advertise) or ("", None)
-        for name, port in (("port", self.port), ("the port of advertise", advertised or 0)):
+        ports = {"port": self.port, "http_port": self.http_port, "the port of advertise": advertised or 0}
+        for name, port in ports.items():
             if port + self.workers - 1 > LAST_PORT:
                 raise ValueError(f"{name} is {port}: {self.workers} workers need ports up to {LAST_PORT}")
         return self
 
-    def of_worker(self, number: int, port: int) -> Self:
-        """Return the settings of one of several workers, which listens on this port."""
+    def of_worker(self, number: int, port: int, http_port: int = 0) -> Self:
+        """Return the settings of one of several workers, which listens on these ports."""
         host, first = _address(self.advertise) or ("", None)
         advertised = f"{host}:{port if first is None else first + number}" if host else ""
-        return self.model_copy(update={"port": port, "advertise": advertised})
+        return self.model_copy(update={"port": port, "http_port": http_port, "advertise": advertised})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    return host in ("localhost", "::1", "[::1]") or host.startswith("127.")
 
 
 def _address(text: str) -> tuple[str, int | None] | None:
@@ -233,4 +331,11 @@ def _complaint(
         where = f"environment variable {PREFIX}{name.upper()}"
     else:
         where = f"{name!r} in {file}"
-    return f"{where} is {detail['input']!r}: {problem}"
+    return f"{where} is {_shown(name, detail['input'])!r}: {problem}"
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Return a value as it may be shown: no secret, and no password in a URL."""
+    if name == "admin_token":
+        return "…"
+    return public(value) if name in ("redis", "payloads") and isinstance(value, str) else value

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from keylane.wire import address_of
 from keylane_broker.errors import AddressInUse, ServerError
@@ -16,14 +16,15 @@ __all__ = ["check_free", "choose_ports", "free_port", "listening_failed"]
 PORTS = range(10_000, 32_768)
 
 
-def choose_ports(first: int, count: int) -> list[int]:
-    """Return the port of each worker: from `first` on, or free ones where that is 0."""
+def choose_ports(first: int, count: int, taken: Collection[int] = ()) -> list[int]:
+    """Return the port of each worker: from `first` on, or free ones, and none of `taken`, where that is 0."""
     if first:
         return list(range(first, first + count))
     # Chosen here and not by the system at each start: clients come back to the ports they know.
     chosen: dict[int, None] = {}
     while len(chosen) < count:
-        chosen[free_port()] = None
+        if (port := free_port()) not in taken:
+            chosen[port] = None
     return list(chosen)
 
 
@@ -38,7 +39,7 @@ def free_port() -> int:
             return port
 
 
-def check_free(host: str, ports: Iterable[int]) -> None:
+def check_free(host: str, ports: Iterable[int], flag: str = "--port") -> None:
     """Raise ServerError where nobody could listen now, so that nothing is started in vain."""
     for port in ports:
         try:
@@ -52,17 +53,17 @@ def check_free(host: str, ports: Iterable[int]) -> None:
                     probe.bind(address)
         except OSError as error:
             failure = AddressInUse if error.errno == errno.EADDRINUSE else ServerError
-            raise failure(listening_failed(host, port, error)) from None
+            raise failure(listening_failed(host, port, error, flag)) from None
 
 
-def listening_failed(host: str, port: int, error: OSError) -> str:
+def listening_failed(host: str, port: int, error: OSError, flag: str = "--port") -> str:
     """Say what happened, and what to do."""
     where = address_of(host, port)
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use; stop what listens there or choose another port with --port"
+        return f"{where} is in use; stop what listens there or choose another port with {flag}"
     reason = error.strerror or str(error)
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return f"cannot listen on {where}: {reason}; --host is an address of this machine, 0.0.0.0 for all"
     if error.errno == errno.EACCES:
-        return f"cannot listen on {where}: {reason}; choose a port from 1024 on with --port"
+        return f"cannot listen on {where}: {reason}; choose a port from 1024 on with {flag}"
     return f"cannot listen on {where}: {reason}"

@@ -1,23 +1,35 @@
 """Topics, subscriptions and the cluster: create, describe, change, delete."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from math import sqrt
+from typing import Any
 
 from keylane import wire
+from keylane.checks import as_dict, check
 from keylane.connect.cluster import Cluster
 from keylane.errors import InvalidArgument
+from keylane.payloads import public
+from keylane.payloads.bodies import Bodies
 from keylane.times import Position, Seconds, milliseconds, moment, position_text, seconds
 from keylane.types import (
+    BACKOFF,
+    UNCHANGED,
     Backoff,
     ClusterInfo,
     ClusterReport,
     Delivery,
+    HotKey,
     LedgerInfo,
     Mode,
     PartitionInfo,
     PartitionMove,
     PeekedMessage,
+    Poison,
+    Retention,
     SubscriptionInfo,
     TopicInfo,
+    Unchanged,
     WorkerAddress,
     WorkerInfo,
 )
@@ -31,6 +43,7 @@ class Administration:
     """Administers topics and subscriptions, and says which worker serves what."""
 
     _cluster: Cluster
+    _bodies: Bodies
 
     async def info(self) -> ClusterInfo:
         """Describe the cluster."""
@@ -41,7 +54,7 @@ class Administration:
             worker=said.worker,
             workers=[WorkerAddress(worker.id, worker.address) for worker in said.workers],
             time=moment(said.time_ms),
-            payloads=said.payloads,
+            payloads=public(said.payloads),
         )
 
     async def create_topic(
@@ -52,10 +65,20 @@ class Administration:
         dedupe_window: Seconds | None = None,
         exist_ok: bool = False,
         journal: bool | int = False,
+        retention: Retention | None = None,
+        retention_bytes: int | None = None,
+        ttl: Seconds | None = None,
+        backlog_quota: int | None = None,
+        backlog_quota_bytes: int | None = None,
+        spread: int = 1,
     ) -> TopicInfo:
         """Create a topic. Raises TopicExists unless `exist_ok`.
 
         With `journal`, each partition records what happens to its messages: the last so many, or True.
+        Messages that every subscription has settled stay to be replayed for `retention`, or "forever", and at
+        most `retention_bytes` of their bodies. Messages that do not say when expire after `ttl`.
+        With `backlog_quota` messages unsettled, or `backlog_quota_bytes` of their bodies, publishing raises
+        BacklogFull. Its partitions are on all workers; with a `spread` of 2 to 8 on every second to eighth.
         """
         question = wire.CreateTopic(
             name,
@@ -63,13 +86,43 @@ class Administration:
             milliseconds("dedupe_window", dedupe_window),
             exist_ok,
             _records(journal) or None,
+            _retention(retention),
+            _limit("retention_bytes", retention_bytes),
+            milliseconds("ttl", ttl) or 0,
+            _limit("backlog_quota", backlog_quota),
+            _limit("backlog_quota_bytes", backlog_quota_bytes),
+            _spread(spread),
         )
         answer = await self._cluster.request(question, repeatable=exist_ok)
         return _topic_info(name, properties_of(answer, wire.TopicReply))
 
-    async def change_topic(self, name: str, *, journal: bool | int) -> TopicInfo:
-        """Switch the journal of a topic on, which starts a new one, or off, which keeps its records."""
-        answer = await self._cluster.request(wire.ChangeTopic(name, _records(journal)))
+    async def change_topic(
+        self,
+        name: str,
+        *,
+        journal: bool | int | Unchanged = UNCHANGED,
+        retention: Retention | Unchanged | None = UNCHANGED,
+        retention_bytes: int | Unchanged | None = UNCHANGED,
+        ttl: Seconds | Unchanged | None = UNCHANGED,
+        backlog_quota: int | Unchanged | None = UNCHANGED,
+        backlog_quota_bytes: int | Unchanged | None = UNCHANGED,
+        spread: int | Unchanged = UNCHANGED,
+    ) -> TopicInfo:
+        """Change settings of a topic: those that are named.
+
+        A journal that is switched on starts anew, one that is switched off keeps its records.
+        """
+        question = wire.ChangeTopic(
+            name,
+            None if journal is UNCHANGED else _records(journal),
+            None if retention is UNCHANGED else _retention(retention),
+            None if retention_bytes is UNCHANGED else _limit("retention_bytes", retention_bytes),
+            None if ttl is UNCHANGED else milliseconds("ttl", ttl) or 0,
+            None if backlog_quota is UNCHANGED else _limit("backlog_quota", backlog_quota),
+            None if backlog_quota_bytes is UNCHANGED else _limit("backlog_quota_bytes", backlog_quota_bytes),
+            None if spread is UNCHANGED else _spread(spread),
+        )
+        answer = await self._cluster.request(question)
         return _topic_info(name, properties_of(answer, wire.TopicReply))
 
     async def topics(self) -> list[str]:
@@ -81,6 +134,29 @@ class Administration:
         """Describe a topic."""
         answer = await self._cluster.request(wire.DescribeTopic(name, counts=True))
         return _topic_info(name, properties_of(answer, wire.TopicReply))
+
+    async def hot_keys(self, name: str, *, limit: int = 10) -> list[HotKey]:
+        """Return the keys under which most messages of a topic are published of late, the hottest first.
+
+        From samples that the workers have taken since they serve its partitions; each share is right within
+        its error, but for one key in some hundred.
+        """
+        owners = (await self._cluster.map(name)).owners
+        places = {id(owner): number for number, owner in enumerate(owners)}
+        answers = [
+            await self._cluster.request_near(name, number, wire.HotKeys(name)) for number in places.values()
+        ]
+        samples = sum(properties_of(answer, wire.HotKeysReply).samples for answer in answers)
+        counts: dict[str, tuple[int, int]] = {}
+        for answer in answers:
+            for key, count, error in unpack(answer.body, list[tuple[str, int, int]]):
+                before = counts.get(key, (0, 0))
+                counts[key] = before[0] + count, before[1] + error
+        hottest = sorted(counts.items(), key=lambda item: (-item[1][0], item[0]))[:limit]
+        return [
+            HotKey(key, count / samples, min(1.0, (error + 3 * sqrt(count)) / samples))
+            for key, (count, error) in hottest
+        ]
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages and subscriptions."""
@@ -94,13 +170,24 @@ class Administration:
         mode: Mode = "shared",
         start: Position = "latest",
         lease: Seconds = 30.0,
-        backoff: Seconds | Backoff | None = None,
+        max_retries: int | None = None,
+        backoff: Seconds | Backoff | None = BACKOFF,
+        dead_letter: str | None = None,
+        poison: Poison = "skip",
         delivery: Delivery = "at_least_once",
+        keys: str | None = None,
+        filter: Mapping[str, str | None] | None = None,
         exist_ok: bool = False,
     ) -> None:
         """Create a subscription. Raises SubscriptionExists unless `exist_ok`.
 
-        With `start="latest"` it gets everything published after this call has returned.
+        With `start="latest"` it gets everything published after this call has returned. With `keys`, a glob
+        such as "eu-*", it gets only messages whose key fits; with `filter`, such as {"region": "eu"}, only
+        those with these attributes, where None stands for any value. With `exist_ok`, one that is there must
+        have the same mode, keys and filter.
+
+        A message that has failed after `max_retries` redeliveries goes to the topic `dead_letter`, by default
+        "<topic>.dead", or with `poison="park"` its lane stops there: see dead_letters() and parked().
         """
         question = wire.CreateSubscription(
             topic,
@@ -111,8 +198,38 @@ class Administration:
             _backoff(backoff),
             position_text("start", start),
             exist_ok,
+            keys,
+            as_dict("filter", filter),
+            max_retries,
+            dead_letter or "",
+            poison,
         )
         await self._cluster.request(question, repeatable=exist_ok)
+
+    async def change_subscription(
+        self,
+        topic: str,
+        name: str,
+        *,
+        lease: Seconds | Unchanged = UNCHANGED,
+        max_retries: int | Unchanged | None = UNCHANGED,
+        backoff: Seconds | Backoff | Unchanged | None = UNCHANGED,
+        dead_letter: str | Unchanged | None = UNCHANGED,
+        poison: Poison | Unchanged = UNCHANGED,
+    ) -> None:
+        """Change settings of a subscription; what is not named stays as it is.
+
+        Consumers that are open keep the lease that they began with.
+        """
+        said = {
+            "lease_ms": lease if lease is UNCHANGED else milliseconds("lease", lease) or 0,
+            "max_retries": max_retries,
+            "backoff": backoff if backoff is UNCHANGED else _backoff(backoff),
+            "dead_letter": dead_letter or "",
+            "poison": poison,
+        }
+        changes: dict[str, Any] = {name: value for name, value in said.items() if value is not UNCHANGED}
+        await self._cluster.request(wire.ChangeSubscription(topic, name, None, list(changes), **changes))
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
         """Describe a subscription."""
@@ -131,6 +248,11 @@ class Administration:
             leased=said.leased,
             waiting=said.waiting,
             consumers=said.consumers,
+            keys=said.keys,
+            filter=said.filter,
+            max_retries=said.max_retries,
+            dead_letter=said.dead_letter,
+            poison=said.poison,
         )
 
     async def pause_subscription(self, topic: str, name: str) -> None:
@@ -150,11 +272,24 @@ class Administration:
         await self._cluster.request(wire.Seek(topic, subscription, position_text("position", position)))
 
     async def peek(
-        self, topic: str, subscription: str, *, partition: int | None = None, limit: int = 10
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        partition: int | None = None,
+        limit: int = 10,
+        bodies: bool = False,
     ) -> list[PeekedMessage]:
-        """Return unsettled messages without leasing them."""
+        """Return unsettled messages without leasing them; their `data` is None unless `bodies`."""
         answer = await self._cluster.request(wire.Peek(topic, subscription, partition, limit))
-        return [_peeked(message) for message in unpack(answer.body, list[wire.PeekedMessage])]
+        found = unpack(answer.body, list[wire.PeekedMessage])
+        names = [wire.body_name(message.uid, message.about) if bodies else "" for message in found]
+        wanted = [name for name in names if name]
+        texts = dict(zip(wanted, await self._bodies.get(topic, wanted) if wanted else [], strict=True))
+        return [
+            _peeked(message, texts.get(name) if name else b"" if bodies else None)
+            for message, name in zip(found, names, strict=True)
+        ]
 
     async def cluster(self) -> ClusterReport:
         """Describe the workers, their load, and which of them is the controller."""
@@ -166,6 +301,20 @@ class Administration:
         """Return which worker serves each partition of a topic, and its ledgers."""
         answer = await self._cluster.request(wire.Cluster(topic))
         return [_partition_info(report) for report in unpack(answer.body, list[wire.PartitionReport])]
+
+    async def move_key(
+        self, topic: str, subscription: str, key: str, consumer: str, *, partition: int | None = None
+    ) -> int:
+        """Have a consumer of a key_shared subscription be the next one that gets a key, which must be free.
+
+        Returns how many messages of it wait. They wait for that consumer's room as long as its session lasts.
+        MessageLeased while a consumer has messages of the key, InvalidArgument if that one is not connected.
+        """
+        check("key", key, str)
+        check("consumer", consumer, str)
+        question = wire.MoveKey(topic, subscription, key, consumer, partition)
+        answer = await self._cluster.request(question, repeatable=False)
+        return properties_of(answer, wire.MoveKeyReply).waiting
 
     async def rebalance(self, *, dry_run: bool = False) -> list[PartitionMove]:
         """Rebalance partitions by count and load now. Returns the moves; with `dry_run`, none is made."""
@@ -230,7 +379,36 @@ def _topic_info(name: str, said: wire.TopicReply) -> TopicInfo:
         published=said.published,
         journal=said.journal,
         delayed=said.delayed,
+        retention="forever" if said.retention_ms < 0 else said.retention_ms / 1000 or None,
+        retention_bytes=said.retention_bytes or None,
+        ttl=said.ttl_ms / 1000 or None,
+        backlog_quota=said.backlog_quota or None,
+        backlog_quota_bytes=said.backlog_quota_bytes or None,
+        spread=said.spread,
     )
+
+
+def _retention(value: Retention | None) -> int:
+    """Return a retention as the protocol has it."""
+    if value == "forever":
+        return -1
+    if isinstance(value, str):
+        raise InvalidArgument(f"retention is {value!r:.60}: use seconds, a timedelta, 'forever' or None")
+    return milliseconds("retention", value) or 0
+
+
+def _spread(value: int) -> int:
+    """Return a spread as the protocol has it."""
+    if type(value) is not int or not 1 <= value <= 8:
+        raise InvalidArgument(f"spread is {value!r:.60}: use a number from 1 to 8")
+    return value
+
+
+def _limit(what: str, value: int | None) -> int:
+    """Return a number, of bytes or messages, as the protocol has it."""
+    if value is not None and (type(value) is not int or not 0 < value <= 10**15):
+        raise InvalidArgument(f"{what} is {value!r:.60}: use a whole number above 0, or None")
+    return value or 0
 
 
 def _records(journal: bool | int) -> int:
@@ -242,7 +420,7 @@ def _records(journal: bool | int) -> int:
     return journal
 
 
-def _peeked(message: wire.PeekedMessage) -> PeekedMessage:
+def _peeked(message: wire.PeekedMessage, data: bytes | None) -> PeekedMessage:
     # What consumers cannot read an operator is to see all the same.
     faults = wire.about_faults([message.about], stored=True)
     about = wire.unpack_about(wire.UNREADABLE if faults else message.about, message.uid)
@@ -259,6 +437,7 @@ def _peeked(message: wire.PeekedMessage) -> PeekedMessage:
         consumer=message.consumer,
         retry_count=message.retries,
         due=moment(message.due_ms) if message.due_ms else None,
+        data=data,
     )
 
 
@@ -269,5 +448,7 @@ def _backoff(value: Seconds | Backoff | None) -> tuple[float, float, float, floa
         if value.maximum < value.initial:
             raise InvalidArgument(f"{value}: the maximum is less than the initial wait")
         return value.initial, value.factor, value.maximum, value.jitter
+    if not isinstance(value, int | float | timedelta):
+        raise InvalidArgument(f"backoff is {value!r}: use seconds, a timedelta, a Backoff or None")
     wait = seconds("backoff", value)
     return wait, 1.0, wait, 0.0

@@ -10,6 +10,7 @@ async with AsyncClient("keylane://localhost") as client:
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -17,8 +18,7 @@ from itertools import count
 from types import TracebackType
 from weakref import WeakSet
 
-from keylane import wire
-from keylane.administration import Administration
+from keylane import tracing, wire
 from keylane.checks import check, check_callable
 from keylane.connect.cluster import Cluster
 from keylane.connect.seeds import server_or_default, token_or_default
@@ -26,26 +26,29 @@ from keylane.consume.consumer import Consumer
 from keylane.consume.handlers import Handler
 from keylane.consume.message import Message
 from keylane.consume.options import ConsumerOptions
+from keylane.dead_letters import DeadLetters
 from keylane.errors import InvalidArgument, TopicNotFound
 from keylane.payloads import PayloadStore
 from keylane.payloads.bodies import Bodies
 from keylane.produce.answers import all_published
 from keylane.produce.columns import Columns, Tally
 from keylane.produce.producer import Producer
-from keylane.reading import Reading
+from keylane.single_messages import SingleMessages
 from keylane.tasks import finished
 from keylane.times import Position, Seconds, seconds
+from keylane.tokens import Tokens
 from keylane.types import Body, Mode, OutgoingMessage, Published
 
 _CLOSE = 5.0  # seconds to delete the bodies that nobody needs any more
 
 
-class AsyncClient(Administration, Reading):
+class AsyncClient(DeadLetters, SingleMessages, Tokens):
     """A client of a Keylane cluster, to be used as an async context manager.
 
     `seeds` is a URL, a list of URLs, or "keylane://a:9999,b:9999" (keylanes:// for TLS); it defaults to
-    KEYLANE_SERVER, then keylane://127.0.0.1:9999. `token` defaults to KEYLANE_TOKEN. `payloads` is where
-    bodies are stored, by default in the store that the cluster advertises. `on_time_drift` is called with the
+    KEYLANE_SERVER, then keylane://127.0.0.1:9999. `token` defaults to KEYLANE_TOKEN. `tls` says whom
+    to trust and who you are, where the system's authorities do not. `payloads` is where bodies are stored, by
+    default in the store that the cluster advertises. `on_time_drift` is called with the
     seconds by which the cluster's clock is ahead of this machine's, if more than one. `timeout` is how many
     seconds an operation is retried while the broker cannot be reached.
     """
@@ -55,6 +58,7 @@ class AsyncClient(Administration, Reading):
         seeds: str | Iterable[str] | None = None,
         *,
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
         payloads: PayloadStore | str | None = None,
         producer_group: str | None = None,
         on_time_drift: Callable[[float], None] | None = None,
@@ -63,15 +67,22 @@ class AsyncClient(Administration, Reading):
         limit = seconds("timeout", timeout)
         for what, text in (("token", token), ("producer_group", producer_group)):
             check(what, text, str | None)
+        if not isinstance(tls, ssl.SSLContext | None):
+            raise InvalidArgument(f"tls is {tls!r:.60}: use an ssl.SSLContext")
         check_callable("on_time_drift", on_time_drift)
-        self._bodies = Bodies(payloads, self._greeting, self._owed, lambda: self._cluster.now)
+        token = token_or_default(token)
+        self._bodies = Bodies(
+            payloads, self._greeting, self._owed, lambda: self._cluster.now, token=token, tls=tls
+        )
         self._cluster = Cluster(
             server_or_default(seeds),
-            token=token_or_default(token),
+            token=token,
+            tls=tls,
             timeout=limit,
             on_time_drift=on_time_drift,
             bodies=self._bodies,
         )
+        self._producer_group = producer_group or ""
         self._producer = Producer(self._cluster, self._bodies, producer_group)
         self._streams = count(1)
         self._consumers: WeakSet[Consumer] = WeakSet()
@@ -131,17 +142,27 @@ class AsyncClient(Administration, Reading):
         durability: str | None = None,
         delay: Seconds | None = None,
         deliver_at: datetime | None = None,
+        ttl: Seconds | None = None,
+        expires_at: datetime | None = None,
+        priority: int | None = None,
     ) -> Published:
         """Publish a message; returns once it is stored as durably as asked for.
 
         With `delay` or `deliver_at` it is held back until then; it gets its place in the order, and its id,
         when it is due. A `uid` of your own identifies the message together with its key: published again
         within the topic's dedupe window, it is not stored and returns the first one's id, and `duplicate`.
+        After `ttl`, or at `expires_at`, it is delivered to nobody any more; `ttl` counts from when it is due.
+        Of what waits in a shared subscription, larger `priority` goes first: 0, which is the default, to 9.
 
         >>> published = await client.publish("orders", b"42", key="customer-7")
         """
-        message = OutgoingMessage(data, key, attributes, partition, uid, durability, delay, deliver_at)
-        return await self._producer.publish_one(topic, message)
+        message = OutgoingMessage(
+            data, key, attributes, partition, uid, durability, delay, deliver_at, ttl, expires_at, priority
+        )
+        if (tracer := tracing.tracer()) is None:
+            return await self._producer.publish_one(topic, message)
+        with tracing.publish_span(tracer, topic) as span:
+            return span.published(await self._producer.publish_one(topic, span.stamped(message)))
 
     async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
         """Publish messages, those of a partition in the order given; returns once all are stored.
@@ -152,7 +173,10 @@ class AsyncClient(Administration, Reading):
 
         >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
         """
-        return all_published(await self._producer.publish(topic, messages))
+        if (tracer := tracing.tracer()) is None:
+            return all_published(await self._producer.publish(topic, messages))
+        with tracing.publish_span(tracer, topic) as span:
+            return all_published(await self._producer.publish(topic, span.all_stamped(messages)))
 
     async def publish_columns(self, topic: str, columns: Columns) -> asyncio.Task[Tally]:
         """Queue messages given as columns, a few thousand at a time; await the task for the result.
@@ -205,6 +229,8 @@ class AsyncClient(Administration, Reading):
         permits: int = 1_000,
         lease: Seconds | None = None,
         auto_extend: bool | Seconds = True,
+        keys: str | None = None,
+        filter: Mapping[str, str | None] | None = None,
         on_stale: Callable[[Message], None] | None = None,
         partitions: Sequence[int] | None = None,
         handler: Handler | None = None,
@@ -213,7 +239,9 @@ class AsyncClient(Administration, Reading):
         """Return a consumer, to be entered with `async with`; creates the subscription if there is none.
 
         `mode` must be the subscription's; None accepts any. `start` is "earliest", "latest", an id or a time,
-        and applies only if the subscription is created. `permits` is how many messages the consumer may hold.
+        and applies only if the subscription is created. `keys` (a glob on the key) and `filter` (attributes
+        that are equal or, with None, are there) say what such a subscription is owed; of one that is there
+        they must be the same, or left out. `permits` is how many messages the consumer may hold.
         `lease` overrides the subscription's for this consumer. Leases are extended while messages wait to be
         taken, and for up to an hour, or as long as `auto_extend` says, while the application has them; if it
         takes none for that long, waiting messages go back uncharged. `on_stale` is called with each message
@@ -236,6 +264,8 @@ class AsyncClient(Administration, Reading):
             partitions,
             handler,
             concurrency,
+            keys,
+            filter,
         )
         consumer = Consumer(self._cluster, self._bodies, self._streams, topic, subscription, options)
         self._consumers.add(consumer)

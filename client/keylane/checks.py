@@ -1,11 +1,14 @@
 """Whether arguments are of the types that they should be."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from keylane.errors import InvalidArgument, InvalidName, ProtocolError
 from keylane.wire import Properties, pack, unpack
+
+T = TypeVar("T")
 
 _UNSENDABLE = (ProtocolError, TypeError, ValueError, OverflowError, RecursionError)
 
@@ -25,6 +28,13 @@ def check_callable(what: str, value: object) -> None:
     """Raise InvalidArgument unless a value is a function, or None."""
     if value is not None and not callable(value):
         raise InvalidArgument(f"{what} is {value!r:.60}: use a function")
+
+
+def as_dict(what: str, value: Mapping[str, T] | None) -> dict[str, T] | None:
+    """Return a mapping as it is sent; raises InvalidArgument for what is none."""
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidArgument(f"{what} is {value!r:.60}: use a dict")
+    return None if value is None else dict(value)
 
 
 def check_topic(topic: object) -> None:

@@ -35,6 +35,7 @@ import copy
 import difflib
 import re
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from keylane.types import Published
@@ -86,9 +87,13 @@ class Unavailable(BrokerError):
 
 
 class Overloaded(BrokerError):
-    """The broker or its Redis cannot take more right now."""
+    """The broker or its Redis cannot take more right now; `retry_after` is in how many seconds it may."""
 
     retriable = True
+
+    def __init__(self, text: str, *, retry_after: float = 0.0) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
 
 
 class Fenced(BrokerError):
@@ -198,6 +203,24 @@ class PublishFailed(BrokerError):
         errors = {id(answer): answer for answer in published if isinstance(answer, Exception)}
         self.exceptions = tuple(errors.values())  # each error once
         self.retriable = all(getattr(error, "retriable", False) for error in self.exceptions)
+
+
+def error_named(code: str, text: str, *, stored: bool = False, retry_after: float = 0.0) -> BrokerError:
+    """Return the error of a code, as the protocol and HTTP have it."""
+    kind = _by_code().get(code, BrokerError)
+    if kind is DurabilityNotReached:
+        return DurabilityNotReached(text, stored=stored)
+    if kind is Overloaded:
+        return Overloaded(text, retry_after=retry_after)
+    return kind(text)
+
+
+@cache
+def _by_code() -> dict[str, type[BrokerError]]:
+    kinds = [BrokerError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return {kind.code: kind for kind in kinds if kind.__module__ == __name__}
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:

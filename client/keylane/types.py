@@ -2,14 +2,44 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Literal
 
 import msgspec
 
+
+class Unchanged(Enum):
+    """What a setting is where a call that changes settings does not name it; None may mean "none"."""
+
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED = Unchanged.UNCHANGED
+Retention = float | timedelta | Literal["forever"]
+
 Body = bytes | bytearray | memoryview | str | None
-Mode = Literal["shared", "key_shared", "exclusive", "failover", "cursor"]
+Mode = Literal["shared", "key_shared", "exclusive", "failover", "multicast", "cursor"]
 Delivery = Literal["at_least_once", "at_most_once"]
 Outcome = Literal["settled", "stale"]
+MessageState = Literal[
+    "fresh",  # never delivered
+    "leased",
+    "waiting",  # to be delivered again, or behind others of its key
+    "delayed",
+    "settled",
+    "deleted",
+    "not_subscribed",  # older than the subscription, or passed by a seek
+    "never_existed",
+    "parked",
+    "filtered",
+    "expired",
+    "dead_lettered",
+]
+Poison = Literal["skip", "park"]
+UnparkAction = Literal["resume", "skip", "redrive"]
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -19,6 +49,9 @@ class Backoff(msgspec.Struct, frozen=True):
     factor: float = 2.0
     maximum: float = 300.0
     jitter: float = 0.2
+
+
+BACKOFF = Backoff()  # of a subscription that is made without saying
 
 
 class OutgoingMessage(msgspec.Struct, frozen=True):
@@ -33,6 +66,9 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
     durability: str | None = None
     delay: float | timedelta | None = None  # seconds until it is published
     deliver_at: datetime | None = None  # or when
+    ttl: float | timedelta | None = None  # seconds after which it expires
+    expires_at: datetime | None = None  # or when
+    priority: int | None = None  # 0 to 9: in mode shared, larger goes first
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -60,10 +96,16 @@ class TopicInfo(msgspec.Struct, frozen=True):
     partitions: int
     subscriptions: list[str]
     dedupe_window: float  # seconds
-    messages: int  # stored, not settled by every subscription
+    messages: int  # stored: not settled by every subscription, or retained
     published: int  # ever
     journal: int = 0  # records that each partition keeps of what happens there; 0: none
     delayed: int = 0  # messages that are not due yet
+    retention: float | Literal["forever"] | None = None  # seconds that settled messages stay
+    retention_bytes: int | None = None  # of bodies that stay so, at most
+    ttl: float | None = None  # seconds after which messages expire that do not say when
+    backlog_quota: int | None = None  # messages that may be unsettled
+    backlog_quota_bytes: int | None = None  # bytes of bodies of these
+    spread: int = 1  # its partitions are on every so-manieth worker: 1, on all, to 8
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):
@@ -81,6 +123,11 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     leased: int
     waiting: int  # to be delivered again, or behind others of their key
     consumers: list[str]
+    keys: str | None = None  # a glob: it is owed messages whose key fits
+    filter: dict[str, str | None] | None = None  # and that have these attributes; None: with any value
+    max_retries: int | None = None  # redeliveries that a message has; None: no end of them
+    dead_letter: str = ""  # the topic that messages go to which have failed too often
+    poison: str = "skip"  # or park: their lane stops
 
 
 class PartitionOffsets(msgspec.Struct, frozen=True):
@@ -144,7 +191,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     worker: str
     workers: list[WorkerAddress]
     time: datetime  # the cluster's clock
-    payloads: str  # the payload store's URL
+    payloads: str  # the payload store's URL, without credentials
 
 
 class WorkerInfo(WorkerAddress, frozen=True):
@@ -198,6 +245,81 @@ class PartitionMove(msgspec.Struct, frozen=True):
     reason: str
 
 
+class HotKey(msgspec.Struct, frozen=True):
+    """A key under which a large share of a topic's messages is published; `share` is right within `error`."""
+
+    key: str
+    share: float  # of the messages of the topic, of late
+    error: float
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What becomes of a message for a subscription; `reason` says in a sentence what it waits for."""
+
+    state: MessageState
+    reason: str
+    id: str | None  # None: it has none yet, or nothing is known of it
+    key: str | None
+    uid: str
+    consumer: str  # who has it leased
+    until: datetime | None  # the lease's deadline, or when it falls due
+    retry_count: int
+    behind: str | None  # the id of the message of its key, or partition, that it waits for
+    dead_letter_topic: str | None = None  # of a dead letter: the topic that keeps it, or will
+    dead_letter_id: str | None = None  # and its id there; None while it is on its way, or among very many
+
+
+class NewToken(msgspec.Struct, frozen=True):
+    """A token that was just created: `token` is told now and never again."""
+
+    id: str
+    token: str
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """A token, without its secret."""
+
+    id: str
+    name: str
+    allow: list[str]
+    created_at: datetime
+    expires_at: datetime | None
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that has failed too often, in the topic that keeps it, with its history."""
+
+    id: str  # in that topic, as the next
+    dead_letter_topic: str
+    topic: str  # where it failed, and so on down to `consumer`
+    subscription: str
+    source_id: str  # the id that it had there
+    key: str | None
+    uid: str
+    retries: int
+    reason: str  # of the last failure
+    first_failed_at: datetime
+    last_failed_at: datetime
+    consumer: str  # who had it last
+    attributes: dict[str, str]  # without the history
+    size: int  # of its body
+    body: str  # the name of its body, "" for none: see bodies()
+    producer_group: str
+    produced_at: datetime
+
+
+class ParkedLane(msgspec.Struct, frozen=True):
+    """A lane that has stopped at a message which has no retry left, and what waits behind it."""
+
+    key: str | None
+    id: str  # of that message
+    reason: str  # of its last failure
+    waiting: int  # messages that were to be delivered, that one included
+    since: datetime
+    retries: int
+    consumer: str  # who had it last
+
+
 class PeekedMessage(msgspec.Struct, frozen=True):
     """A message as peek shows it, without leasing it."""
 
@@ -213,3 +335,4 @@ class PeekedMessage(msgspec.Struct, frozen=True):
     consumer: str  # who has it leased
     retry_count: int
     due: datetime | None  # the lease's deadline, or when it falls due again
+    data: bytes | None = None  # its body, if asked for and there

@@ -6,10 +6,17 @@
 local OF_LOG = '^[^ ]* [^ ]* [^ ]* ([^ ]+)' -- where `about` says that there is a body: with the time of publishing
 local OF_DELAYED = '^[^ ]* [^ ]* ([^ ]+)' -- and without
 
--- Returns the name of a message's body, nil if it has none.
+-- Returns the name of a message's body, nil if it has none. One that begins with "@" says in which topic the body is;
+-- a uid that does so gets one more.
 local function body_of(uid, about, pattern)
   local where = about and string.match(about, pattern) -- no about: no script has written that entry
-  return where and (string.match(where, ':(.+)$') or uid)
+  return where and (string.match(where, ':(.+)$') or string.byte(uid) == 64 and '@' .. uid or uid)
+end
+
+-- Returns the size of a body, as its client has declared it; `pattern` is OF_LOG unless it is given.
+local function size_in(about, pattern)
+  local where = string.match(about or '', pattern or OF_LOG)
+  return where and tonumber(string.match(where, '^%d+')) or 0
 end
 
 -- Adds a message's entry and the name of its body to `names`, if it has a body.

@@ -1,6 +1,6 @@
 -- departures: end a session and give back what its consumer holds, a bounded part per call.
 --
--- Needs  subscription holders lane lanes backoff release
+-- Needs  subscription holders lane lanes backoff release removal
 
 -- What `consumers` has instead of the end of a session that is being cleared, after a leave or a crash: from
 -- the first call on nothing new is leased to it, and the name stays until all is given back.
@@ -25,8 +25,10 @@ local function begin_departure(consumer, how)
     session = how == 'left' and LEAVING or CRASHED
     redis.call('ZADD', consumers, session, consumer)
     local oldest = session == CRASHED and oldest_entry(leases_of(deadlines, consumer), '+inf')
-    if oldest then
-      charge(oldest, now)
+    if oldest and not charge(oldest, now) then
+      local record = get_lane(RUN .. oldest)
+      note_released(record, ranges_of(record))
+      release_first(record, nil, 'crashed', 'crashed')
     end
   end
   return session == CRASHED
@@ -45,8 +47,11 @@ local function depart(consumer, how, limit)
     if work >= limit then
       return lanes_released, work, false
     end
-    local charged = crashed and not is_run(lane) and 'head' or 'none'
-    local count, all = release(get_lane(lane), charged, now, crashed and 'crashed' or 'released', limit - work)
+    local record, charged = get_lane(lane), crashed and not is_run(lane) and 'head' or 'none'
+    local count, all = 1, true
+    if record.consumer ~= '' then -- else its first entry was given up, and the rest is back
+      count, all = release(record, charged, now, crashed and 'crashed' or 'released', limit - work)
+    end
     if not all then
       return lanes_released, limit, false
     end
@@ -57,6 +62,9 @@ local function depart(consumer, how, limit)
 end
 
 local function forget_consumer(consumer)
+  if string.find(name, '@', 1, true) then -- the place of a multicast consumer goes with its session
+    return remove()
+  end
   redis.call('ZREM', consumers, consumer)
   redis.call('ZREM', deadlines, consumer)
   redis.call('HDEL', charged_at, consumer)

@@ -30,7 +30,9 @@ local function note(what, by, first, last)
 end
 
 local function write_notes()
-  for _, noted in ipairs(notes) do
+  local all = notes
+  notes, latest = {}, {}
+  for _, noted in ipairs(all) do
     local merged, texts = normalise(noted), {}
     for index, range in ipairs(merged) do
       texts[#texts + 1] = range_text(range[1], range[2])

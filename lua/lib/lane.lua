@@ -1,5 +1,7 @@
 -- lane: the names of lanes, and what their records say.
 --
+-- Needs  numbers
+--
 -- A lane is what is leased and released as one. Its name says its kind:
 --   =<key>    the lane of a key; "=" alone is the whole partition (exclusive, failover)
 --   #<entry>  a run: consecutive entries without order, named after its first
@@ -39,7 +41,10 @@ local function parse_ready(member, consumer)
 end
 
 local function leased_text(first, last, token)
-  return first == last and token .. ':' .. first or token .. ':' .. first .. '-' .. last
+  if first == last then
+    return with_number(token .. ':', first)
+  end
+  return token .. ':' .. first .. '-' .. last
 end
 
 local function parse_record(lane, text)

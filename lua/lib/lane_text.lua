@@ -1,19 +1,6 @@
 -- lane_text: what happens most of the time to a lane of a key, done to its record's text as in lib/lane.lua.
-
-local holder, holder_prefix = nil, '\0' -- in the last text: mostly they are all with one consumer
-
--- Returns who holds a lane.
-local function holder_in(text)
-  if string.find(text, holder_prefix, 1, true) ~= 1 then
-    holder = string.match(text, '^[^|]*')
-    holder_prefix = holder .. '|'
-  end
-  return holder
-end
-
-local function lease_ms_in(text)
-  return string.match(text, '|(%d+)')
-end
+--
+-- Needs  numbers
 
 -- Returns whether a lane has more in flight than its text lists.
 local function is_long_text(text)
@@ -38,18 +25,36 @@ local function holder_of_item(text, item)
   end
 end
 
--- Returns the text without what a receipt says, if that is the first in flight and nothing waits: "" where it is all
--- that is in flight; else nil.
-local function text_without(text, item)
-  if string.sub(text, -#item - 5) == '|0|0|' .. item then
-    return ''
+-- What the last text begins with of which nothing waits, up to the first in flight; who holds it, and for how long.
+local head, head_holder, head_lease_ms = '', nil, nil
+
+-- Returns where in a text the first in flight stands, if nothing waits; and the text up to there, who holds it, for how long.
+-- Else nil.
+local function first_in(text)
+  if head == '' or string.sub(text, 1, #head) ~= head then
+    local its_head, its_holder, lease_ms = string.match(text, '^(([^|]*)|(%d+)|0|0|)')
+    if not its_head then
+      return nil
+    end
+    head, head_holder, head_lease_ms = its_head, its_holder, lease_ms
   end
-  local at = string.find(text, '|0|0|' .. item .. ' ', 1, true)
-  return at and string.sub(text, 1, at + 4) .. string.sub(text, at + #item + 6)
+  return #head + 1, head, head_holder, head_lease_ms
 end
 
--- Returns whether the last in a text is one message, of that entry, leased under that token.
-local function text_ends_with(text, token, entry)
-  local item = token .. ':' .. entry
-  return string.sub(text, -#item) == item
+-- Returns who holds a lane.
+local function holder_in(text)
+  return string.match(text, '^[^|]*')
+end
+
+-- Returns the place behind what a receipt says, if that stands at a place in a text; beyond the text where it is the last.
+-- Else nil. `prefix` is its token with a colon.
+local function place_behind(text, at, prefix, first, last)
+  local item = with_number(prefix, first)
+  if last > first then
+    item = with_number(item .. '-', last)
+  end
+  local behind = at + #item
+  if string.find(text, item, at, true) == at and (behind > #text or string.byte(text, behind) == 32) then -- " "
+    return behind + 1
+  end
 end

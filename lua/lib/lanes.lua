@@ -1,6 +1,6 @@
 -- lanes: the lanes that a script has read or changed; flush_lanes() writes them, and makes the indexes over them follow.
 --
--- Needs  subscription holders queue lane
+-- Needs  subscription holders numbers queue lane
 --
 -- What was read is text, in `texts`. What happens to a lane of a key most of the time needs no more: rewrite() and
 -- end_lane() change the text. For all else get_lane() takes it apart; from then on the lane is in `records`, and in
@@ -18,14 +18,16 @@ local rewritten, is_rewritten = {}, {} -- lanes whose text has changed: a list, 
 local changes = {} -- consumer -> what happens to its leases
 local queued = {} -- 0, member, ...: messages of lanes of keys that have come back, for the queue
 local added = {} -- 0, member, ...: what is leased beyond records from now on
+local begun = {} -- first, lane, ...: runs that begin as a text
 
--- Reads many lanes at once.
-local function load_lanes(names)
-  local missing = {}
-  for _, lane in ipairs(names) do
-    if texts[lane] == nil and not records[lane] then
-      texts[lane] = false
-      missing[#missing + 1] = lane
+-- Reads many lanes at once, the first `most` of those named; "" is none.
+local function load_lanes(names, most)
+  local missing, count = {}, 0
+  for index = 1, math.min(#names, most or #names) do
+    local lane = names[index]
+    if texts[lane] == nil and lane ~= '' and not records[lane] then
+      count = count + 1
+      texts[lane], missing[count] = false, lane
     end
   end
   if #missing > 0 then
@@ -81,11 +83,12 @@ local function new_record(lane, consumer, lease_ms, leased)
   return record
 end
 
--- Returns what happens to the leases of a consumer: lanes that end, and {deadline, lane, ...} that are new or moved.
+-- Returns what happens to the leases of a consumer: those that end, those that end with their lanes, and
+-- {deadline, lane, ...} that are new or moved.
 local function changes_of(consumer)
   local its = changes[consumer]
   if not its then
-    its = { ended = {}, timed = {} }
+    its = { ended = {}, gone = {}, timed = {} }
     changes[consumer] = its
   end
   return its
@@ -107,11 +110,35 @@ local function rewrite(lane, text)
   texts[lane] = text
 end
 
+-- Begins a lane, as a text, and leases it to one of the consumers of a fetch.
+local function begin_text(lane, text, consumer)
+  local timed, at = consumer.timed, #rewritten
+  if not timed then
+    timed = changes_of(consumer.name).timed
+    consumer.timed = timed
+  end
+  is_rewritten[lane], rewritten[at + 1], texts[lane] = true, lane, text
+  at = #timed
+  timed[at + 1], timed[at + 2] = consumer.deadline, lane
+end
+
+-- Begins a run of first..last, as a text, and leases it to one of the consumers of a fetch.
+local function begin_run(first, last, token, consumer)
+  local lane, head = with_number(RUN, first), consumer.head
+  if not head then
+    head = consumer.name .. '|' .. consumer.lease_ms .. '|0|0|'
+    consumer.head = head
+  end
+  begin_text(lane, head .. leased_text(first, last, token), consumer)
+  local at = #begun
+  begun[at + 1], begun[at + 2] = first, lane
+end
+
 -- Ends a lane that a consumer holds: nothing of it is leased any more, and nothing waits.
 local function end_lane(lane, consumer)
-  rewrite(lane, false)
-  local ended = (changes[consumer] or changes_of(consumer)).ended
-  ended[#ended + 1] = lane
+  texts[lane] = false
+  local gone = (changes[consumer] or changes_of(consumer)).gone
+  gone[#gone + 1] = lane
 end
 
 -- Puts what was leased of a key's lane into its queue.
@@ -157,8 +184,10 @@ local function flush_leases(option)
       bounds[#bounds + 1] = earliest_of(its.timed)
       bounds[#bounds + 1] = consumer
     end
-    if its.ended[1] then
-      call_with('ZREM', leases, its.ended)
+    call_with('ZREM', leases, its.ended)
+    if its.gone[1] then
+      call_with('ZREM', leases, its.gone)
+      call_with('HDEL', lanes, its.gone)
     end
   end
   if option ~= 'GT' then
@@ -214,11 +243,9 @@ local function flush_lanes(option)
   local writes = { set = set, removed = removed, opened = {}, closed = {}, listed = {}, unlisted = {} }
   for _, lane in ipairs(rewritten) do
     local text = texts[lane]
-    if text then
+    if text then -- else it has ended, or a record was made of it
       local at = #set
       set[at + 1], set[at + 2] = lane, text
-    elseif text == false then -- else a record was made of it
-      removed[#removed + 1] = lane
     end
   end
   for _, record in ipairs(touched) do
@@ -228,9 +255,16 @@ local function flush_lanes(option)
   call_with('HSET', lanes, set)
   call_with('ZREM', runs, writes.closed)
   call_with('ZADD', runs, writes.opened)
+  call_with('ZADD', runs, begun)
   call_with('ZADD', beyond, added)
   flush_leases(option)
   call_with('ZREM', ready, writes.unlisted)
   call_with('ZADD', ready, writes.listed)
   call_with('ZADD', queue, queued)
+end
+
+-- Forgets all that was read and changed, once it is written: what follows is about another subscription.
+local function forget_lanes()
+  texts, records, touched, rewritten, is_rewritten = {}, {}, {}, {}, {}
+  changes, queued, added, begun = {}, {}, {}, {}
 end

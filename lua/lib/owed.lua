@@ -102,16 +102,78 @@ local function add_owed_lanes(owed, its, names, entries)
   end
 end
 
--- Returns what no subscription but `except` is owed out of sorted, disjoint ranges.
+-- Returns what of sorted, disjoint ranges a subscription is not owed for being after its cursor: what is before it, and
+-- what was skipped after it.
+local function not_ahead(its, its_cursor, ranges)
+  local ahead = { { its_cursor + 1, END } }
+  if #ranges > 0 and ranges[#ranges][2] > its_cursor and redis.call('EXISTS', its .. ':skipped') == 1 then
+    local marks = {}
+    for _, range in ipairs(ranges) do
+      for _, entry in ipairs(redis.call('ZRANGEBYSCORE', its .. ':skipped', range[1], range[2])) do
+        marks[#marks + 1] = { tonumber(entry), tonumber(entry) }
+      end
+    end
+    ahead = subtract(ahead, marks)
+  end
+  return subtract(ranges, ahead)
+end
+
+-- Returns the last entry of which a subscription may have settled any: that is its cursor, unless it has skipped some.
+local function settled_upto(its, its_cursor)
+  local mark = redis.call('ZREVRANGE', its .. ':skipped', 0, 0)[1]
+  return math.max(tonumber(its_cursor), tonumber(mark or 0))
+end
+
+-- Returns sorted, disjoint ranges without what dead letters hold, whose bodies they have.
+local function without_held(ranges)
+  local held_entries, held_at = {}, string.sub(lease, 1, -6) .. 'held'
+  for _, range in ipairs(ranges) do
+    for _, member in ipairs(redis.call('ZRANGEBYSCORE', held_at, range[1], range[2])) do
+      local entry = tonumber(string.match(member, '^%d+'))
+      held_entries[#held_entries + 1] = { entry, entry }
+    end
+  end
+  return subtract(ranges, normalise(held_entries))
+end
+
+-- Returns whether dead letters have to be sent on their way before entries in these ranges leave the log whatever anybody
+-- is owed: for some of them that may be still to be done, and bury.lua reads what is sent there.
+local function must_bury_first(ranges)
+  local base = string.sub(lease, 1, -6)
+  if not retry_limits or redis.call('XLEN', base .. 'dead') == 0 then
+    return false
+  end
+  for _, range in ipairs(ranges) do
+    if redis.call('ZCOUNT', base .. 'held', range[1], range[2]) > 0 then
+      return true
+    end
+  end
+  return false
+end
+
+-- Returns what no subscription but `except` is owed out of sorted, disjoint ranges, and no dead letter holds.
 local function unowed(ranges, except)
   local names, entries -- of the lanes of their keys, read once
+  if retry_limits then -- else there are no dead letters
+    ranges = without_held(ranges)
+  end
   local all = redis.call('HGETALL', subs)
   for index = 1, #all, 2 do
     if all[index] ~= except then
       local its = sub_prefix .. all[index]
-      ranges = subtract(ranges, { { all[index + 1] + 1, END } })
+      ranges = not_ahead(its, tonumber(all[index + 1]), ranges)
       if #ranges == 0 then
         break
+      end
+      if has_filters then -- what matches, and has not been given to it
+        local owed = {}
+        for _, range in ipairs(ranges) do
+          for _, member in ipairs(redis.call('ZRANGEBYSCORE', its .. ':matches', range[1], range[2])) do
+            local entry = tonumber(string.match(member, '^%d+'))
+            owed[#owed + 1] = { entry, entry }
+          end
+        end
+        ranges = subtract(ranges, owed)
       end
       if redis.call('EXISTS', its .. ':lanes') == 1 then
         local owed, mode = {}, redis.call('HGET', its, 'mode')
@@ -131,10 +193,13 @@ local function unowed(ranges, except)
   return ranges
 end
 
--- Returns whether another subscription is searched for each entry that is to be forgotten: where it has lanes of keys,
--- or the one lane of its partition has more than its record lists.
+-- Returns whether another subscription is searched for each entry that is to be forgotten: where it has a filter or lanes
+-- of keys, or the one lane of its partition has more than its record lists.
 local function is_searched(other)
   local its = sub_prefix .. other
+  if has_filters and redis.call('EXISTS', its .. ':matches') == 1 then
+    return true
+  end
   if redis.call('HGET', its, 'mode') == 'key_shared' then
     return redis.call('EXISTS', its .. ':lanes') == 1
   end

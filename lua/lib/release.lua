@@ -1,6 +1,6 @@
 -- release: the one way a message goes back, after a nack, a timeout, a leave, a crash or a pause.
 --
--- Needs  subscription queue lane lanes beyond runs backoff journal_notes
+-- Needs  subscription queue lane lanes beyond runs backoff poison expiry journal_notes
 --
 -- Who is charged: "all", where several were given back by name (of a lane the earliest, which takes the rest
 -- along); the "first" of what has timed out; the "head" of a lane, after a crash; or "none".
@@ -9,6 +9,8 @@
 --
 -- What is beyond a lane's record goes back first, the newest first, a bounded part per call: so what is leased stays a
 -- prefix of the lane, and who is charged, and until when the lane waits, is decided when the last part goes back.
+--
+-- Who is charged and has no retry left goes to lib/poison: it is settled, or its lane is parked.
 
 local released = {} -- {consumer, token, first, last, ...}: the leases that this call has ended
 
@@ -18,6 +20,9 @@ local function note_released(record, ranges)
     local at = #released
     released[at + 1], released[at + 2] = record.consumer, tonumber(range[3])
     released[at + 3], released[at + 4] = range[1], range[2]
+    if expires then
+      rearm(range[1], range[2])
+    end
   end
 end
 
@@ -30,28 +35,46 @@ local function free_run(record, due)
   touch(record)
 end
 
--- The first entry waits for the backoff, the rest can be served at once.
-local function release_first(record, what)
+-- Frees a run of entries that have no retry left: each is settled, or stays, parked, in a run of its own.
+local function give_up_run(record, what)
+  local by, first, last = record.consumer, ranges_of(record)[1][1], ranges_of(record)[1][2]
+  for entry = first, last do
+    local piece = cut_run(get_lane(RUN .. entry), entry, entry)
+    if give_up(piece.lane, entry, by, what) == PARKED then
+      free_run(piece, PARKED)
+    else
+      piece.ranges, piece.consumer = {}, ''
+      touch(piece)
+    end
+  end
+end
+
+-- Gives a run back whose first entry was charged, and is due then (nil: it has no retry left); the rest can be served
+-- at once. `rest` is the journal's word for that.
+local function release_first(record, due, what, rest)
   local first, last = ranges_of(record)[1][1], ranges_of(record)[1][2]
   if journaled then
     note(what, record.consumer, first, first)
     if last > first then
-      note('released', record.consumer, first + 1, last)
+      note(rest, record.consumer, first + 1, last)
     end
   end
-  local due = charge(first)
-  if last > first and due > now then
+  if last > first and due ~= now then
     cut_run(record, first, first)
     free_run(get_lane(RUN .. first + 1), now)
   end
-  free_run(record, due)
+  if due then
+    free_run(record, due)
+  else
+    give_up_run(record, what)
+  end
 end
 
 -- charged: "all", "first" or "none" of its entries; due nil stands for the backoff.
 local function release_run(record, charged, due, what)
   note_released(record, ranges_of(record))
   if charged == 'first' then
-    return release_first(record, what)
+    return release_first(record, charge(ranges_of(record)[1][1]), what, 'released')
   end
   local first, last = ranges_of(record)[1][1], ranges_of(record)[1][2]
   if journaled then
@@ -62,12 +85,17 @@ local function release_run(record, charged, due, what)
   end
   local dues = {}
   for entry = first, last do
-    dues[entry] = charge(entry, due)
+    dues[entry] = charge(entry, due) or false
   end
   local from = first
   for entry = first, last do
     if dues[entry] ~= dues[entry + 1] then -- the end of a stretch that falls due together
-      free_run(cut_run(record, from, entry), dues[entry])
+      local piece = cut_run(record, from, entry)
+      if dues[entry] then
+        free_run(piece, dues[entry])
+      else
+        give_up_run(piece, what)
+      end
       record = get_lane(RUN .. entry + 1)
       from = entry + 1
     end
@@ -118,15 +146,23 @@ local function release_lane(record, first, charged, due, what, limit)
   if journaled then
     note_lane_released(record, first, ranges, charged, what)
   end
-  local count = 0
-  for _, range in ipairs(ranges) do
-    queue_up(record.lane, range[1], range[2])
-    count = count + range[2] - range[1] + 1
-  end
   if all and charged ~= 'none' then
     due = charge(first, due)
+    if not due then
+      due = give_up(record.lane, first, record.consumer, what)
+      ranges[1][1] = due == PARKED and first or first + 1 -- else it is settled
+    end
+  elseif charged ~= 'none' and not has_retry(first) then
+    due = now -- the last part gives it up: what is behind it does not wait for it
   end
   due = due or now
+  local count = 0
+  for _, range in ipairs(ranges) do
+    if range[1] <= range[2] then
+      queue_up(record.lane, range[1], range[2])
+      count = count + range[2] - range[1] + 1
+    end
+  end
   record.due = record.waiting > 0 and math.max(record.due, due) or due
   record.waiting = record.waiting + count
   if is_free(record) then

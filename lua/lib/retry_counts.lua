@@ -2,6 +2,11 @@
 --
 -- Needs  subscription
 
+-- Returns the retry count in what is stored of an entry: the count, or count and time of the first failure.
+local function count_in(text)
+  return tonumber(string.match(text, '^%d+'))
+end
+
 -- Returns {entry, retries, ...} of those entries that were ever charged.
 local function retries_of(entries)
   local charged = {}
@@ -9,7 +14,7 @@ local function retries_of(entries)
     for index, count in ipairs(map_with('HMGET', retries, entries)) do
       if count then
         charged[#charged + 1] = entries[index]
-        charged[#charged + 1] = tonumber(count)
+        charged[#charged + 1] = count_in(count)
       end
     end
   end

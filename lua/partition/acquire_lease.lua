@@ -3,7 +3,7 @@
 -- Needs  partition_time ledgers dedupe journal
 -- KEYS   1 lease    string  "<worker> <epoch>", with a TTL
 --        2 meta     hash    epoch, first_epoch, lease_ms, ledgers, ledger, last, clock, lead, journal, dedupe_ms,
---                           marks_at, incarnation
+--                           marks_at, incarnation, retain
 --        3 log      stream
 --        4 journal  stream
 --        5 delayed  zset    "<number> <uid>" -> due, ms
@@ -12,7 +12,8 @@
 --        8 subs     hash    subscription -> cursor
 -- ARGV   1 worker   2 ttl_ms   3 known_epoch: the newest epoch the caller has heard of
 -- Returns  {"OK", epoch, sweep, now_ms, next_due_ms or 0, marks_due_ms or 0, {subscription, mode, delivery, ...},
---           incarnation of the topic}
+--           incarnation of the topic, 1 where something is retained with a limit: trim is to be called,
+--           1 where messages expire: expire_messages is to be called}
 --            sweep is 1 when an interrupted sweep has to be finished; a delayed message is due next; promote
 --            is to be called for old marks; the subscriptions that have consumers, whose sessions are to be ended
 --          {"HELD", "<worker> <epoch>", ttl_ms}   {"NO_TOPIC"}
@@ -22,7 +23,7 @@ local marks_1, subs = KEYS[7], KEYS[8]
 local worker, ttl_ms, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local LEDGERS = 300 -- that are looked for in one call; those behind them stay, with entries or without
 
-local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at', 'lease_ms', 'incarnation')
+local stored = redis.call('HMGET', meta, 'epoch', 'ledgers', 'last', 'sweep', 'swept', 'clock', 'journal', 'lead', 'dedupe_ms', 'marks_at', 'lease_ms', 'incarnation', 'retain', 'expires')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
@@ -83,4 +84,8 @@ for _, name in ipairs(redis.call('HKEYS', subs)) do
     end
   end
 end
-return { 'OK', epoch, stored[4] ~= stored[5] and 1 or 0, now, next_due, marks_due, in_use, tonumber(stored[12] or 0) }
+return {
+  'OK', epoch, stored[4] ~= stored[5] and 1 or 0, now, next_due, marks_due, in_use, tonumber(stored[12] or 0),
+  #(stored[13] or '') > 1 and 1 or 0, -- as in lib/retention.lua
+  stored[14] and 1 or 0,
+}

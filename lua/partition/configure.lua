@@ -1,15 +1,16 @@
--- configure: set how many records a partition's journal keeps, unless the partition has been deleted meanwhile.
+-- configure: have the settings of a partition follow those of its topic, unless it has been deleted meanwhile.
 --
 -- Needs  partition_time journal
--- KEYS   1 meta     hash    last, clock, lead, journal
---        2 journal  stream
--- ARGV   1 cap: records to keep, 0 for no journal
--- Returns  {"OK"}   {"NO_TOPIC"}
+-- KEYS   1 meta      hash    last, clock, lead, journal, retain, sweep
+--        2 journal   stream
+--        3 retained  stream  what was settled and stays
+-- ARGV   1 cap: records that the journal keeps, 0 for none   2 retain, as in lib/retention.lua   3 ttl_ms, 0 for none   4 quota, as in lib/partition.lua, 0 for none
+-- Returns  {"OK", 1 where something is retained otherwise: drop_unowed is to be called}   {"NO_TOPIC"}
 -- Cost     O(1); the memory is freed in the background
-local meta, journal = KEYS[1], KEYS[2]
-local cap = ARGV[1]
+local meta, journal, retained = KEYS[1], KEYS[2], KEYS[3]
+local cap, retain, ttl_ms, quota = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-local stored = redis.call('HMGET', meta, 'last', 'clock', 'lead', 'journal')
+local stored = redis.call('HMGET', meta, 'last', 'clock', 'lead', 'journal', 'retain', 'counted_at', 'delayed')
 if not stored[1] then
   return { 'NO_TOPIC' }
 end
@@ -20,5 +21,25 @@ if (stored[4] or '0') == '0' and cap ~= '0' then
   redis.call('UNLINK', journal)
   write_record(journal, cap, tick(meta, stored[2], stored[3]), 'begun', '', '', stored[1] + 1, newest + 1)
 end
-redis.call('HSET', meta, 'journal', cap)
-return { 'OK' }
+redis.call('HSET', meta, 'journal', cap, 'retain', retain, 'ttl_ms', ttl_ms, 'quota', quota)
+-- As in lib/partition.lua: what is there when bytes are first limited does not count.
+if not string.find(quota, ' ', 1, true) then
+  redis.call('HDEL', meta, 'counted_at', 'backlog_bytes', 'delayed_from')
+elseif not stored[6] then
+  local newest = redis.call('XREVRANGE', string.sub(meta, 1, -5) .. 'log', '+', '-', 'COUNT', 1)[1]
+  redis.call('HSET', meta, 'counted_at', newest and newest[1] or '0-0', 'backlog_bytes', 0, 'delayed_from', stored[7] or 0)
+end
+if retain == stored[5] then
+  return { 'OK', 0 }
+end
+redis.call('HDEL', meta, 'sized', 'sized_bytes')
+local was_limited, limited = #stored[5] > 1, #retain > 1
+if was_limited and limited then -- what is written down holds
+  return { 'OK', 0 }
+end
+if was_limited then
+  redis.call('UNLINK', retained)
+  redis.call('HDEL', meta, 'trim_from', 'replays')
+end
+redis.call('HINCRBY', meta, 'sweep', 1)
+return { 'OK', 1 }

@@ -16,4 +16,7 @@ else
   redis.call('HSET', meta, 'epoch', '0', 'ledgers', '', 'last', '0', 'clock', '0', 'incarnation', incarnation)
 end
 redis.call('HSET', meta, unpack(ARGV, 2))
+if string.find(redis.call('HGET', meta, 'quota') or '', ' ', 1, true) then
+  redis.call('HSETNX', meta, 'counted_at', '0-0') -- as in lib/partition.lua
+end
 return { 'OK' }

@@ -2,7 +2,8 @@
 --
 -- Needs  ledgers holders bodies
 -- KEYS   1 lease   2 meta   3 log   4 subs   5 marks:0   6 marks:1   7 journal
---        8 delayed   9 delayed:data   10 bodies
+--        8 delayed   9 delayed:data   10 bodies   11 retained
+--        12 expiring   13 overdue
 -- ARGV   1 incarnation of the topic   2 limit: messages removed, at most; 0: the list of their bodies goes, if all of
 --          these have been deleted
 --        3 prefix of subscription keys   4 holders: suffix of the one that lists who holds leases
@@ -11,8 +12,11 @@
 --            the first call takes all but the messages, the names of whose bodies are written down
 -- Cost     O(subscriptions + consumers + limit); the memory is freed in the background
 local lease, meta, log, subs, marks_0, marks_1, journal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local delayed, data, bodies = KEYS[8], KEYS[9], KEYS[10]
+local delayed, data, bodies, retained = KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local expiring, overdue = KEYS[12], KEYS[13]
 local incarnation, limit, prefix, holders = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local base = string.sub(lease, 1, -6) -- what its other keys begin with
+local held_at = base .. 'held'
 
 if (redis.call('HGET', meta, 'incarnation') or incarnation) ~= incarnation then
   return { 'OTHER' }
@@ -33,18 +37,24 @@ for _, name in ipairs(redis.call('HKEYS', subs)) do
     redis.call('UNLINK', prefix .. name .. ARGV[index])
   end
 end
-redis.call('UNLINK', lease, meta, subs, marks_0, marks_1, journal)
+redis.call('UNLINK', lease, meta, subs, marks_0, marks_1, journal, retained, expiring, overdue, base .. 'filters')
+redis.call('UNLINK', base .. 'dead', base .. 'outbox', base .. 'received', base .. 'expired', base .. 'priority')
 
+-- What a dead letter holds has its body still: from now on that is the dead letter's alone.
 local names, more = {}, 1
+local any_held = redis.call('EXISTS', held_at) == 1
 local found = redis.call('XRANGE', log, '-', '+', 'COUNT', limit)
 for _, item in ipairs(found) do
-  add_body(names, 0, item[2][4], item[2][6], OF_LOG)
+  local entry = any_held and entry_of(item[1])
+  if not entry or redis.call('ZCOUNT', held_at, entry, entry) == 0 then
+    add_body(names, 0, item[2][4], item[2][6], OF_LOG)
+  end
 end
 if #found == limit then
   local last = found[limit][1]
   redis.call('XTRIM', log, 'MINID', '=', ledger_of_id(last) .. '-' .. (entry_of(last) + 1))
 else
-  redis.call('UNLINK', log)
+  redis.call('UNLINK', log, held_at)
   local members, uids = redis.call('ZRANGE', delayed, 0, limit - #found - 1), {}
   for index, member in ipairs(members) do
     uids[index] = string.sub(member, 17)

@@ -4,7 +4,7 @@
 -- KEYS   1 meta     hash    last, incarnation, ledger, ledgers
 --        2 log      stream
 --        3 subs     hash    subscription -> cursor
---        4 sub      hash    sparse, sought, incarnation
+--        4 sub      hash    sparse, sought, incarnation; its `matches`, zset: "entry key" -> entry, if it has a filter
 --        5 journal  stream
 -- ARGV   1 name of the subscription, or ""   2 known: the newest ledger that the caller knows, or 0
 -- Returns  {"OK", earliest, latest, position or 0, dense, earliest and latest of the journal, sought,
@@ -32,6 +32,7 @@ if name ~= '' then
   local of_sub = redis.call('HMGET', sub, 'sparse', 'sought', 'incarnation')
   position, sparse, sought = cursor + 1, tonumber(of_sub[1]), tonumber(of_sub[2] or 0)
   incarnation = tonumber(of_sub[3] or 0)
+  position = tonumber(string.match(redis.call('ZRANGE', sub .. ':matches', 0, 0)[1] or '', '^%d+') or position)
 end
 local newest = last_record(journal)
 return {

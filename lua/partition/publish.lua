@@ -1,16 +1,22 @@
 -- publish: append a batch to the log, each uid once.
 --
--- Needs  partition require_lease dedupe ranges journal
+-- Needs  partition require_lease dedupe ranges journal retention audience extras
 -- KEYS   as in lib/partition.lua
--- ARGV   2 packed: MessagePack array: key, uid, about, key, uid, about, ...
--- Returns  {"OK", now_ms, first, n stored, n unowed, {index, id, ...}, marks_due_ms}
+-- ARGV   2 packed: MessagePack array: key, uid, about, key, uid, about, ...   3 extras, as in lib/extras.lua, or ""
+-- Returns  {"OK", now_ms, first, n stored, n unowed, {index, id, ...}, marks_due_ms,
+--           expires_due_ms or 0, {index, ...}, {index, ...}, behind}
 --            index and id of each duplicate: its place in the batch, from 0, and what was stored first under its
 --            uid, "0-0" where that waits to be due; all others took consecutive entries from `first` on, or, where
---            nobody is there for them, none: then they are n unowed, and n stored is 0
---            marks_due_ms: when the owner is to call promote next, for the marks
+--            nobody is there for them, none: these are n unowed, and where filters decide, the indexes are theirs
+--            the first indexes are those of messages that the backlog has no room for: from the first of these on
+--            nothing was stored, so that none goes before another
+--            marks_due_ms: when the owner is to call promote next, for the marks; the other when the first of all that
+--            are there expires, if any of these do
+--            behind is 1 where a filtered subscription has to compare what is in the log; without filters the two last
+--            are left out
 --          {"FENCED"}   {"NO_TOPIC"}
--- Cost     O(n)
-local packed = ARGV[2]
+-- Cost     O(n), times the filtered subscriptions, as far as there is effort for them
+local packed, extras = ARGV[2], ARGV[3]
 
 local refused = require_lease(lease, held, last_entry)
 if refused then
@@ -21,26 +27,50 @@ start()
 local batch = cmsgpack.unpack(packed)
 local marks = open_marks(meta, marks_0, marks_1, stored[5], stored[6], stored[4], now)
 local uids, first_ids = look_up(marks, delayed_data, batch)
-local owed = retained or redis.call('EXISTS', subs) == 1
+local owed, audience = retained or redis.call('EXISTS', subs) == 1, nil
+local unmatched = nil -- places of messages that no filter lets through
+if read_audience then
+  owed, audience = read_audience()
+  unmatched = {}
+end
 local next_id = ledger .. '-*' -- Redis counts on from the entry before
 local published = now .. ' '
 local first = last_entry + 1
 local entry, unowed = first - 1, 0
 local seen, ids, duplicates, abouts = {}, {}, {}, {}
+local room, full = room_left and room_left() or END, nil
+local take_bytes, write_bytes
+if open_bytes then
+  take_bytes, write_bytes = open_bytes()
+end
+local special = keep_extras and {} -- index, entry, ... of what was stored
 for index, uid in ipairs(uids) do
   local known = first_ids[index] or seen[uid]
   if known then
     duplicates[#duplicates + 1] = index - 1
     duplicates[#duplicates + 1] = known
-  elseif owed then
+  elseif audience and not audience.judge(batch[index * 3 - 2], batch[index * 3]) and not owed then
+    unowed = unowed + 1
+    unmatched[unowed] = index - 1
+  elseif (owed or audience) and (full or entry - first + 1 >= room or take_bytes and not take_bytes(batch[index * 3])) then
+    full = full or {}
+    full[#full + 1] = index - 1
+  elseif owed or audience then
     -- The first of a ledger, and of a batch, is numbered here.
     local id = redis.call('XADD', log, entry < first and ledger .. '-' .. first or next_id, 'key', batch[index * 3 - 2], 'uid', uid, 'about', published .. batch[index * 3])
     entry = entry + 1
+    if audience then
+      audience.stored(entry)
+    end
     seen[uid] = id
     ids[#ids + 1] = uid
     ids[#ids + 1] = id
     if marks.short then
       abouts[uid] = batch[index * 3]
+    end
+    if special then
+      special[#special + 1] = index
+      special[#special + 1] = entry
     end
   else
     unowed = unowed + 1
@@ -48,9 +78,17 @@ for index, uid in ipairs(uids) do
 end
 if entry >= first then
   redis.call('HSET', meta, 'last', entry)
+  if limited and redis.call('EXISTS', subs) == 0 then
+    note_retained(lease, now, range_text(first, entry))
+  end
   mark(marks, ids, abouts)
   if journaled then
     write_record(journal, journal_cap, now, 'published', '', ledger, range_text(first, entry))
   end
 end
-return { 'OK', now, first, entry - first + 1, unowed, duplicates, marks.due }
+if write_bytes then
+  write_bytes()
+end
+local expires_due = special and keep_extras(read_extras(extras), special) or 0
+local behind = audience and audience.write(entry)
+return { 'OK', now, first, entry - first + 1, unowed, duplicates, marks.due, expires_due, full or false, unmatched, behind }

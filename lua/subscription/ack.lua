@@ -1,6 +1,6 @@
 -- ack: settle leased messages; what nobody is owed any more leaves the log.
 --
--- Needs  subscription require_lease ranges queue lane lane_text lanes beyond receipts retry_counts owed forget journal_notes
+-- Needs  subscription require_lease ranges queue lane lane_text lanes beyond receipts retry_counts owed forget expiry journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
 --        5 names: JSON array of entry, name of each body that they have, "" for none
@@ -21,42 +21,46 @@ if refused then
 end
 
 local receipts, settled = cmsgpack.unpack(packed), {}
+local newest = {} -- of these
+
+-- Settles first..last, which `by` has held.
+local function settle(by, first, last)
+  if newest[2] == first - 1 then
+    newest[2] = last
+  else
+    newest = { first, last }
+    settled[#settled + 1] = newest
+  end
+  if journaled then
+    note('acked', by, first, last)
+  end
+end
 
 local function settle_runs(token, first, last)
   local found = {}
   for _, record in ipairs(held_runs(settler, token, first, last)) do
     found[#found + 1] = record.ranges[1]
-    if journaled then
-      note('acked', record.consumer, record.ranges[1][1], record.ranges[1][2])
-    end
+    settle(record.consumer, record.ranges[1][1], record.ranges[1][2])
     record.ranges = {}
     touch(record)
   end
   return found
 end
 
--- Returns who holds a key's lane; nil for a run, and where there is none.
-local function holder_of(lane)
-  if records[lane] then
-    return records[lane].consumer
-  end
-  return texts[lane] and holder_in(texts[lane])
-end
-
 -- Takes what is beyond a record as it was leased, which is what happens in a long lane most of the time.
-local function take_as_leased(record, item, first, last)
+local function take_as_leased(record, token, first, last)
   if not record or record.beyond == 0 or settler ~= '' and record.consumer ~= settler then
     return
   end
-  if redis.call('ZREM', beyond, queue_member(record.lane, first, last, token_of(item))) == 1 then
+  if redis.call('ZREM', beyond, queue_member(record.lane, first, last, token)) == 1 then
     record.beyond = record.beyond - (last - first + 1)
     return { { first, last } }
   end
 end
 
 -- Takes what a receipt holds of a key's lane out of its record, and beyond it.
-local function take_from_record(record, item, first, last)
-  local found = held_of_lane(record, settler, item, first, last)
+local function take_from_record(record, token, first, last)
+  local found = held_of_lane(record, settler, token, first, last)
   if found[1] and not found[1][4] then -- some of it is listed
     record.ranges = subtract(ranges_of(record), found)
     spill(record)
@@ -69,23 +73,14 @@ local function take_from_record(record, item, first, last)
   return found
 end
 
-local function settle_lane(lane, item, first, last)
-  local text = texts[lane]
-  if text and (settler == '' or holder_in(text) == settler) then
-    local rest = text_without(text, item)
-    if rest == '' then
-      end_lane(lane, holder_in(text))
-      return { { first, last } }
-    elseif rest then
-      rewrite(lane, rest)
-      set_deadline(lane, holder_in(text), now + lease_ms_in(text))
-      return { { first, last } }
-    end
-  end
+local function settle_lane(lane, token, first, last)
   local record = get_lane(lane)
-  local found = take_as_leased(record, item, first, last) or take_from_record(record, item, first, last)
+  local found = take_as_leased(record, token, first, last) or take_from_record(record, token, first, last)
   if #found == 0 then
     return found
+  end
+  for _, range in ipairs(found) do
+    settle(record.consumer, range[1], range[2])
   end
   if is_free(record) then
     record.consumer = ''
@@ -96,26 +91,76 @@ local function settle_lane(lane, item, first, last)
   return found
 end
 
-local function cost()
-  return 0, 1
+-- What happens to a lane most of the time, done to its text: what is settled are the first in flight, and nothing waits.
+local places, place_lanes = {}, {} -- lane -> where in its text stands what is left of it; those lanes
+local prefix, prefix_token -- of the last receipt
+
+-- Cuts off what is settled of a lane's text.
+local function cut(lane)
+  local text, at = texts[lane], places[lane]
+  local _, head, holder, lease_ms = first_in(text)
+  if at > #text then
+    end_lane(lane, holder)
+  else
+    rewrite(lane, head .. string.sub(text, at))
+    set_deadline(lane, holder, now + lease_ms)
+  end
+  places[lane] = nil
+end
+
+-- Returns whether all of a receipt has been settled.
+local function settle_first(lane, text, token, first, last)
+  local at = places[lane]
+  if not at then
+    local start, _, holder = first_in(text)
+    if not start or settler ~= '' and holder ~= settler then
+      return false
+    end
+    at, place_lanes[#place_lanes + 1] = start, lane
+  end
+  if token ~= prefix_token then
+    prefix, prefix_token = token .. ':', token
+  end
+  local behind = place_behind(text, at, prefix, first, last)
+  if not behind then
+    return false
+  end
+  places[lane] = behind
+  if newest[2] == first - 1 and not journaled then
+    newest[2] = last
+  else
+    settle(journaled and holder_in(text), first, last)
+  end
+  return true
 end
 
 local most = receipts_size(receipts) > AT_ONCE and forgettable() or END
-local stale, next_receipt, next_entry = each_receipt(receipts, function(lane, item, first, last)
-  local by = journaled and holder_of(lane)
-  local found = lane == '' and settle_runs(token_of(item), first, last) or settle_lane(lane, item, first, last)
-  for _, range in ipairs(found) do
-    settled[#settled + 1] = range
-    if by then
-      note('acked', by, range[1], range[2])
-    end
+local stale, next_receipt, next_entry = each_receipt(receipts, function(lane, token, first, last)
+  local text = texts[lane]
+  if text and settle_first(lane, text, token, first, last) then
+    return true
+  elseif lane == '' then
+    return settle_runs(token, first, last)
   end
-  return found
-end, most, cost)
+  if places[lane] then
+    cut(lane)
+  end
+  return settle_lane(lane, token, first, last)
+end, most)
 
+for _, lane in ipairs(place_lanes) do
+  if places[lane] then
+    cut(lane)
+  end
+end
 flush_lanes('GT')
 write_notes()
 drop_retries(settled)
-local part = whose == 'some' or next_receipt < #receipts / 4
+if expires and redis.call('EXISTS', overdue) == 1 then
+  for _, range in ipairs(settled) do
+    rearm(range[1], range[2])
+  end
+end
+local part = whose == 'some' or next_receipt < #receipts[1]
 local gone, record = forget(settled, name, names, part)
 return { 'OK', stale, flat(gone), record, next_receipt, next_entry }

@@ -56,7 +56,7 @@ local function slowest_of_others(upto)
   local all = redis.call('HGETALL', subs)
   for index = 1, #all, 2 do
     if all[index] ~= name then
-      upto = math.min(upto, tonumber(all[index + 1]))
+      upto = math.min(upto, settled_upto(sub_prefix .. all[index], all[index + 1]))
       if is_searched(all[index]) then
         most = math.min(most, LANES)
       end
@@ -70,7 +70,7 @@ end
 -- nothing.
 local function advance(upto)
   local dropped_upto, most = slowest_of_others(upto)
-  local there = not retained and redis.call('XRANGE', log, id_of(cursor + 1), id_of(math.max(dropped_upto, cursor + 1)), 'COUNT', 1)[1]
+  local there = (limited or not retained) and redis.call('XRANGE', log, id_of(cursor + 1), id_of(math.max(dropped_upto, cursor + 1)), 'COUNT', 1)[1]
   local first = there and entry_of(there[1]) or END -- there may be a wide hole before it
   if first > dropped_upto then
     return {}, upto

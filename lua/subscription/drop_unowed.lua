@@ -1,10 +1,11 @@
 -- drop_unowed: drop entries that no subscription is owed, a bounded part of the log per call.
 --
--- Needs  subscription ledgers ranges bodies forget
+-- Needs  subscription ledgers ranges bodies owed forget
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 from: first entry to look at   4 limit: entries looked at, at most
 --        5 sweep to finish: "" in the first call, then what the last call returned
--- Returns  {"OK", next entry or 0 at the end, sweep, {first, last, ...}}  ranges that left the log
+-- Returns  {"OK", next entry or 0 at the end, sweep, {first, last, ...}}  ranges that left the log; what is retained
+--            stays, and is written down for trim
 --          {"NO_TOPIC"}
 -- Cost     O(limit log n) times the subscriptions that have passed the entries
 local from, limit, sweep = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -16,23 +17,30 @@ if sweep == '' then
   sweep = redis.call('HGET', meta, 'sweep') or '0'
 end
 
--- Beyond the slowest cursor everything is owed.
-local upto = last_entry
-for _, slow in ipairs(redis.call('HVALS', subs)) do
-  upto = math.min(upto, tonumber(slow))
+-- Beyond the slowest cursor everything is owed, but for what was skipped there. Where lanes have to be searched, or there
+-- are many, part by part.
+local upto, lanes_there = last_entry, 0
+local all = redis.call('HGETALL', subs)
+for index = 1, #all, 2 do
+  upto = math.min(upto, settled_upto(sub_prefix .. all[index], all[index + 1]))
+  lanes_there = lanes_there + (is_searched(all[index]) and END or redis.call('HLEN', sub_prefix .. all[index] .. ':lanes'))
 end
 
-local ranges, names, last = {}, {}, 0
-if not retained and from <= upto then
+local ranges, names, reached = {}, {}, upto
+if limited and from <= upto then -- what is retained need not be read: it stays
+  reached = lanes_there > limit and math.min(upto, from + limit - 1) or upto
+  ranges = { { from, reached } }
+elseif not retained and from <= upto then
   for _, item in ipairs(redis.call('XRANGE', log, id_of(from), id_of(upto), 'COUNT', limit)) do
-    last = entry_of(item[1])
-    ranges[#ranges + 1] = { last, last }
-    add_body(names, last, item[2][4], item[2][6], OF_LOG)
+    local entry = entry_of(item[1])
+    ranges[#ranges + 1] = { entry, entry }
+    add_body(names, entry, item[2][4], item[2][6], OF_LOG)
   end
+  reached = #ranges == limit and ranges[limit][1] or upto
 end
 local gone = flat((forget(ranges, nil, #names > 0 and cjson.encode(names) or '')))
-if #ranges == limit then
-  return { 'OK', last + 1, sweep, gone }
+if reached < upto then
+  return { 'OK', reached + 1, sweep, gone }
 end
 -- A sweep asked for meanwhile has a higher number and stays to be done.
 if tonumber(sweep) > tonumber(redis.call('HGET', meta, 'swept') or 0) then

@@ -4,14 +4,14 @@
 -- all that was leased to it by then: the rest was probably never looked at. So the token of that moment is
 -- remembered, and runs of that consumer with no newer one go back uncharged when they time out later.
 --
--- Needs  subscription require_lease holders lane lanes release departures journal_notes
+-- Needs  subscription require_lease holders lane lanes poison release departures journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: about as many stretches of lanes, runs and consumers dealt with, at most
 -- Returns  {"OK", more, next_due_ms or 0, lanes released, {consumer whose session has ended, ...},
---           now_ms, {consumer, token, first, last, ...}, token}
+--           now_ms, {consumer, token, first, last, ...}, token, dead}
 --            more is 1 when the limit ended the call early, 2 when that was amid a lane; nothing is due before
---            next_due_ms, and perhaps nothing then; what was given back; and what the last seek has ended: all leased
---            up to that token
+--            next_due_ms, and perhaps nothing then; what was given back; what the last seek has ended: all leased
+--            up to that token; and how many have become dead letters, see bury.lua
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(limit log p), p = messages in flight
 local limit = tonumber(ARGV[3])
@@ -118,5 +118,5 @@ for _, consumer in ipairs(cleared) do
 end
 return {
   'OK', amid and 2 or left <= 0 and 1 or 0, next_end(deadlines, consumers) or 0, lanes_released, gone, now, released,
-  tonumber(redis.call('HGET', sub, 'void') or 0),
+  tonumber(redis.call('HGET', sub, 'void') or 0), dead.count,
 }

@@ -1,6 +1,6 @@
 -- extend: move the deadline of leased messages; in a lane, the lane's one deadline.
 --
--- Needs  subscription require_lease lane_text lanes receipts journal_notes
+-- Needs  subscription require_lease lane lane_text lanes receipts journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 packed: MessagePack array of receipts, as in lib/receipts.lua   4 settler, as there
 --        5 deadline_ms, by Redis time, or ""   6 lease_ms from now, instead of deadline_ms, or ""
@@ -52,18 +52,18 @@ local function cost(lane)
   return 10, lane == '' and 2 or is_long(lane) and 1 or 0
 end
 
-local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), function(lane, item, first, last)
-  if extend_text(lane, item, first, last) then
-    return { { first, last } }
+local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), function(lane, token, first, last)
+  if extend_text(lane, leased_text(first, last, token), first, last) then
+    return true
   elseif lane ~= '' then
-    local found = held_of_lane(get_lane(lane), settler, item, first, last)
+    local found = held_of_lane(get_lane(lane), settler, token, first, last)
     if found[1] then
       extend(get_lane(lane), found)
     end
     return found
   end
   local found = {}
-  for _, record in ipairs(held_runs(settler, token_of(item), first, last)) do
+  for _, record in ipairs(held_runs(settler, token, first, last)) do
     found[#found + 1] = record.ranges[1]
     extend(record, { record.ranges[1] })
   end

@@ -1,6 +1,6 @@
 -- settle_missing: settle messages that are leased or wait but are not in the log: somebody has deleted them there.
 --
--- Needs  subscription require_lease ranges queue lane lanes beyond runs retry_counts journal_notes
+-- Needs  subscription require_lease ranges queue lane lanes beyond taking retry_counts journal_notes
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 missing: MessagePack array of entries that the caller has not found
 --        4 limit: lanes of keys looked at, at most
@@ -24,23 +24,17 @@ end
 holes = normalise(holes)
 
 local settled = {}
-local function settle(record, first, last)
+local function note_lost(consumer, first, last)
   settled[#settled + 1] = { first, last }
-  touch(record)
   if journaled then
-    note('lost', record.consumer, first, last)
+    note('lost', consumer, first, last)
   end
 end
 
-local function take_from_runs()
-  for _, hole in ipairs(holes) do
-    for _, record in ipairs(runs_between(hole[1], hole[2])) do
-      local range = ranges_of(record)[1]
-      local piece = cut_run(record, math.max(hole[1], range[1]), math.min(hole[2], range[2]))
-      settle(piece, piece.ranges[1][1], piece.ranges[1][2])
-      piece.ranges, piece.waiting = {}, 0
-    end
-  end
+local function settle(record, first, last)
+  touch(record)
+  go_on_without(record, first, last)
+  note_lost(record.consumer, first, last)
 end
 
 -- Takes holes out of a lane's `queue` or `beyond`; `count` is the record's of what is there.
@@ -73,8 +67,8 @@ local function take_from_lanes(records)
   end
 end
 
-if position == '' then
-  take_from_runs()
+for _, hole in ipairs(position == '' and holes or {}) do
+  take_runs(hole[1], hole[2], note_lost)
 end
 local next_position = ''
 if redis.call('HGET', sub, 'mode') == 'key_shared' then

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +26,12 @@ from keylane import (
 from keylane.connect.connection import Connection
 from keylane.produce.outbox import Outbox
 from keylane.produce.publish_frame import PublishFrame
+from keylane.types import Mode
 from keylane.wire import Data, Frame
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.supervise.embedded_server import Server
-from tests.chaos.recorder import MODES, Name, Recorder
+from tests.chaos.recorder import MODES, ORDERED, SHARED, Name, Recorder
 from tests.support.running import RunningBroker, broker_with_scripts_of_its_own
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -49,12 +50,15 @@ Chaos = Callable[["Load"], Coroutine[Any, Any, None]]
 class Load:
     """Applications at work: they know the client's API, and nothing of what happens to the broker."""
 
-    def __init__(self, broker: RunningBroker, topic: str, messages: int, seed: int) -> None:
+    def __init__(
+        self, broker: RunningBroker, topic: str, messages: int, seed: int, modes: Mapping[str, Mode]
+    ) -> None:
         self.broker = broker
         self.topic = topic
         self.messages = messages
         self.seed = seed
-        self.record = Recorder()
+        self.modes = modes  # of the subscriptions
+        self.record = Recorder(modes)
         self._moved = asyncio.Event()
 
     # Producers
@@ -161,7 +165,7 @@ class Load:
             ]
             await clients[0].create_topic(self.topic, partitions=PARTITIONS)
             consumers = []
-            for subscription, mode in MODES.items():
+            for subscription, mode in self.modes.items():
                 for number in range(CONSUMERS):
                     opened = clients[2 + number % 2].subscribe(
                         self.topic,
@@ -189,7 +193,7 @@ class Load:
         while not self.record.finished(self.messages) and not self.record.problems:
             await self._progress()
         while not self.record.problems:
-            described = [await client.describe_subscription(self.topic, name) for name in MODES]
+            described = [await client.describe_subscription(self.topic, name) for name in self.modes]
             if not any(item.backlog for item in described):
                 return
             await self._progress()
@@ -202,7 +206,7 @@ class Load:
 
     async def after(self, share: float) -> None:
         """Wait until so much of everything has been published and delivered."""
-        record, wanted = self.record, share * self.messages * (1 + len(MODES))
+        record, wanted = self.record, share * self.messages * (1 + len(self.modes))
         while len(record.answered) + sum(len(told.delivered) for told in record.told.values()) < wanted:
             await self._progress()
 
@@ -230,9 +234,16 @@ class Kills:
                 await anyio.to_thread.run_sync(load.broker.server.start)
 
 
-async def run(broker: RunningBroker, topic: str, messages: int, seed: int, chaos: Chaos) -> list[str]:
+async def run(
+    broker: RunningBroker,
+    topic: str,
+    messages: int,
+    seed: int,
+    chaos: Chaos,
+    modes: Mapping[str, Mode] = MODES,
+) -> list[str]:
     """Run a load through chaos; everything that was not as promised."""
-    load = Load(broker, topic, messages, seed)
+    load = Load(broker, topic, messages, seed, modes)
     record = load.record
     with anyio.move_on_after(PATIENCE) as limit:
         await load.run(chaos)
@@ -277,6 +288,23 @@ def _no_errors_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.fixture(
+    params=[
+        ("always", MODES),
+        ("never", MODES),
+        ("always", {ORDERED: "key_shared"}),
+        ("always", {SHARED: "shared"}),
+    ],
+    ids=["in turns", "one by one", f"{ORDERED} in turns", f"{SHARED} in turns"],
+)
+def modes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Mode]:
+    """The modes of the subscriptions; acks are settled in turns where there is one subscription only."""
+    turns, modes = request.param
+    monkeypatch.setenv("TURNS", turns)
+    found: Mapping[str, Mode] = modes
+    return found
+
+
 @pytest.fixture
 def durable(tmp_path: Path) -> Iterator[RunningBroker]:
     """A broker on a server that has on disk what it has answered: so its death loses nothing.
@@ -318,37 +346,40 @@ class Cuts:
         self.record = None
 
 
-async def test_kills_of_the_worker_lose_nothing_repeat_nothing_settled_and_keep_order(topic: str) -> None:
+async def test_kills_of_the_worker_lose_nothing_repeat_nothing_settled_and_keep_order(
+    modes: Mapping[str, Mode], topic: str
+) -> None:
     with RunningBroker() as broker:
         chaos = Kills(*((share, "worker") for share in (0.1, 0.25, 0.4, 0.6, 0.8)))
-        problems = await run(broker, topic, MESSAGES, fresh_seed(), chaos)
+        problems = await run(broker, topic, MESSAGES, fresh_seed(), chaos, modes)
         assert not problems, "\n".join(problems)
 
 
 async def test_kills_of_the_server_lose_nothing_repeat_nothing_settled_and_keep_order(
-    durable: RunningBroker, topic: str
+    modes: Mapping[str, Mode], durable: RunningBroker, topic: str
 ) -> None:
     chaos = Kills(*((share, "server") for share in (0.15, 0.35, 0.55, 0.8)))
-    problems = await run(durable, topic, MESSAGES, fresh_seed(), chaos)
+    problems = await run(durable, topic, MESSAGES, fresh_seed(), chaos, modes)
     assert not problems, "\n".join(problems)
 
 
 async def test_kills_of_both_lose_nothing_repeat_nothing_settled_and_keep_order(
-    durable: RunningBroker, topic: str
+    modes: Mapping[str, Mode], durable: RunningBroker, topic: str
 ) -> None:
     seed = fresh_seed()
     chance = random.Random(seed)
     chaos = Kills(*((chance.uniform(0.02, 0.95), chance.choice(("worker", "server"))) for _ in range(7)))
     print(chaos.kills)
-    problems = await run(durable, topic, MESSAGES, seed, chaos)
+    problems = await run(durable, topic, MESSAGES, seed, chaos, modes)
     assert not problems, "\n".join(problems)
 
 
 async def test_lost_connections_lose_nothing_repeat_nothing_settled_and_keep_order(
-    broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+    modes: Mapping[str, Mode], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = fresh_seed()
-    problems = await run(broker, topic, 10_000, seed, Cuts(monkeypatch, seed, 0.05))
+    with RunningBroker() as broker:
+        problems = await run(broker, topic, 10_000, seed, Cuts(monkeypatch, seed, 0.05), modes)
     assert not problems, "\n".join(problems)
 
 

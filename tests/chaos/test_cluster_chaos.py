@@ -80,6 +80,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.usefixtures("turns")
 async def test_a_cluster_loses_nothing_repeats_nothing_settled_and_keeps_order(
     server: Server, topic: str
 ) -> None:
@@ -90,6 +91,7 @@ async def test_a_cluster_loses_nothing_repeats_nothing_settled_and_keeps_order(
         assert not problems, "\n".join(problems)
 
 
+@pytest.mark.usefixtures("turns")
 async def test_a_cluster_on_three_servers_does_so_too(topic: str) -> None:
     seed = chosen_seed()
     plan = Plan(seed, workers=WORKERS, partitions=PARTITIONS, nodes=3, lease=LEASE)

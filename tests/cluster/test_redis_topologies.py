@@ -1,28 +1,23 @@
 """Workers on Redis Cluster and behind Sentinel: they serve, and go on when what they stand on changes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from redis import Redis
 
 from keylane import AsyncClient
-from keylane.errors import Unavailable
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
-from keylane_broker.store.keys import PartitionKeys
 from keylane_broker.supervise.embedded_server import Server, ask
 from loadtest.topology import sentinel_pair, three_node_cluster
-from tests.support.ownership import epochs, owners, settled
+from tests.support.ownership import epochs, once_reached, owners, places_at, settled, slot_of
 from tests.support.running import RunningBroker
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # real processes, and leases that run out
-
-T = TypeVar("T")
 
 PARTITIONS = 12
 FAST = {"cluster-node-timeout": "3000"}
@@ -119,30 +114,11 @@ async def test_workers_serve_on_a_cluster(cluster_url: str, topic: str) -> None:
         await engine.close()
 
 
-async def once_reached(read: Callable[[], Awaitable[T]]) -> T:
-    """What an engine reads after a failover: it was idle meanwhile and has to find the new master, too.
-
-    A Sentinel on a busy machine may call a master that it has just promoted down for a moment.
-    """
-
-    async def reached() -> list[T]:
-        with suppress(Unavailable):
-            return [await read()]
-        return []
-
-    return (await until(reached))[0]
-
-
-def slot_of(port: int, topic: str, partition: int) -> int:
-    """The slot of a partition's keys."""
-    return int(ask(port, "CLUSTER", "KEYSLOT", PartitionKeys.of(topic, partition).meta))
-
-
-async def migrate(source: Server, target: Server, others: list[Server], slot: int) -> int:
+async def migrate(source: Server, target: Server, others: list[Server], slot: str) -> int:
     """Move a slot while it is in use, as redis-cli --cluster reshard does; answers how many keys moved."""
     names = {server.port: ask(server.port, "CLUSTER", "MYID") for server in (source, target)}
-    ask(target.port, "CLUSTER", "SETSLOT", str(slot), "IMPORTING", names[source.port])
-    ask(source.port, "CLUSTER", "SETSLOT", str(slot), "MIGRATING", names[target.port])
+    ask(target.port, "CLUSTER", "SETSLOT", slot, "IMPORTING", names[source.port])
+    ask(source.port, "CLUSTER", "SETSLOT", slot, "MIGRATING", names[target.port])
     moved = 0
     with Redis(port=source.port, decode_responses=True) as redis:
         while keys := redis.execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
@@ -150,7 +126,7 @@ async def migrate(source: Server, target: Server, others: list[Server], slot: in
             moved += len(keys)
             await asyncio.sleep(0.02)  # with the slot half there and half here, workers ask for it
     for server in (target, source, *others):
-        ask(server.port, "CLUSTER", "SETSLOT", str(slot), "NODE", names[target.port])
+        ask(server.port, "CLUSTER", "SETSLOT", slot, "NODE", names[target.port])
     return moved
 
 
@@ -165,14 +141,14 @@ async def test_a_slot_that_migrates_under_load_is_followed(server_binary: Path, 
             for partition in (0, 1):
                 slot = slot_of(cluster.nodes[0].port, topic, partition)
                 for node in cluster.nodes:
-                    with_keys = ask(node.port, "CLUSTER", "COUNTKEYSINSLOT", str(slot))
+                    with_keys = ask(node.port, "CLUSTER", "COUNTKEYSINSLOT", slot)
                     if int(with_keys):
                         source = node
                 target, other = (node for node in cluster.nodes if node is not source)
                 assert await migrate(source, target, [other], slot) > 0
-                assert int(ask(source.port, "CLUSTER", "COUNTKEYSINSLOT", str(slot))) == 0
+                assert int(ask(source.port, "CLUSTER", "COUNTKEYSINSLOT", slot)) == 0
                 await flow.more(200)
-                assert int(ask(target.port, "CLUSTER", "COUNTKEYSINSLOT", str(slot))) > 0
+                assert int(ask(target.port, "CLUSTER", "COUNTKEYSINSLOT", slot)) > 0
         await settled(engine, *broker.ids)
         assert await check_topic(engine, topic) == []
         await engine.close()
@@ -188,18 +164,7 @@ async def test_the_failover_of_a_cluster_master_is_survived(server_binary: Path,
         async with traffic(broker, topic) as flow:
             await settled(engine, *broker.ids)
             before = await epochs(engine)
-            here = {
-                (topic, partition)
-                for partition in range(PARTITIONS)
-                if int(
-                    ask(
-                        cluster.nodes[1].port,
-                        "CLUSTER",
-                        "COUNTKEYSINSLOT",
-                        str(slot_of(cluster.nodes[1].port, topic, partition)),
-                    )
-                )
-            }
+            here = places_at(cluster.nodes[1].port, topic, PARTITIONS)
             assert here
             cluster.nodes[1].kill()
             cluster.fail_over(1)

@@ -15,7 +15,7 @@ def test_a_line_is_played_by_both_sides_and_its_check_of_order_can_fail(
 ) -> None:
     assert isinstance(broker.server, Server)
     two = NUMBERED._replace(partitions=2, body=10)
-    by_hand = Contender("raw", two, raw=True)
+    by_hand = Contender("raw", two, "raw")
     key_shared = Contender("key-shared", two._replace(mode="key_shared"))
     shared = Contender("shared", NUMBERED._replace(name=topic, messages=1_000))
     with ExitStack() as stack:

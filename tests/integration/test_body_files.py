@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from keylane import AsyncClient, InvalidArgument, Overloaded, PayloadStore, ksuid
-from keylane.payloads import open_store
+from keylane.payloads import files, open_store
 from tests.support.running import RunningBroker
 
 DAY = 86_400.0
@@ -53,7 +53,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def set_clock(ahead: pytest.MonkeyPatch, seconds: float) -> None:
     real = time.time
     ahead.setattr(time, "time", lambda: real() + seconds)
-    ahead.setattr("keylane.payloads.files._now", time.time)
+    ahead.setattr(files, "_now", time.time)
     ksuid._start_afresh()  # as if the process had begun like that
 
 

@@ -450,8 +450,15 @@ def test_help_shows_defaults_and_what_is_possible(keylane: Keylane) -> None:
     assert "SIGHUP restarts the workers one by one" in serve
     assert "[default: (9999)]" in serve
     assert "Maximum size of a frame. [default: (16MiB)]" in serve
-    assert "[default: ($KEYLANE_SERVER, else keylane://127.0.0.1:9999)]" in subscribe
+    assert "Broker URL; by default $KEYLANE_SERVER, else port 9999 of this machine." in subscribe
     assert "cursor" not in subscribe
+
+
+def test_help_is_whole_in_a_narrow_terminal(keylane: Keylane) -> None:
+    """Nothing is cut off, nor taken for markup."""
+    for command in ("topic create", "subscription create", "subscribe"):
+        assert "…" not in keylane(*command.split(), "--help", COLUMNS="80").stdout.replace("[,…]", "")
+    assert "[a-z]" in keylane("subscription", "create", "--help", COLUMNS="400").stdout
 
 
 def test_the_version_is_told(keylane: Keylane) -> None:
@@ -460,7 +467,7 @@ def test_the_version_is_told(keylane: Keylane) -> None:
 
 
 def test_a_worker_that_is_started_by_hand_says_who_starts_it() -> None:
-    command = [sys.executable, "-m", "keylane_broker.worker", "--help"]
+    command = [sys.executable, "-m", "keylane_broker.process", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert (done.returncode, done.stderr) == (1, "workers take no arguments: `keylane serve` starts them\n")
 

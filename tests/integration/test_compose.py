@@ -54,7 +54,7 @@ def dockerfile() -> list[list[str]]:
 
 
 def test_there_are_a_durable_valkey_and_a_worker_that_waits_for_it(services: dict[str, Any]) -> None:
-    assert set(services) == {"valkey", "worker", "spark", "spark-worker"}
+    assert set(services) == {"valkey", "worker", "prometheus", "grafana", "spark", "spark-worker"}
     command = services["valkey"]["command"]
     settings = dict(zip(command[1::2], command[2::2], strict=True))
     assert settings["--appendonly"] == "yes"
@@ -80,6 +80,16 @@ def test_spark_is_there_for_those_who_ask_and_shares_a_folder_with_its_workers(
     stages = {words[-1]: words[1] for words in dockerfile() if words[0] == "FROM" and len(words) == 4}
     assert master["build"]["target"] == worker["build"]["target"]
     assert master["build"]["target"] in stages
+
+
+def test_prometheus_and_grafana_are_there_for_those_who_ask_with_files_that_exist(
+    services: dict[str, Any],
+) -> None:
+    for name in ("prometheus", "grafana"):
+        assert services[name]["profiles"] == ["metrics"]
+        assert "healthcheck" in services[name]
+        for volume in services[name]["volumes"]:
+            assert (ROOT / volume.partition(":")[0]).is_file()
 
 
 def test_there_are_several_workers_and_there_can_be_more(services: dict[str, Any]) -> None:
@@ -154,6 +164,7 @@ def test_the_workers_command_starts_a_broker_that_its_health_check_finds_healthy
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "HOSTNAME": "localhost",
         "KEYLANE_PORT": str(port),
+        "KEYLANE_HTTP_PORT": str(free_port()),
         "KEYLANE_SERVER": f"keylane://127.0.0.1:{port}",
     }
     check = worker["healthcheck"]["test"][1:]
@@ -186,6 +197,7 @@ def test_workers_of_several_containers_are_one_cluster(
                 "PATH": f"{BIN}:{os.environ['PATH']}",
                 "HOSTNAME": "localhost",
                 "KEYLANE_PORT": str(port),
+                "KEYLANE_HTTP_PORT": str(free_port()),
             }
             stack.enter_context(running([*services["worker"]["entrypoint"], script], environment, folder))
         expected = {f"localhost:{port}" for port in ports}

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import keylane
+from keylane import Client
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.filters import Filter
 from keylane_broker.engine.values import Capacity, Outgoing, SubscriptionSettings, TopicSettings, WorkerReport
-from keylane_broker.store.keys import OWNERS
+from keylane_broker.store.keys import OWNERS, TOKENS
 from tests.support import commands
 from tests.support.running import RunningBroker
 
@@ -31,7 +33,13 @@ README = [
     "customer-7 {'region': 'eu'} b'42 apples'\n",
     "0:<ledger>-2 fsync\n0 b'7 euros'\n",
 ]
-CLIENT = ["True\n", "fsync False\nTrue None\n['Published', 'InvalidArgument']\n", "sorted\n"] * 2
+CLIENT = [
+    "True\n",
+    "fsync False\nTrue None\n['Published', 'InvalidArgument']\n",
+    "sorted\n",
+    "True\n",
+    "b'a visit'\n" * 2,
+] * 2
 
 
 @pytest.mark.slow
@@ -64,6 +72,7 @@ def test_the_page_of_the_client_names_every_error_and_whether_trying_again_helps
             assert bool(told[name].strip()) == kind.retriable or name == "PublishFailed", name
 
 
+SOME_ID = "3:1794803456029-42"
 ELSEWHERE = ("keylane serve", "keylane pipeline", "keylane rebalance --plan")  # tests/pipeline has the jobs
 COMMANDS = {
     page: [line for line in _lines(page, "keylane ") if not line.startswith(ELSEWHERE)]
@@ -75,10 +84,12 @@ COMMANDS = {
 @pytest.mark.timeout(600)  # some fifty processes, one after the other
 def test_the_commands_of_readme_and_operations_page_work() -> None:
     """In the order in which they are shown, and all of them a second time; the broker is one of our own."""
-    with RunningBroker(workers=4) as broker:
+    with RunningBroker(workers=4) as broker, Client(broker.url) as client:
         for page, lines in [*COMMANDS.items()] * 2:
             assert len(lines) >= 6, page
             for line in lines:
+                if SOME_ID in line:
+                    line = line.replace(SOME_ID, client.publish("orders", b"").id or "")
                 words = shlex.split(line, comments=True)[1:]
                 done = commands.keylane(*words, KEYLANE_SERVER=broker.url)
                 if line.startswith("keylane subscribe"):  # the second time the melon of the first may be due
@@ -100,12 +111,14 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
     await engine.lead("w1", ttl_ms=60_000)
     assert await engine.assign((await engine.owners()).version, {"orders": ["", "", "", "w1"]})
     await engine.create_topic("orders", TopicSettings(partitions=4, journal=1_000))
-    await engine.create_subscription("orders", "billing", SubscriptionSettings(mode="key_shared"))
+    parks = SubscriptionSettings(mode="key_shared", max_retries=0, poison="park")
+    await engine.create_subscription("orders", "billing", parks)
     lease = await engine.acquire("orders", 3, "w1", ttl_ms=60_000)
     assert lease is not None
     for number in range(4):
         uid = "order-4711" if number == 0 else f"uid-{number}"
         await engine.publish(lease, [Outgoing("customer-7", uid, pack_about(1, size=1))])
+    await engine.create_subscription("orders", "europe", SubscriptionSettings(filter=Filter("customer-*")))
     await engine.join(lease, "billing", "c1")
     fetched = await engine.fetch(lease, "billing", [Capacity("c1", 4)])
     first = fetched.deliveries[0].receipt
@@ -113,10 +126,19 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
         await engine.publish(lease, [Outgoing("customer-7", f"uid-{number}", pack_about(1, size=1))])
         fetched = await engine.fetch(lease, "billing", [Capacity("c1", 1)])
     await engine.ack(lease, "billing", [first._replace(last=first.first)])
+    await engine.change_topic("orders", retention_ms=60_000)
+    await engine.ack(lease, "billing", [first._replace(first=first.first + 1, last=first.first + 1)])
     last = [delivery.receipt for delivery in fetched.deliveries][-1]
     await engine.nack(lease, "billing", [last._replace(first=last.last)], delay_ms=60_000)
+    await engine.create_subscription("orders", "audit", SubscriptionSettings(max_retries=0))
+    await engine.publish(lease, [Outgoing("customer-7", "failing", pack_about(1))])
+    await engine.join(lease, "audit", "c1")
+    failing = await engine.fetch(lease, "audit", [Capacity("c1", 1)])
+    await engine.nack(lease, "audit", [failing.deliveries[0].receipt])
+    await engine.bury("orders", 3)
     await engine.delay(lease, [Outgoing("customer-7", "later", pack_about(1))], [2**41])
     mark = "1" if await engine.store.command("EXISTS", "kl:{orders:3}:marks:1") else "0"
+    await engine.store.command("HSET", TOKENS, "#own", "what workers know")
     lines = _lines("docs/keyspace.md", "redis-cli ")
     assert len(lines) >= 20
     for line in lines:
@@ -124,6 +146,7 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
         assert await engine.store.command(*words), line
     await engine.depart("w1")
     await engine.store.command("DEL", OWNERS)
+    await engine.store.command("DEL", "kl:{orders:3}:outbox")
     await engine.delete_topic("orders")
     assert await engine.store.keys_like("kl:*orders*") == set()
     await engine.close()

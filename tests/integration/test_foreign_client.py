@@ -456,8 +456,9 @@ def test_the_log_of_the_worker_says_whose_connection_it_was(broker: RunningBroke
 
 
 def page_session() -> list[bytes]:
-    """The frames of the page, in order."""
-    blocks = re.findall(r"^```hex \w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    """The frames of the page's session, in order."""
+    session = PAGE.read_text("utf-8").partition("\n## A session, byte by byte\n")[2]
+    blocks = re.findall(r"^```hex \w+\n(.*?)^```$", session, re.MULTILINE | re.DOTALL)
     return [bytes.fromhex("".join(line[:48] for line in block.splitlines())) for block in blocks]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from keylane import AsyncClient, Client, InvalidArgument, OutgoingMessage, TopicNotFound
+from keylane import AsyncClient, Client, InvalidArgument, OutgoingMessage, TopicExists, TopicNotFound
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import PartitionKeys
@@ -61,7 +61,8 @@ def test_the_sync_client_does_the_same(broker: RunningBroker, topic: str) -> Non
     with Client(broker.url) as client:
         assert client.create_topic(topic, partitions=1, journal=500).journal == 500
         assert client.change_topic(topic, journal=False).journal == 0
-        assert client.create_topic(topic, exist_ok=True, journal=9).journal == 0, "as it is"
+        with pytest.raises(TopicExists, match="exists with journal 0, not 9"):
+            client.create_topic(topic, exist_ok=True, journal=9)
         client.delete_topic(topic)
 
 

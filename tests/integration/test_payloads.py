@@ -1,10 +1,11 @@
 """Every kind of payload store keeps the same promises, and survives what its server does to it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -22,9 +23,11 @@ from keylane import ksuid
 from keylane.errors import BrokerError, DurabilityNotReached, InvalidArgument, Overloaded, Unavailable
 from keylane.payloads import PayloadStore, open_store
 from keylane.payloads.redis import RedisStore
+from keylane.payloads.store import PART
 from keylane_broker.store.store import Store
 from keylane_broker.supervise.embedded_server import Server, ask
 from loadtest.topology import Cluster, sentinel_pair, single_server, three_node_cluster
+from tests.support.running import RunningBroker
 from tests.support.waiting import PATIENCE, until
 
 T = TypeVar("T")
@@ -54,11 +57,25 @@ def files_of(root: Path, topic: str) -> list[str]:
     return [str(path) for path in (root / topic).rglob("*")] + ([topic] if (root / topic).exists() else [])
 
 
-@pytest.fixture(params=["redis", "cluster", "file", "memory"])
+@pytest.fixture(scope="module")
+def served() -> Iterator[RunningBroker]:
+    """Workers who keep bodies for clients."""
+    with RunningBroker(workers=2, http=True) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["redis", "cluster", "file", "memory", "http"])
 async def kind(
     request: pytest.FixtureRequest, server_url: str, cluster_url: str, tmp_path: Path
 ) -> AsyncIterator[Kind]:
     """Each kind of store that there is."""
+    if request.param == "http":
+        broker: RunningBroker = request.getfixturevalue("served")
+        hosts = ",".join(url.removeprefix("http://") for url in broker.http_urls)
+        store = open_store(f"keylane+http://{hosts}", lifetime=CENTURY)
+        yield Kind(store, lambda topic: keys_of(broker.redis_url, topic))
+        await store.close()
+        return
     root, memory = tmp_path / "bodies", fsspec.filesystem("memory")
     spread = cluster_url.replace("redis:", "redis+cluster:")
     url, remains = {
@@ -111,6 +128,63 @@ async def test_big_bodies_go_through_too(kind: Kind, topic: str) -> None:
     assert await kind.store.get(topic, names) == [body for _, body in bodies]
     await kind.store.delete(topic, names)
     assert await kind.remains(topic) == []
+
+
+async def pieces(body: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+async def read_all(store: PayloadStore, topic: str, name: str) -> tuple[bytes | None, int]:
+    """A body that is read in parts, and the length of the longest of these."""
+    found = await store.read(topic, name)
+    parts = None if found is None else [part async for part in found]
+    return (None, 0) if parts is None else (b"".join(parts), max(map(len, parts), default=0))
+
+
+@pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 3 * PART + 7])
+async def test_a_body_in_parts_is_a_body_as_any_other(kind: Kind, topic: str, size: int) -> None:
+    small, [(name, body)] = bodies_of(b"small"), bodies_of(os.urandom(size))
+    await kind.store.put(topic, small)
+    assert await kind.store.write(topic, name, pieces(body, 65_536 + 1)) == size
+    assert await kind.store.get(topic, [small[0][0], name]) == [b"small", body]
+    assert await kind.store.has(topic, [name]) == [True]
+    found, longest = await read_all(kind.store, topic, name)
+    assert (found, longest <= PART) == (body, True)
+    await kind.store.keep(topic, [name])
+    await kind.store.delete(topic, [name, small[0][0]])
+    assert await read_all(kind.store, topic, name) == (None, 0)
+    assert await kind.store.get(topic, [name]) == [None]
+    assert await kind.remains(topic) == []
+
+
+async def test_half_a_body_is_never_seen_and_nothing_stays_of_it(kind: Kind, topic: str) -> None:
+    [(name, body)] = bodies_of(os.urandom(3 * PART))
+
+    async def half() -> AsyncIterator[bytes]:
+        async for piece in pieces(body[: 2 * PART + 5], PART):
+            yield piece
+        assert await kind.store.has(topic, [name]) == [False]
+        raise ConnectionResetError("the client has gone")
+
+    with pytest.raises(ConnectionResetError):
+        await kind.store.write(topic, name, half())
+    assert await kind.store.get(topic, [name]) == [None]
+    assert await kind.remains(topic) == []
+
+
+async def test_a_body_that_is_deleted_while_it_is_read_is_not_taken_for_a_short_one(
+    kind: Kind, topic: str
+) -> None:
+    [(name, body)] = bodies_of(os.urandom(3 * PART))
+    await kind.store.write(topic, name, pieces(body, PART))
+    parts = await kind.store.read(topic, name)
+    assert parts is not None
+    found = await anext(parts)
+    await kind.store.delete(topic, [name])
+    with contextlib.suppress(Unavailable):  # some have the rest already
+        found += b"".join([part async for part in parts])
+        assert found == body
 
 
 async def test_a_body_that_is_not_there_is_none_among_those_that_are(kind: Kind, topic: str) -> None:
@@ -224,6 +298,30 @@ async def test_every_bucket_in_redis_has_an_end(server_url: str, topic: str) -> 
         assert sorted(keys) == sorted(f"kl:bodies:{topic}:{name[:6]}" for name, _ in bodies)
         for key in keys:
             assert 0 < await redis.pttl(key) <= 60_000
+
+
+async def test_parts_of_bodies_in_redis_have_an_end_too_and_that_is_put_off(
+    server_url: str, topic: str
+) -> None:
+    store = open_store(server_url, lifetime=60)
+    [streamed, large] = ksuid.take(2)
+    async with Redis.from_url(server_url) as redis:
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield bytes(2 * PART)
+            yield bytes(PART)
+            [unfinished] = [key async for key in redis.scan_iter(match=f"kl:bodies:{topic}:*")]
+            assert 0 < await redis.pttl(unfinished) <= 600_000
+
+        await store.write(topic, streamed, parts())
+        await store.put(topic, [(large, bytes(17 * PART))])
+        keys = [f"kl:bodies:{topic}:{{{name}}}" for name in (streamed, large)]
+        assert sorted(await keys_of(server_url, topic)) == sorted(keys)
+        for key, name in zip(keys, (streamed, large), strict=True):
+            await redis.pexpire(key, 30_000)
+            await store.keep(topic, [name])
+            assert 30_000 < await redis.pttl(key) <= 60_000
+    await store.close()
 
 
 async def test_a_restart_of_the_server_is_sat_out(topic: str) -> None:

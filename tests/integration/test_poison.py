@@ -62,8 +62,12 @@ async def engine(broker: RunningBroker) -> AsyncIterator[Engine]:
 
 async def store(engine: Engine, topic: str, partition: int, *messages: Outgoing) -> None:
     """Publish as a worker that looks at nothing, with the lease of the one that serves the partition."""
-    [held] = await engine.store.read_all([("GET", PartitionKeys.of(topic, partition).lease)])
+    lease = PartitionKeys.of(topic, partition).lease
+    [held] = await engine.store.read_all([("GET", lease)])
     worker, _, epoch = held.rpartition(" ")
+    connection = engine.store.connections.get(await engine.store.server_of(lease))
+    assert connection is not None
+    engine.store.homes.settle(lease, connection)  # as if it had been taken over this one
     await engine.publish(Lease(topic, partition, worker, int(epoch)), messages)
 
 

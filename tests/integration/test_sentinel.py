@@ -11,6 +11,7 @@ from keylane.errors import BrokerError, Fenced, InvalidArgument, Unavailable
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Lease, Outgoing, TopicSettings
+from keylane_broker.limits import FOREVER
 from keylane_broker.ports import free_port
 from keylane_broker.supervise.embedded_server import Server, ask
 from loadtest.topology import SentinelPair, sentinel_pair
@@ -42,7 +43,7 @@ async def publish(engine: Engine, lease: Lease, *uids: str, durability: str = "m
 
 async def begin(engine: Engine, topic: str) -> Lease:
     """A topic with one message, which the replica has."""
-    await engine.create_topic(topic, TopicSettings(retain=True))
+    await engine.create_topic(topic, TopicSettings(retention_ms=FOREVER))
     lease = await engine.acquire(topic, 0, "w1", ttl_ms=60_000)
     assert lease is not None
     assert await publish(engine, lease, "u1", durability="replicated") == [f"{lease.epoch}-1"]

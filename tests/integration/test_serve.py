@@ -260,13 +260,18 @@ def test_usage_errors_come_as_json_too() -> None:
     assert (error["code"], error["retriable"]) == ("usage", False)
 
 
-@pytest.mark.parametrize("taken", [False, True], ids=["same address", "another address"])
+@pytest.mark.parametrize(
+    ("taken", "payloads"),
+    [(False, ""), (True, ""), (False, "keylane+http://")],
+    ids=["same address", "another address", "by way of workers"],
+)
 async def test_a_running_client_goes_on_after_serve_was_killed_and_started_again(
-    serve: Callable[..., Serving], taken: bool
+    serve: Callable[..., Serving], taken: bool, payloads: str
 ) -> None:
     """It publishes, and reads bodies of before and after, also where the store has another address."""
     port = str(free_port())
-    first = serve("--port", port)
+    more = ["--payloads", payloads, "--http-port", str(free_port())] if payloads else []
+    first = serve("--port", port, *more)
     async with AsyncClient(first.url) as client, contextlib.AsyncExitStack() as stack:
         await client.create_topic("orders", partitions=1)
         consumer = await stack.enter_async_context(client.subscribe("orders", "billing", permits=1))
@@ -278,7 +283,7 @@ async def test_a_running_client_goes_on_after_serve_was_killed_and_started_again
         if taken:
             stack.enter_context(Server(port=first.redis_port))
         under_way = asyncio.gather(before.data(), client.publish("orders", b"meanwhile"))
-        second = serve("--port", port)
+        second = serve("--port", port, *more)
         assert (second.redis_port != first.redis_port) == taken
         assert (await under_way)[0] == b"before"
         await client.publish("orders", b"after")

@@ -84,9 +84,18 @@ def test_of_many_workers_only_one_line_says_that_a_port_is_in_use(tmp_path: Path
     assert not (tmp_path / "data").exists()
 
 
+def test_an_http_port_that_is_in_use_is_named_with_its_flag(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = ("--port", str(free_port()), "--http-port", str(port), "--log-format", "json")
+        line = refused(*arguments, "--data-dir", str(tmp_path / "data"))
+    assert line.startswith(f"error: 127.0.0.1:{port} is in use; ")
+    assert line.endswith("--http-port")
+
+
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 def test_an_address_of_no_machine_here_is_named(host: str, tmp_path: Path) -> None:
-    line = refused("--host", host, "--port", "9", "--data-dir", str(tmp_path / "data"))
+    line = refused("--insecure", "--host", host, "--port", "9", "--data-dir", str(tmp_path / "data"))
     assert f"cannot listen on {host}:9" in line
     assert "--host is an address of this machine" in line
 
@@ -180,7 +189,8 @@ def test_a_host_or_socket_that_is_not_there_is_named(url: str, text: str) -> Non
     ],
 )
 def test_a_url_that_cannot_be_meant_is_a_usage_error(url: str) -> None:
-    assert refused("--redis", url, status=2).startswith(f"error: --redis is '{url}': ")
+    shown = url.partition("?")[0]  # behind it may be a password
+    assert refused("--redis", url, status=2).startswith(f"error: --redis is '{shown}': ")
 
 
 @pytest.mark.parametrize(

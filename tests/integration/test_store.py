@@ -14,7 +14,7 @@ from redis.crc import key_slot
 from keylane.errors import DurabilityNotReached, InvalidArgument, Unavailable
 from keylane.wire import lines
 from keylane_broker.errors import ServerError
-from keylane_broker.store.connection import SharedConnection
+from keylane_broker.store.connection import Address, SharedConnection
 from keylane_broker.store.scripts import Scripts
 from keylane_broker.store.server_info import fsync_confirmation
 from keylane_broker.store.store import Store
@@ -29,6 +29,8 @@ SCRIPTS = Scripts(
         "test/echo": "return ARGV",
         "test/write": "redis.call('SET', KEYS[1], ARGV[1]) return {'OK'}",
         "test/loop": "while true do end",
+        "partition/acquire_lease": "redis.call('SET', KEYS[1], ARGV[1]) return {'OK'}",
+        "partition/renew_leases": "redis.call('SET', KEYS[1], ARGV[1]) return {'OK'}",
         "partition/delete": "redis.call('SET', KEYS[1], ARGV[1]) return {'OK'}",
     }
 )
@@ -153,26 +155,98 @@ async def test_a_slot_that_moves_is_followed(cluster: Cluster) -> None:
         assert ask(new.port, "GET", key) == "1"
 
 
-@pytest.mark.parametrize("script", ["test/write", "partition/delete"])
-async def test_only_what_is_done_under_a_lease_needs_it_anew_where_the_slot_has_moved(
-    cluster: Cluster, script: str
+def give(slot: str, source: Server, target: Server, *others: Server) -> None:
+    """Let a slot be another node's, without what is in it; the others may be asked at once where it is."""
+    for node in (target, source, *others):
+        ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ask(target.port, "CLUSTER", "MYID"))
+
+
+def losses(store: Store) -> list[str]:
+    """The leases that a store will say it has lost."""
+    lost: list[str] = []
+    store.on_lost = lost.extend
+    return lost
+
+
+@pytest.mark.parametrize("durability", ["memory", "fsync"])
+@pytest.mark.parametrize("learned", ["by this call", "by another call", "by itself"])
+async def test_what_is_done_under_a_lease_goes_nowhere_but_where_it_was_taken(
+    cluster: Cluster, learned: str, durability: str
 ) -> None:
+    old, new, other = cluster.nodes
+    tag = key_in(0, 5460)
+    key, slot = f"{{{tag}}}:lease", str(key_slot(tag.encode()))
+    async with cluster_store(cluster.url) as store:
+
+        async def write(value: str) -> list[Any]:
+            return await store.run_durably(durability, 1_000, "test/write", [key], value)
+
+        with pytest.raises(Unavailable, match="lease is to be taken"):
+            await write("0")
+        assert store.route(key) is None
+        await store.run("partition/acquire_lease", [key], "w 1")
+        assert await write("1") == ["OK"]
+        assert store.route(key) is not None
+        lost = losses(store)
+        ask(old.port, "DEL", key)
+        give(slot, old, new, other)
+        if learned == "by another call":
+            await store.run("test/write", [f"{{{tag}}}"], "2")
+        elif learned == "by itself":
+            await store.redis.nodes_manager.initialize()
+        assert learned == "by this call" or store.route(key) is None
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await write("3")
+            assert store.route(key) is None
+        assert ask(new.port, "EXISTS", key) == "0"
+        assert lost == [key]
+        await store.run("partition/acquire_lease", [key], "w 4")
+        assert store.route(key) is not None
+        assert await write("5") == ["OK"]
+        assert ask(new.port, "GET", key) == "5"
+
+
+async def test_what_needs_no_lease_follows_a_slot_that_has_moved(cluster: Cluster) -> None:
     old, new, _ = cluster.nodes
     tag = key_in(0, 5460)
     key, slot = f"{{{tag}}}:lease", str(key_slot(tag.encode()))
     async with cluster_store(cluster.url) as store:
-        lost: list[bool] = []
-        store.on_lost = lambda which: lost.append(which(key))
-        await store.run(script, [key], "1")
-        ask(old.port, "DEL", key)
-        for node in (new, old):
-            ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", ask(new.port, "CLUSTER", "MYID"))
-        if script == "test/write":
-            with pytest.raises(Unavailable):
-                await store.run(script, [key], "2")
-        else:
+        for number, script in enumerate(("partition/acquire_lease", "partition/delete")):
+            await store.run(script, [key], "1")
+            source, target = (old, new) if number == 0 else (new, old)
+            ask(source.port, "DEL", key)
+            give(slot, source, target)
             assert await store.run(script, [key], "2") == ["OK"]
-        assert lost == [True]
+
+
+async def test_a_renewal_waits_for_no_other_answers(server_binary: Path) -> None:
+    with single_server(binary=server_binary) as server:
+        async with store_on(server.url) as store:
+            await store.run("partition/acquire_lease", ["k:lease"], "w 1")
+            await store.run("partition/renew_leases", ["k:lease"], "1")
+            await store.run("test/write", ["large"], "x" * 1_000_000)
+            shared = store.connections.get(await store.server_of("large"))
+            assert shared is not None
+            burst = [shared.call("GET", "large") for _ in range(300)]
+            await store.run("partition/renew_leases", ["k:lease"], "2")
+            assert not burst[-1].done()
+            await asyncio.gather(*burst)
+
+
+async def test_a_lease_taken_at_a_server_that_was_promoted_meanwhile_is_lost(server_binary: Path) -> None:
+    with replica_pair(binary=server_binary) as pair:
+        async with store_on(pair.master.url) as store:
+            await store.run("partition/acquire_lease", ["k:lease"], "w 1")
+            lost = losses(store)
+            await store.homes.recognise(60.0)
+            assert lost == []
+            ask(pair.master.port, "REPLICAOF", "127.0.0.1", str(pair.replica.port))
+            ask(pair.master.port, "REPLICAOF", "NO", "ONE")
+            await store.homes.recognise(60.0)
+            assert lost == ["k:lease"]
+            with pytest.raises(Unavailable, match="lease is to be taken"):
+                await store.run("test/write", ["k:lease"], "2")
 
 
 @pytest.mark.slow
@@ -348,7 +422,7 @@ async def test_an_answer_ends_at_its_mark_in_whatever_pieces_it_comes(size: int)
 
     sent = Sent()
     sent.transport = sent
-    link = SharedConnection(sent, 60.0)  # type: ignore[arg-type]
+    link = SharedConnection(Address("", None), sent, 60.0)  # type: ignore[arg-type]
     for answer in (b"*0\r\n", b"*1\r\n$3\r\na\r\n\r\n" + b"$16\r\n" * 50):
         calling = asyncio.create_task(link.read_raw("XRANGE", "k"))
         await until(lambda: bool(sent))
@@ -487,7 +561,7 @@ async def server_that_says(error: str) -> AsyncIterator[tuple[str, list[int]]]:
         count[0] += 1
         while data := await reader.read(65536):
             for word in data.split(b"\r\n"):
-                if word in (b"CLIENT", b"EVALSHA", b"GET"):
+                if word in (b"CLIENT", b"EVALSHA", b"GET", b"INFO"):
                     writer.write(b"+OK\r\n" if word == b"CLIENT" else f"-{error}\r\n".encode())
         writer.close()
 

@@ -10,21 +10,9 @@ from keylane_broker.engine.bodies import pack_names
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Capacity, Stale
 from keylane_broker.inspect.topic_checker import check_topic
+from tests.support.calls import watch_calls
 from tests.support.clock import ManualTime
 from tests.support.story import Story, entries, part, receipts
-
-
-def watch_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The scripts that are called from now on."""
-    calls: list[str] = []
-    run = engine.store.run
-
-    async def counted(script: str, *rest: Any) -> list[Any]:
-        calls.append(script)
-        return await run(script, *rest)
-
-    monkeypatch.setattr(engine.store, "run", counted)
-    return calls
 
 
 async def test_a_stuck_key_delays_no_other_even_for_a_consumer_with_one_permit(

@@ -17,6 +17,7 @@ from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Capacity, Claimed, Outgoing, SubscriptionSettings, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.limits import FOREVER
 from keylane_broker.store.keys import subscription_keys
 from tests.support.clock import ManualTime
 from tests.support.story import HOUR_MS, Story, must_acquire, part, receipts
@@ -106,7 +107,7 @@ async def test_names_are_those_of_bodies_only(engine: Engine, topic: str) -> Non
 
 
 async def test_a_retained_topic_keeps_what_is_committed(engine: Engine, topic: str) -> None:
-    story = await begin(engine, topic, 5, TopicSettings(retain=True))
+    story = await begin(engine, topic, 5, TopicSettings(retention_ms=FOREVER))
     assert await commit(story, 6) == []
     assert await story.log() == [1, 2, 3, 4, 5]
     assert await position(story) == 6
@@ -479,7 +480,7 @@ async def test_the_journal_is_read_like_a_log(engine: Engine, topic: str) -> Non
 
 
 async def test_a_seek_is_not_undone_by_a_commit_of_what_was_read_before(engine: Engine, topic: str) -> None:
-    story = await Story.begin(engine, topic, TopicSettings(retain=True))
+    story = await Story.begin(engine, topic, TopicSettings(retention_ms=FOREVER))
     await story.subscribe("spark", "cursor", consumers=())
     await story.publish_many(10)
     assert (await engine.claim(topic, "spark", "r1", HOUR_MS)).granted
@@ -499,7 +500,7 @@ async def test_a_seek_is_not_undone_by_a_commit_of_what_was_read_before(engine: 
 async def test_a_commit_of_what_was_read_before_does_not_move_a_subscription_made_anew(
     engine: Engine, topic: str
 ) -> None:
-    story = await Story.begin(engine, topic, TopicSettings(retain=True))
+    story = await Story.begin(engine, topic, TopicSettings(retention_ms=FOREVER))
     await story.subscribe("spark", "cursor", consumers=())
     await story.publish_many(10)
     assert (await engine.claim(topic, "spark", "r1", HOUR_MS)).granted

@@ -6,6 +6,7 @@ from keylane.errors import Fenced, InvalidArgument
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, Published, TopicSettings
 from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.limits import FOREVER
 from tests.support.clock import ManualTime
 from tests.support.story import Story, message, must_acquire, receipts
 
@@ -152,7 +153,7 @@ async def test_what_waits_is_not_published_besides_however_long_it_waits(
 
 
 async def test_a_topic_that_retains_keeps_what_is_due(timed: ManualTime, topic: str) -> None:
-    story = await Story.begin(timed.engine, topic, TopicSettings(retain=True))
+    story = await Story.begin(timed.engine, topic, TopicSettings(retention_ms=FOREVER))
     await delay(story, ("k", 100))
     await timed.advance(100)
     assert (await timed.engine.promote(story.lease)).appended == 1

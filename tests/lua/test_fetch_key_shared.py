@@ -1,5 +1,11 @@
 """Fetching in key-shared mode: every key is a lane, leased as a prefix to one consumer at a time."""
 
+import asyncio
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, Capacity
 from tests.support.clock import ManualTime
@@ -239,3 +245,80 @@ async def test_settling_the_first_of_several_apart_restarts_the_deadline_of_the_
     held = await timed.engine.list_leases(story.lease, "s", "c")
     deadlines = {delivery.receipt.lane: delivery.deadline_ms for delivery in held}
     assert deadlines == {"=a": timed.now_ms + 1_000, "=b": timed.now_ms + 400}
+
+
+async def test_a_fetch_asks_for_another_where_its_shares_left_out_a_free_lane(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared", consumers=("c", "d", "e"))
+    await story.publish("x", "x")
+    assert await story.take("d", 1) == [1]
+    assert await story.take("e", 10) == []  # the second one waits for d
+    await story.publish("a", "b")
+    assert await story.take("e", 10) == [3, 4]
+    await engine.leave(story.lease, "s", "e")
+    rooms = [Capacity("c", 1), Capacity("d", 2)]
+    first = await engine.fetch(story.lease, "s", rooms, 3)
+    assert sorted(entries(first.deliveries)) == [2, 3]
+    assert first.more
+    second = await engine.fetch(story.lease, "s", [Capacity("c", 0), Capacity("d", 1)], 3)
+    assert (entries(second.deliveries), second.more) == ([4], False)
+
+
+@pytest.mark.parametrize(("keys", "apart"), [(20, 1), (800, 25)])
+async def test_free_keys_are_spread_evenly_and_of_many_some_go_together(
+    engine: Engine, topic: str, keys: int, apart: int
+) -> None:
+    story = await Story.begin(engine, topic)
+    names = ("c", "d", "e", "f")
+    await story.subscribe(mode=MODE, consumers=names)
+    await story.publish(*(f"key-{number}" for number in range(keys)))
+    result = await engine.fetch(story.lease, "s", [Capacity(name, 1_000) for name in names])
+    holders = {entry: item.consumer for item in result.deliveries for entry in entries([item])}
+    assert Counter(holders.values()) == dict.fromkeys(names, keys // 4)
+    in_order = [holders[entry] for entry in range(1, keys + 1)]
+    assert sum(one != other for one, other in pairwise(in_order)) == keys // apart - 1
+
+
+async def test_free_keys_go_to_whoever_has_the_most_room_also_where_many_go_together(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode=MODE, consumers=("c", "d"))
+    await story.publish(*(f"key-{number}" for number in range(600)))
+    result = await engine.fetch(story.lease, "s", [Capacity("c", 700), Capacity("d", 300)])
+    shares = Counter(item.consumer for item in result.deliveries for _ in entries([item]))
+    assert shares.total() == 600
+    assert abs((700 - shares["c"]) - (300 - shares["d"])) <= 2 * 600 // (2 * 8)  # as much is left to either
+
+
+async def test_a_fetch_does_not_read_the_keys_of_what_is_just_being_published(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode=MODE)
+    await story.publish("a")
+    assert await story.take() == [1]
+    many = [f"key-{number}" for number in range(100)]
+    _, found = await asyncio.gather(story.publish(*many), story.take())
+    assert found == []
+    assert await story.take() == list(range(2, 102))
+    _, found = await asyncio.gather(story.publish("a"), story.take())
+    assert found == [102]  # of a few it reads them
+
+
+async def test_one_ack_settles_several_of_a_lane_and_leaves_the_rest_in_order(
+    timed: ManualTime, topic: str
+) -> None:
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(mode=MODE)
+    await story.publish(*"abababa")
+    given = {entry: part(item.receipt, entry) for item in await story.fetch() for entry in entries([item])}
+    assert await story.ack(given[1], given[2], given[3]) == ["settled"] * 3
+    assert await story.ack(given[1], given[4], given[7], given[4]) == ["stale", "settled", "settled", "stale"]
+    held = await timed.engine.list_leases(story.lease, "s", "c")
+    assert {item.receipt.lane: entries([item]) for item in held} == {"=a": [5], "=b": [6]}
+    await story.nack(*receipts(held))
+    await timed.advance(1)
+    assert await lanes(story, "c") == {"=a": [5], "=b": [6]}

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.filters import Filter
+from keylane_broker.engine.values import SubscriptionSettings
 from keylane_broker.inspect import counts as inspection
 from keylane_broker.inspect.peek import peek
 from tests.support.servers import CLUSTERS, SERVERS, Backends, look_and_leave
@@ -96,3 +98,19 @@ async def test_counting_a_large_log_with_holes_stops_at_a_bound_and_answers_no_l
     assert await fresh(story) == 46  # the hole lies behind the six that were read
     await engine.seek(topic, "late", 3, 0)
     assert await fresh(story) == 55  # of 53; there are no more in the log
+
+
+async def test_what_matches_a_filter_is_counted_and_shown(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe("all")
+    await story.publish("us-1", "eu-1")
+    europe = SubscriptionSettings(filter=Filter(keys="eu-*"))
+    await engine.create_subscription(topic, "late", europe, start="earliest")
+    await engine.join(story.lease, "late", "c")
+    await story.publish("us-2", "eu-2", "us-3", "eu-3")
+    assert (await fresh(story), await fresh(story, "all")) == (3, 6)
+    assert await peeked(story) == [2, 4, 6]
+    assert await peeked(story, 2) == [2, 4]
+    assert await story.take(permits=1, name="late") == [2]
+    assert await fresh(story) == 2
+    assert await peeked(story) == [2, 4, 6]

@@ -344,7 +344,7 @@ async def test_a_journal_ends_where_its_last_record_was_even_if_that_is_gone(
     await engine.delete_topic(topic)
 
 
-@pytest.mark.parametrize("cap", [-1, 10**10, True, "on", None])
+@pytest.mark.parametrize("cap", [-1, 10**10, True, "on"])
 async def test_a_journal_keeps_a_number_of_records(engine: Engine, topic: str, cap: int) -> None:
     with pytest.raises(InvalidArgument, match="journal is"):
         await engine.create_topic(topic, TopicSettings(journal=cap))

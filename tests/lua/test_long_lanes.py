@@ -108,6 +108,24 @@ async def test_what_follows_goes_behind_what_is_beyond_the_record(engine: Engine
     assert await story.retries() == {listed + 1: 1}
 
 
+async def test_what_follows_of_a_hot_key_goes_behind_what_is_beyond_its_record(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.publish(*["hot", "other"] * 100)
+    given = [one for one in receipts(await story.fetch(permits=1_000)) if one.lane == "=hot"]
+    record = await _record(story, "=hot")
+    assert "|+" in record
+    listed = record.count(" ") - 1
+    await story.ack(*given[:listed])  # of what is listed one is left
+    assert len(await _record(story, "=hot")) < 100
+    await story.publish("hot")
+    [newest] = await story.fetch()
+    await story.nack(given[listed])
+    assert await story.take(permits=1_000) == [*(one.first for one in given[listed:]), entries([newest])[0]]
+
+
 async def test_a_range_beyond_the_record_is_settled_in_parts(engine: Engine, topic: str) -> None:
     story, held = await _in_order(engine, topic)
     await story.publish_many(9)

@@ -5,6 +5,7 @@ import pytest
 from keylane.wire import pack_about, unpack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, Published, TopicSettings
+from keylane_broker.limits import FOREVER
 from tests.support.clock import ManualTime
 from tests.support.story import Story, entries, message, must_acquire
 
@@ -218,7 +219,7 @@ async def test_duplicates_and_messages_that_nobody_owes_are_told_apart(engine: E
 async def test_a_topic_that_retains_keeps_messages_without_subscriptions_and_after_acks(
     engine: Engine, topic: str
 ) -> None:
-    story = await Story.begin(engine, topic, TopicSettings(retain=True))
+    story = await Story.begin(engine, topic, TopicSettings(retention_ms=FOREVER))
     assert (await story.publish("a", "b")).stored == 2
     await story.subscribe("early", start="earliest")
     deliveries = await story.fetch(name="early")

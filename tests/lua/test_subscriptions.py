@@ -8,6 +8,7 @@ import pytest
 from keylane.errors import InvalidArgument, SubscriptionExists, SubscriptionNotFound, TopicNotFound
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Backoff, SubscriptionSettings, TopicSettings
+from keylane_broker.limits import FOREVER
 from tests.support.clock import ManualTime
 from tests.support.story import Story, must_acquire, part, receipts
 
@@ -144,7 +145,7 @@ async def test_deleting_twice_says_that_it_is_gone(engine: Engine, topic: str) -
 
 
 async def test_seek_ends_leases_and_retry_counts(engine: Engine, topic: str) -> None:
-    story = await Story.begin(engine, topic, TopicSettings(retain=True))
+    story = await Story.begin(engine, topic, TopicSettings(retention_ms=FOREVER))
     await story.subscribe(mode="key_shared")
     await story.publish("a", "a", "b", "")
     held = receipts(await story.fetch())
@@ -169,7 +170,7 @@ async def test_seek_to_latest_skips_and_frees_what_nobody_else_owes(engine: Engi
 
 
 async def test_seek_to_an_entry_is_inclusive_and_touches_one_partition(engine: Engine, topic: str) -> None:
-    story = await Story.begin(engine, topic, TopicSettings(partitions=2, retain=True))
+    story = await Story.begin(engine, topic, TopicSettings(partitions=2, retention_ms=FOREVER))
     other = Story(engine, await must_acquire(engine, topic, 1))
     await story.subscribe()
     await engine.join(other.lease, "s", "c")
@@ -182,7 +183,7 @@ async def test_seek_to_an_entry_is_inclusive_and_touches_one_partition(engine: E
 
 
 async def test_seek_to_a_time_moves_every_partition(timed: ManualTime, topic: str) -> None:
-    story = await Story.begin(timed.engine, topic, TopicSettings(partitions=2, retain=True))
+    story = await Story.begin(timed.engine, topic, TopicSettings(partitions=2, retention_ms=FOREVER))
     other = Story(timed.engine, await must_acquire(timed.engine, topic, 1))
     await story.subscribe()
     await timed.engine.join(other.lease, "s", "c", 3_600_000)

@@ -8,12 +8,13 @@ from keylane.wire import pack_about
 from keylane_broker.engine.bodies import add_orphans, list_orphans, read_body_records, remove_body_records
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, TopicSettings
+from keylane_broker.limits import FOREVER
 from keylane_broker.store.keys import PartitionKeys, topic_key
 from tests.support.story import Story, message, must_acquire
 
 
 async def test_a_topic_has_its_partitions_and_its_settings(engine: Engine, topic: str) -> None:
-    settings = TopicSettings(partitions=5, retain=True, dedupe_ms=1_000)
+    settings = TopicSettings(partitions=5, retention_ms=FOREVER, dedupe_ms=1_000)
     made = await engine.create_topic(topic, settings)
     assert made == msgspec.structs.replace(settings, incarnation=made.incarnation)
     assert await engine.describe_topic(topic) == made
@@ -43,7 +44,7 @@ async def test_a_half_made_topic_is_not_there_until_somebody_finishes_it(engine:
     with pytest.raises(TopicNotFound):
         await engine.describe_topic(topic)
     made = await engine.create_topic(topic, TopicSettings(partitions=8), exist_ok=True)
-    assert made == TopicSettings(3, False, 1_000, incarnation=5)  # as it was begun
+    assert made == TopicSettings(3, 1_000, incarnation=5)  # as it was begun
     assert await engine.describe_topic(topic) == made
     await must_acquire(engine, topic, 2)
 
@@ -184,7 +185,7 @@ async def test_a_partition_left_over_from_an_earlier_topic_is_made_anew(engine: 
     keys = PartitionKeys.of(topic, 0)
     await engine.store.run("partition/create", [keys.meta], "5", "retain", "1", "dedupe_ms", "5")
     await engine.store.command("XADD", keys.log, "1-1", "key", "")
-    made = await engine.create_topic(topic, TopicSettings(retain=False, dedupe_ms=7))
+    made = await engine.create_topic(topic, TopicSettings(dedupe_ms=7))
     stored = await engine.store.command("HGETALL", keys.meta)
     assert (stored["retain"], stored["dedupe_ms"]) == ("0", "7")
     assert stored["incarnation"] == str(made.incarnation)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 CHARGED = {"nacked", "timed_out"}
+REMOVED = {"skipped", "deleted", "filtered"}
 GIVEN_BACK = CHARGED | {"released", "crashed"}
 
 
@@ -26,6 +27,9 @@ class Fold:
     last: int = 0
     epoch: int = 0
     subscriptions: dict[str, Told] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)  # entries that have become dead letters, in one of them
+    # What is in the log where subscriptions begin or are moved next, as somebody else knows.
+    there: list[set[int]] = field(default_factory=list)
 
     def follow(self, what: str, sub: str, by: str, entries: str) -> None:
         """Take in one record; AssertionError where it cannot follow on those before it."""
@@ -44,6 +48,7 @@ class Fold:
         elif what in ("subscribed", "sought"):
             assert (sub in self.subscriptions) == (what == "sought")
             log = {entry for one in self.subscriptions.values() for entry in one.owed}
+            log |= self.dead & self.there.pop(0)
             self.subscriptions[sub] = Told({entry for entry in log if entry >= int(entries)})
         elif what == "unsubscribed":
             del self.subscriptions[sub]
@@ -58,9 +63,22 @@ class Fold:
             one.owed.update(entries)
 
     def _settle(self, what: str, told: Told, by: str, entries: Sequence[int]) -> None:
-        assert by, "a consumer"
+        assert by or what in REMOVED, "a consumer"
         for entry in entries:
             assert entry in told.owed, f"{entry} is {what} and not owed"
+            if what in REMOVED:
+                assert told.leased.pop(entry, "") == by, f"{entry} is {what} and not with {by!r}"
+                told.owed.remove(entry)
+                continue
+            if what in ("dead_lettered", "parked", "resumed"):
+                assert entry not in told.leased, f"{entry} is {what} and still with {told.leased.get(entry)}"
+                if what == "dead_lettered":
+                    told.owed.remove(entry)
+                    self.dead.add(entry)
+                if what != "parked":
+                    told.charged.pop(entry, None)
+                    told.crashed.pop(entry, None)
+                continue
             if what == "delivered":
                 assert entry not in told.leased, f"{entry} is with {told.leased.get(entry)} already"
                 told.leased[entry] = by

@@ -5,7 +5,7 @@ examples, and new ones each time.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -17,12 +17,14 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
 
-from keylane_broker.engine.values import Backoff, Capacity, Outgoing, Receipt
-from tests.model.pair import CONSUMERS, NAMES, WORKERS, Pair, World
+from keylane_broker.engine.filters import Filter
+from keylane_broker.engine.values import Backoff, Capacity, Outgoing, Receipt, TopicSettings
+from tests.model.pair import CONSUMERS, NAMES, PLAIN, WORKERS, Pair, World
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 ROUND = 9  # examples that one seed makes; of ten and more Hypothesis keeps the first ones small
@@ -33,6 +35,7 @@ UNTIL_FOUND = range(220)
 SECONDS = 3_600 if DEEP else 600
 MODES = ("shared", "key_shared", "exclusive", "failover")
 KEYS = ("a", "b", "", "=a")
+ATTRIBUTES = ("", '{"region":"eu"}', '{"region":"us","urgent":""}')
 LEASES_MS = (5_000, 1_000, 30_000)
 SESSIONS_MS = (60_000, 10_000, 2_000)
 
@@ -107,19 +110,42 @@ both_names, first_name = st.sampled_from(("main", "main", "main", "other")), st.
 consumers = st.sampled_from(CONSUMERS)
 
 
+# How many retries a message has, and what becomes of it then.
+POLICIES: list[tuple[int | None, str]] = [(None, "skip"), (0, "skip"), (1, "skip"), (1, "park")]
+
+
 class BrokerMachine(RuleBasedStateMachine):
     """A subscription of one mode beside another one of any mode, on the same partition."""
 
     mode: ClassVar[str]
     world: ClassVar[World]
     journal: ClassVar[int] = 0  # records to keep
+    settings: ClassVar[TopicSettings] = PLAIN  # of the topic
+    ordinary: ClassVar[bool] = False  # the scripts for the ordinary case come first
+    filters: ClassVar[Mapping[str, Filter]] = {}
     pair: Pair | None = None
 
-    @initialize(backoff=st.booleans(), other=st.sampled_from(MODES), alone=st.booleans())
-    def start(self, backoff: bool, other: str, alone: bool) -> None:
+    @initialize(
+        backoff=st.booleans(),
+        other=st.sampled_from(MODES),
+        alone=st.booleans(),
+        policy=st.sampled_from(POLICIES),
+    )
+    def start(self, backoff: bool, other: str, alone: bool, policy: tuple[int | None, str]) -> None:
         """Make the topic, and the other subscription too unless the first is to be alone."""
         waits = Backoff(initial=1.0, factor=2.0, maximum=4.0, jitter=0.0) if backoff else None
-        self.pair = Pair(self.world, {"main": self.mode, "other": other}, waits, self.journal)
+        modes = {"main": self.mode, "other": other}
+        self.pair = Pair(
+            self.world,
+            modes,
+            waits,
+            self.journal,
+            self.settings,
+            self.filters,
+            ordinary=self.ordinary,
+            max_retries=policy[0],
+            poison=policy[1],
+        )
         for name in NAMES[:1] if alone else NAMES:
             self.pair.create_subscription(name, "latest")
         self.uids: list[str] = []
@@ -141,7 +167,8 @@ class BrokerMachine(RuleBasedStateMachine):
         for item in batch:
             if isinstance(item, str):
                 self.uids.append(f"u{len(self.uids)}")
-                messages.append(Outgoing(item, self.uids[-1], "1  7 "))  # it has a body
+                attributes = ATTRIBUTES[len(self.uids) % len(ATTRIBUTES)]
+                messages.append(Outgoing(item, self.uids[-1], "1  7 " + attributes))  # it has a body
             elif item < len(self.uids):
                 messages.append(Outgoing("a", self.uids[-1 - item], "again"))
         if messages:
@@ -250,6 +277,22 @@ class BrokerMachine(RuleBasedStateMachine):
         if receipts:
             self.both.nack(name, receipts, delay_ms, charged)
 
+    @precondition(lambda self: self.both.max_retries is not None)
+    @rule(which=st.integers(0, 3), buries=st.booleans())
+    def send_dead_letters(self, which: int, buries: bool) -> None:
+        """Dead letters go on their way; or one goes for good that has the body of an entry."""
+        if buries:
+            self.both.bury()
+            self.both.check_outbox()
+        else:
+            self.both.let_go(which)
+
+    @precondition(lambda self: self.both.poison == "park")
+    @rule(name=names, which=st.integers(0, 3), action=st.sampled_from(("resume", "skip")))
+    def unpark(self, name: str, which: int, action: str) -> None:
+        """An operator lets a lane go on that has stopped."""
+        self.both.unpark(name, which, action)
+
     @rule(name=names, chosen=picks, lease_ms=st.sampled_from(LEASES_MS))
     def extend(self, name: str, chosen: list[Pick], lease_ms: int) -> None:
         """Move some deadlines, with receipts new and old."""
@@ -276,6 +319,27 @@ class BrokerMachine(RuleBasedStateMachine):
             token = every[0].token if pick.forged else receipt.token
             receipts.append(receipt._replace(first=first, last=last, token=token))
         return receipts
+
+    # Single messages
+
+    @rule(
+        how=st.sampled_from(("skip", "skip", "skip", "skip", "delete", "delete", "purge", "empty")),
+        name=names,
+        back=st.sampled_from((0, 0, 1, 2, 3, 5, 9, 14)),
+        first=st.booleans(),
+    )
+    def remove(self, how: str, name: str, back: int, first: bool) -> None:
+        """Settle a message for one subscription or for all, whether it is leased, waits or is fresh."""
+        if how == "purge":
+            self.both.purge(name)
+        elif how == "empty":
+            self.both.purge("")
+        else:
+            owed = list(self.both.sub(name).owed)
+            number = max(self.both.partition.last - back, 1)
+            if first and owed:
+                number = owed[back % len(owed)]
+            self.both.skip(name, number) if how == "skip" else self.both.delete_message(number)
 
     # Workers and operators
 

@@ -8,7 +8,17 @@ from keylane.errors import ConsumerReplaced, MessagesLost, SubscriptionBusy
 from keylane_broker.store.scripts import read_sources
 from tests.model.cursor import CursorMachine
 from tests.model.machine import SECONDS, UNTIL_FOUND, BrokerMachine, explore, small_steps, with_little_room
-from tests.model.machines import ExclusiveMachine, FailoverMachine, KeySharedMachine, SharedMachine
+from tests.model.machines import (
+    BesideFiltered,
+    ExclusiveMachine,
+    FailoverMachine,
+    FilteredFailover,
+    FilteredKeyShared,
+    FilteredShared,
+    KeySharedMachine,
+    SharedMachine,
+)
+from tests.model.ordinary import KeySharedOrdinary, SharedOrdinary
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
@@ -31,6 +41,58 @@ DEFECTS = {
         "for _, range in ipairs(ranges) do if range[1] > first then charge(range[1], due) end end\n"
         "    due = charge(first, due)",
     ),
+    "a message has one retry more than it should": Defect(
+        SharedMachine, "lib/backoff", "().most then", "().most + 1 then"
+    ),
+    "a message of a lane has no limit to its retries": Defect(
+        KeySharedMachine, "lib/backoff", "if count > policy_of_retries().most then", "if false then"
+    ),
+    "what has become a dead letter waits in its lane all the same": Defect(
+        KeySharedMachine, "lib/release", "due == PARKED and first or first + 1", "first"
+    ),
+    "what has become a dead letter is given back all the same": Defect(
+        SharedMachine, "lib/release", "piece.ranges, piece.consumer = {}, ''", "free_run(piece, now)"
+    ),
+    "a crash does not take the last retry": Defect(
+        SharedMachine,
+        "lib/departures",
+        "release_first(record, nil, 'crashed', 'crashed')",
+        "release_first(record, now, 'crashed', 'crashed')",
+    ),
+    "a dead letter leaves the log though others are owed it": Defect(
+        SharedMachine, "subscription/bury", "unowed(normalise(ranges), nil)", "normalise(ranges)"
+    ),
+    "a dead letter does not hold the entry whose body it has": Defect(
+        SharedMachine, "subscription/bury", "redis.call('ZADD', held_at, entry, holders[index])", ""
+    ),
+    "what is noted as a dead letter leaves the log before it is sent": Defect(
+        SharedMachine, "lib/owed", "if retry_limits then", "if false then"
+    ),
+    "a dead letter that goes leaves its entry behind": Defect(
+        SharedMachine,
+        "subscription/release_held",
+        "redis.call('ZREM', held_at, string.format('%.0f ', entry) .. ARGV[index + 1])",
+        "",
+    ),
+    "a dead letter is sent twice": Defect(
+        SharedMachine, "subscription/bury", "call_with('XDEL', notes, done)", ""
+    ),
+    "a parked lane goes on by itself": Defect(
+        KeySharedMachine, "lib/poison", "  return PARKED\n", "  return now\n"
+    ),
+    "a parked partition goes on by itself": Defect(
+        FailoverMachine, "lib/poison", "  return PARKED\n", "  return now\n"
+    ),
+    "a lane that is resumed has no retries": Defect(
+        KeySharedMachine, "subscription/unpark", "  redis.call('HDEL', retries, entry)\n", ""
+    ),
+    "a lane goes on with the message that was to be skipped": Defect(
+        FailoverMachine,
+        "subscription/unpark",
+        "take_from_stretch(queue, lane, stretch_at(queue, lane, number), number, number)",
+        "",
+    ),
+    "a seek leaves lanes parked": Defect(KeySharedMachine, "subscription/seek", "sub .. ':parked', ", ""),
     "a lane forgets that it was held for longer": Defect(
         KeySharedMachine,
         "lib/release",
@@ -64,11 +126,23 @@ DEFECTS = {
     "a delivery into a held lane restarts its deadline": Defect(
         KeySharedMachine,
         "lib/fetch/leasing",
-        "keep_deadline(call, consumer.name, record.lane)",
+        "keep_deadline(call, consumer, record.lane)",
         "record.deadline = consumer.deadline",
     ),
     "a fresh message overtakes those of its lane that wait, where no record is made": Defect(
         KeySharedMachine, "lib/lane_text", "^([^|]*)|%d+|0|0|", "^([^|]*)|%d+|%d+|%d+|"
+    ),
+    "a delivery into a held lane restarts its deadline, where no record is made": Defect(
+        KeySharedMachine,
+        "lib/fetch/keyed",
+        "keep_deadline(call, its, lane)",
+        "set_deadline(lane, its.name, its.deadline)",
+    ),
+    "a consumer gets more of the next messages than it has room for": Defect(
+        KeySharedMachine,
+        "lib/fetch/keyed",
+        "math.min(consumer.permits, call.limit, call.effort)",
+        "math.min(call.limit, call.effort)",
     ),
     "a lane's text is taken apart without what this call did to it": Defect(
         KeySharedMachine,
@@ -78,6 +152,27 @@ DEFECTS = {
     ),
     "an ack does not restart the deadline of its lane": Defect(
         KeySharedMachine, "subscription/ack", "record.deadline = now + record.lease_ms", ""
+    ),
+    "an old receipt settles what was delivered again and is the first of a lane's text": Defect(
+        KeySharedMachine,
+        "subscription/ack",
+        "place_behind(text, at, prefix, first, last)",
+        "place_behind(text, at, string.match(text, '^%d+:', at) or prefix, first, last)",
+    ),
+    "an ack of the first of a lane's text does not restart its deadline": Defect(
+        KeySharedMachine, "subscription/ack", "    set_deadline(lane, holder, now + lease_ms)\n", ""
+    ),
+    "a lane's text is taken apart with what an ack has settled of it": Defect(
+        KeySharedMachine,
+        "subscription/ack",
+        "    cut(lane)\n  end\n  return",
+        "    places[lane] = nil\n  end\n  return",
+    ),
+    "a receipt in vain restarts the deadline of its lane": Defect(
+        KeySharedMachine,
+        "subscription/ack",
+        "  if not behind then\n    return false",
+        "  if not behind then\n    places[lane] = at\n    return false",
     ),
     "somebody without a session is served": Defect(
         SharedMachine, "lib/fetch/capacity", "sessions[place] or 0) <= now", "sessions[place] or 0) < 0"
@@ -145,7 +240,9 @@ DEFECTS = {
         "if not active or not redis.call('ZSCORE', consumers, active) then",
         "if true then",
     ),
-    "a seek keeps retry counts": Defect(SharedMachine, "subscription/seek", "beyond, retries)", "beyond)"),
+    "a seek keeps retry counts": Defect(
+        SharedMachine, "subscription/seek", "beyond, retries, skipped", "beyond, skipped"
+    ),
     "a commit is done for a reader whose place another has taken": Defect(
         CursorMachine, "subscription/commit", "if holder ~= reader then", "if not holder then"
     ),
@@ -213,6 +310,163 @@ DEFECTS = {
     ),
     "a seek leaves what is beyond records": Defect(
         FailoverMachine, "subscription/seek", "queue, beyond, retries", "queue, retries", True
+    ),
+    "what is skipped ahead is delivered all the same": Defect(
+        SharedMachine, "message/skip", "raise_sparse(entry)\n", "\n"
+    ),
+    "what is skipped ahead is delivered all the same, into its lane": Defect(
+        KeySharedMachine,
+        "lib/fetch/unskipped",
+        "not redis.call('ZSCORE', skipped, entry_of(item[1]))",
+        "true",
+    ),
+    "a seek keeps what was skipped": Defect(
+        SharedMachine, "subscription/seek", "beyond, retries, skipped)", "beyond, retries)"
+    ),
+    "what one has skipped is kept for ever when another settles it": Defect(
+        SharedMachine, "lib/owed", "ahead = subtract(ahead, marks)", ""
+    ),
+    "a lane waits for a head that was skipped": Defect(
+        KeySharedMachine, "lib/taking", "if from == head and record.due < END - 1 then", "if false then"
+    ),
+    "a lane is parked at what was skipped or deleted": Defect(
+        KeySharedMachine, "lib/taking", "    go_on_without(record, from, to)\n", ""
+    ),
+    "a lane whose lease was skipped stays with its consumer": Defect(
+        KeySharedMachine, "lib/taking", "if is_free(record) then", "if false then"
+    ),
+    "what stays leased behind what was skipped keeps its deadline": Defect(
+        KeySharedMachine, "lib/taking", "record.deadline = now + record.lease_ms", ""
+    ),
+    "what is skipped beyond a record is counted still": Defect(
+        ExclusiveMachine, "lib/taking", "take_beyond(record, stretch[4], from, to)", "", True
+    ),
+    "a skip keeps the retry count": Defect(SharedMachine, "message/skip", "drop_retries(settled)", ""),
+    "a message that somebody holds is deleted": Defect(
+        SharedMachine, "lib/whereabouts", "record.consumer ~= '' and 'leased' or", ""
+    ),
+    "a message that somebody holds of a lane is deleted": Defect(
+        KeySharedMachine, "lib/whereabouts", "range[1] <= entry and entry <= range[2]", "false"
+    ),
+    "a deleted message is owed to the second subscription": Defect(
+        SharedMachine, "message/delete", "  write_notes()\nend", "  write_notes()\n  break\nend"
+    ),
+    "a deleted message leaves a hole that is taken for a loss": Defect(
+        SharedMachine, "message/delete", "    raise_sparse(entry)\n", ""
+    ),
+    "a purge leaves what is leased": Defect(
+        SharedMachine,
+        "message/purge",
+        "take_within(redis.call('HGET', sub, 'mode'), names, first, last, taken)",
+        "",
+    ),
+    "a purge leaves what is fresh": Defect(
+        KeySharedMachine, "message/purge", "redis.call('HSET', subs, name, last)", ""
+    ),
+    "a purge of one subscription takes what others are owed": Defect(
+        SharedMachine,
+        "message/purge",
+        "gone = forget(settled, name, packed, true)",
+        "gone = drop(normalise(settled), packed, true)",
+    ),
+    "a turn leases to somebody without a session": Defect(
+        SharedOrdinary, "subscription/turn", "tonumber(session or 0) <= now", "tonumber(session or 0) < 0"
+    ),
+    "a turn is taken by a worker that lost its lease": Defect(
+        SharedOrdinary, "lib/ordinary", "redis.call('GET', lease) == held", "true"
+    ),
+    "a turn overtakes what its subscription has not passed": Defect(
+        SharedOrdinary, "subscription/turn", "if cursor ~= last_entry or", "if not cursor or"
+    ),
+    "a turn stores a duplicate": Defect(
+        SharedOrdinary, "subscription/turn", "if found[index] or found_older[index] then", "if false then"
+    ),
+    "a turn gives a free lane to anybody": Defect(
+        KeySharedOrdinary, "subscription/turn", "taker.spare > best.spare", "taker.spare < best.spare"
+    ),
+    "a turn uses a token twice": Defect(
+        SharedOrdinary, "subscription/turn", "settings[2] + 1, now)", "settings[2], 0)"
+    ),
+    "a turn leases a key's message to another than its lane's consumer": Defect(
+        KeySharedOrdinary,
+        "subscription/turn",
+        "taker = by_name[holder_without_waiting(text)]",
+        "taker = roomiest()",
+    ),
+    "a turn puts off the time at which a consumer's leases are looked at": Defect(
+        KeySharedOrdinary,
+        "subscription/turn",
+        "redis.call('ZADD', deadlines, 'LT', unpack(bounds))",
+        "redis.call('ZADD', deadlines, unpack(bounds))",
+    ),
+    "an ack of a whole lease takes an old receipt": Defect(
+        SharedOrdinary,
+        "lib/whole_leases",
+        "place_behind(text, place, prefix, first, last)",
+        "place_behind(text, place, string.match(text, '^%d+:', place) or prefix, first, last)",
+    ),
+    "an ack of a whole lease does not look at the other subscriptions": Defect(
+        SharedOrdinary, "subscription/ack_whole", "redis.call('HLEN', subs) == 1", "true"
+    ),
+    "an ack of a whole lease does not restart the deadline of its lane": Defect(
+        KeySharedOrdinary, "lib/whole_leases", "now + lease_ms", "0"
+    ),
+    "an ack of whole leases cuts too little off a lane": Defect(
+        KeySharedOrdinary,
+        "lib/whole_leases",
+        "    places[lane] = place\n",
+        "    places[lane] = places[lane] or place\n",
+    ),
+    "an ack of a whole lease leaves its body behind": Defect(
+        SharedOrdinary, "lib/whole_leases", "  if names == '' then\n", "  if true then\n"
+    ),
+    "an ack of a whole lease leaves its retry count behind": Defect(
+        SharedOrdinary, "lib/whole_leases", "    redis.call('HDEL', retries, unpack(entries))\n", ""
+    ),
+    "what does not match is owed after all": Defect(
+        FilteredShared,
+        "lib/audience",
+        "if member.abreast and member.wants then",
+        "if member.abreast then",
+    ),
+    "what matches only one of two subscriptions is not stored": Defect(
+        FilteredKeyShared,
+        "lib/audience",
+        "attributes)\n        wanted = wanted or member.wants",
+        "attributes)\n        wanted = member.wants",
+    ),
+    "a cursor does not go along with what was judged": Defect(
+        FilteredShared, "lib/audience", "redis.call('HSET', subs, member.name, judged)", ""
+    ),
+    "a match is given twice": Defect(
+        FilteredFailover,
+        "subscription/fetch",
+        "redis.call('ZREMRANGEBYSCORE', call.matches, '-inf', call.cursor)",
+        "redis.call('ZREMRANGEBYSCORE', call.matches, '-inf', call.cursor - 1)",
+    ),
+    "an ack forgets what matches another subscription": Defect(
+        BesideFiltered, "lib/owed", "if has_filters then", "if false then"
+    ),
+    "a seek keeps what matched before": Defect(
+        FilteredShared, "subscription/seek", "sub .. ':matches', ", ""
+    ),
+    "what was there before is taken without a look": Defect(
+        FilteredKeyShared,
+        "subscription/compare",
+        "if filters.wants(filter, key, filters.attributes(about, filters.as_stored)) then",
+        "if true then",
+    ),
+    "an attribute is compared where it only has to be there": Defect(
+        FilteredFailover, "lib/filter", "(value ~= cjson.null or has[name] == nil)", "true"
+    ),
+    "a glob need not fit the end of a key": Defect(
+        FilteredFailover, "lib/filter", "pieces[#pieces] = pieces[#pieces] .. '$'", ""
+    ),
+    "the journal does not tell what a filter leaves out": Defect(
+        FilteredShared, "lib/audience", "if #member.unwanted > 0 then", "if false then"
+    ),
+    "the journal does not tell what a filter leaves out of what was there": Defect(
+        FilteredKeyShared, "subscription/compare", "note('filtered', '', entry, entry)", ""
     ),
     "a duplicate is known for less than the window": Defect(
         SharedMachine, "lib/dedupe", "tonumber(at) < marks.window", "tonumber(at) < marks.window / 2"

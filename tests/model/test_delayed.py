@@ -167,14 +167,14 @@ DEFECTS = {
     ),
     "what nobody was there for leaves a mark": Defect(
         "partition/promote",
-        "  if owed and at then",
-        "  mark(marks, { uid, '0-0' }, {})\n  if owed and at then",
+        "  if at and (owed or wanted) then",
+        "  mark(marks, { uid, '0-0' }, {})\n  if at and (owed or wanted) then",
     ),
     "what is due does not know how far the clock went back": Defect(
         "partition/delay", "dues[index] + lead", "dues[index]"
     ),
     "what is due together is sorted by uid": Defect(
-        "partition/delay", "string.format('%015.0f', number)", "string.format('%015.0f', 1)"
+        "partition/delay", "string.format('%015.0f ', number)", "string.format('%015.0f ', 1)"
     ),
     "what is due leaves no mark": Defect(
         "partition/promote", "    ids[#ids + 1] = id\n", "    ids[#ids + 1] = '0-0'\n"
@@ -183,7 +183,9 @@ DEFECTS = {
         "partition/promote", "call_with('ZREM', delayed, members)\n", ""
     ),
     "what is due too late is appended": Defect("partition/promote", "'-inf', now,", "'-inf', now + 1000,"),
-    "what nobody is there for is kept": Defect("partition/promote", "if owed and at then", "if at then"),
+    "what nobody is there for is kept": Defect(
+        "partition/promote", "if at and (owed or wanted) then", "if at then"
+    ),
 }
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from tests.pipeline.simulation import STARTS, Look, Record
 
-SETTLED = ("acked", "committed", "dead_lettered", "expired")
-HANDLED = ("acked", "dead_lettered", "expired")
+SETTLED = ("acked", "committed", "dead_lettered", "expired", "skipped", "deleted", "filtered")
+HANDLED = ("acked", "dead_lettered", "expired", "skipped", "deleted", "filtered")
 
 
 @dataclass
@@ -60,6 +60,7 @@ def judge_plainly(look: Look) -> Counter[tuple[str, int, str, int]]:
     for life in lives_of(look):
         starts = [mark.ranges[0][0] for mark, _ in life.marks]
         lowest = min(starts) if life.begins else 0
+        counted: set[int] = set()
         for record in records:
             if record.what != "published" or (life.ends is not None and record.offset > life.ends):
                 continue
@@ -70,8 +71,10 @@ def judge_plainly(look: Look) -> Counter[tuple[str, int, str, int]]:
             for entry in range(first, last + 1):
                 state, deliveries = _state(look, life, records, entry)
                 found[life.sub, entry, state, deliveries] += 1
-        for entry in {e for record in records if record.what == "lost" for e in _entries(record)}:
-            if entry < proven_from(look):
+                counted.add(entry)
+        own = [record for record in records if record.what == "lost" and record.sub == life.sub]
+        for entry in {entry for record in own for entry in _entries(record)}:
+            if entry not in counted:
                 state, deliveries = _state(look, life, records, entry)
                 if state == "lost":
                     found[life.sub, entry, state, deliveries] += 1

@@ -34,10 +34,13 @@ class Sub:
     life: int
     leased: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
+    filtered: bool = False
+    unwanted: set[int] = field(default_factory=set)  # entries after the cursor that its filter leaves out
 
     def owes(self, entry: int) -> bool:
         """Whether it does."""
-        return entry > self.cursor or entry in self.leased or entry in self.waiting
+        fresh = entry > self.cursor and entry not in self.unwanted
+        return fresh or entry in self.leased or entry in self.waiting
 
 
 @dataclass
@@ -139,6 +142,16 @@ class Partition:
                     [(min(entries), self.last)],
                 )
             )
+            for name, sub in self.subs.items():
+                self.compare(name, sub, entries)
+            self.forget(entries)
+
+    def compare(self, name: str, sub: Sub, entries: set[int]) -> None:
+        """What a filter leaves out is never owed."""
+        if sub.filtered:
+            unwanted = self.some(entries)
+            sub.unwanted |= unwanted
+            self.write("filtered", name, "", unwanted)
 
     def move(self) -> None:
         """Another worker: a new ledger."""
@@ -155,8 +168,10 @@ class Partition:
         free = [name for name in NAMES if name not in self.subs]
         if free:
             name, self.lives = self.luck.choice(free), self.lives + 1
-            self.subs[name] = Sub(self.luck.choice(MODES), self.cursor_for(), self.last, self.lives)
-            self.mark("subscribed", name, self.subs[name].cursor + 1)
+            sub = self.subs[name] = Sub(self.luck.choice(MODES), self.cursor_for(), self.last, self.lives)
+            sub.filtered = sub.mode != "cursor" and self.luck.random() < 0.4
+            self.mark("subscribed", name, sub.cursor + 1)
+            self.compare(name, sub, {entry for entry in self.log if entry > sub.cursor})
 
     def unsubscribe(self) -> None:
         """Delete one; what only it owed goes."""
@@ -172,9 +187,10 @@ class Partition:
         if (found := self.pick()) and self.luck.random() < 0.7:
             name, sub = found
             sub.cursor, sub.sparse = self.cursor_for(), self.last
-            sub.leased, sub.waiting = set(), set()
+            sub.leased, sub.waiting, sub.unwanted = set(), set(), set()
             self.robbed.pop((name, sub.life), None)
             self.mark("sought", name, sub.cursor + 1)
+            self.compare(name, sub, {entry for entry in self.log if entry > sub.cursor})
             self.forget(set(self.log))
 
     def forget(self, entries: set[int]) -> None:
@@ -189,7 +205,9 @@ class Partition:
         again = self.some(sub.waiting)
         upto = min(self.last, sub.cursor + self.luck.randint(0, 8))
         fresh = {
-            entry for entry in range(sub.cursor + 1, upto + 1) if entry > sub.sparse or entry in self.log
+            entry
+            for entry in range(sub.cursor + 1, upto + 1)
+            if entry not in sub.unwanted and (entry > sub.sparse or entry in self.log)
         }
         behind = self.some(fresh) if sub.mode == "key_shared" else set()
         sub.cursor = max(upto, sub.cursor)
@@ -202,12 +220,12 @@ class Partition:
         self.write("lost", name, "c1", gone)
 
     def ack(self) -> None:
-        """Settle some of what is leased."""
+        """Settle some of what is leased, by the consumer or by an operator."""
         if found := self.pick("shared", "key_shared", "exclusive"):
             name, sub = found
             done = self.some(sub.leased)
             sub.leased -= done
-            self.write("acked", name, "c1", done)
+            self.write(("acked", "acked", "skipped", "deleted")[sum(done) % 4], name, "c1", done)
             self.robbed.get((name, sub.life), set()).difference_update(done)
             self.forget(done)
 

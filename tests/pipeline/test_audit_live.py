@@ -17,11 +17,12 @@ from keylane import AsyncClient, Client, OutgoingMessage
 from keylane.types import Mode
 from keylane_broker.commandline.main import app
 from keylane_broker.store.store import Store
-from keylane_spark.auditing.audit import SMALL, WITH_SPARK, AuditOptions, run
+from keylane_spark.auditing.audit import AuditOptions, run
 from keylane_spark.auditing.findings import Audit
 from keylane_spark.auditing.in_memory import engine as in_memory
 from keylane_spark.connection import Connection
 from keylane_spark.errors import JobError
+from tests.pipeline.audits import audited, no_spark
 from tests.pipeline.inbox import problems_of
 from tests.pipeline.journals import rows_of
 from tests.support.running import RunningBroker
@@ -65,19 +66,6 @@ async def settle(
                     break
                 await anyio.sleep(0.1)
         group.cancel_scope.cancel()
-
-
-def no_spark(_: int) -> SparkSession:
-    """Where there must be no need of it."""
-    raise AssertionError("Spark was asked for")
-
-
-def audited(broker: RunningBroker, topic: str, out: Path | str, spark: SparkSession | None = None) -> Audit:
-    """An audit, without Spark unless there is one."""
-    options = AuditOptions(
-        topic=topic, out=str(out), connection=Connection(broker.url), small=WITH_SPARK if spark else SMALL
-    )
-    return run(options, (lambda _: spark) if spark else no_spark)[0]
 
 
 def make_topic(url: str, topic: str) -> None:

@@ -5,12 +5,16 @@ no WAIT, WAITAOF or INFO, so durability beyond "memory" cannot be asked of it, a
 """
 
 from functools import cache
+from typing import Any, cast
 
 from fakeredis import FakeAsyncRedis, FakeServer
 
+from keylane.errors import BrokerError
 from keylane_broker.engine.engine import Engine
+from keylane_broker.store.connection import OnAnswer, SharedConnection
 from keylane_broker.store.scripts import Scripts, read_sources
-from keylane_broker.store.store import Store
+from keylane_broker.store.store import Call, Store
+from keylane_broker.worker import eager
 from tests.support.clock import ManualTime, with_test_clock
 
 # MessagePack as msgspec writes it: strings, integers, floats, booleans, nil and arrays.
@@ -96,6 +100,30 @@ end
 """
 
 
+class TurningServer(FakeServer):
+    """A fake server whose workers take turns, as they do where there is a connection to share."""
+
+
+class PostingStore(Store):
+    """Carries out posted calls, though fakeredis has no connection to post them on."""
+
+    def route(self, key: str) -> SharedConnection:
+        """There is none, and it is always open."""
+        return cast(SharedConnection, self)
+
+    def post(self, connection: SharedConnection, call: Call, on_answer: OnAnswer) -> None:
+        """Make a call, which begins at once."""
+        eager.start(self._carry_out(call, on_answer))
+
+    async def _carry_out(self, call: Call, on_answer: OnAnswer) -> None:
+        script, keys, arguments = call
+        try:
+            answer: Any = await self.run(script, keys, *arguments)
+        except BrokerError as error:
+            answer = error
+        on_answer(answer)
+
+
 @cache
 def _fake_scripts(*, timed: bool = False) -> Scripts:
     """The scripts with what fakeredis lacks in front."""
@@ -108,7 +136,8 @@ def fake_engine(server: FakeServer | None = None, *, timed: bool = False) -> Eng
     redis = FakeAsyncRedis(
         server=server or FakeServer(), decode_responses=True, protocol=2, max_connections=1_000
     )
-    return Engine(Store(redis, _fake_scripts(timed=timed)))
+    store = PostingStore if isinstance(server, TurningServer) else Store
+    return Engine(store(redis, _fake_scripts(timed=timed)))
 
 
 class FakeTime(ManualTime):

@@ -6,6 +6,7 @@ imports Keylane anew.
 """
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -86,7 +87,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has, and nobody has told us yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it with SIGKILL."""

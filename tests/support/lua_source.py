@@ -9,6 +9,7 @@ KEYWORDS = {
 }
 GLOBALS = {
     *("KEYS", "ARGV", "redis", "cmsgpack", "cjson", "string", "table", "math", "unpack", "type", "tonumber"),
+    "pcall",
     *("ipairs", "pairs"),
 }
 

@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -23,7 +24,7 @@ HEADER_BYTES = 8
 DESCRIPTORS = 4  # stdin, stdout, stderr, and where to say what has become of the process
 PROGRAMS = {
     "keylane": "keylane_broker.commandline.main",
-    "worker": "keylane_broker.worker.__main__",
+    "worker": "keylane_broker.process.__main__",
 }
 OURS = ("keylane", "keylane_broker", "keylane_spark")
 LAZY = ("anyio._backends._asyncio", "uvloop", "rich.table", "keylane_broker.supervise.supervisor")
@@ -90,7 +91,58 @@ def _become(order: dict[str, Any], descriptors: list[int]) -> Callable[[], objec
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     main: Callable[[], object] = importlib.import_module(PROGRAMS[order["program"]]).main
+    if turns := os.environ.get("TURNS"):
+        _force_turns(turns)
+    if step := os.environ.get("KILL_AT_STEP"):
+        _kill_at_step(**json.loads(step))
     return main
+
+
+def _force_turns(when: str) -> None:
+    """Let workers try the scripts for the ordinary case "always", though it be in vain, or "never"."""
+    slow_cases = importlib.import_module("keylane_broker.worker.slow_cases")
+    servers = importlib.import_module("keylane_broker.store.servers")
+    if when == "always":
+        slow_cases.SlowCases.is_likely = lambda self: False
+    else:
+        assert when == "never"
+        servers.Servers.route = lambda self, key: None
+
+
+def _kill_at_step(victim: int, step: int, first: str, steps: str) -> None:
+    """Kill a process, 0 for this one, at a step of a worker: a call to Redis that `steps` is found in.
+
+    They are counted from the call on in which `first` is found; reading is none, for it leaves all as it was.
+    Before and after something is deleted are two steps, since other things may be done in between. What is
+    done in portions is done in small ones.
+    """
+    for module, name in (("outbox", "_BURIED"), ("redriving", "_BATCH"), ("purging", "STEP")):
+        setattr(importlib.import_module(f"keylane_broker.engine.{module}"), name, 3)
+    store = importlib.import_module("keylane_broker.store.store").Store
+    run, read_all = store.run, store.read_all
+    begun, left = False, step
+
+    def count(words: str) -> None:
+        nonlocal begun, left
+        begun = begun or re.search(first, words) is not None
+        if begun and re.search(steps, words):
+            left -= 1
+            if left == 0:
+                os.kill(victim or os.getpid(), signal.SIGKILL)
+
+    async def counted_run(self: object, script: str, *rest: object) -> object:
+        answer = await run(self, script, *rest)
+        count(script)
+        return answer
+
+    async def counted_read_all(self: object, commands: list[tuple[str, ...]]) -> object:
+        words = "\n".join(" ".join(command[:2]) for command in commands if command[0] == "XDEL")
+        count(words)
+        answer = await read_all(self, commands)
+        count(words)
+        return answer
+
+    store.run, store.read_all = counted_run, counted_read_all
 
 
 def _import_anew(path: str) -> None:

@@ -1,12 +1,16 @@
 """What Redis says of a cluster, and waiting until it says what it should."""
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from keylane import wire
+from keylane.errors import Unavailable
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.snapshot import PartitionSnapshot, take_snapshot
 from keylane_broker.store.keys import PartitionKeys
+from keylane_broker.supervise.embedded_server import ask
 from tests.support.peer import Peer
 from tests.support.waiting import until
 
@@ -78,3 +82,31 @@ async def state_of(engine: Engine, topic: str, partition: int) -> PartitionSnaps
 async def move(peer: Peer, topic: str, partition: int, worker: str) -> None:
     """Give a partition to a worker by hand."""
     await peer.answer(wire.MovePartition(topic, partition, worker))
+
+
+async def once_reached(read: Callable[[], Awaitable[T]]) -> T:
+    """What an engine reads after a failover: it was idle meanwhile and has to find the new master, too.
+
+    A Sentinel on a busy machine may call a master that it has just promoted down for a moment.
+    """
+
+    async def reached() -> list[T]:
+        with suppress(Unavailable):
+            return [await read()]
+        return []
+
+    return (await until(reached))[0]
+
+
+def slot_of(port: int, topic: str, partition: int) -> str:
+    """The slot of a partition's keys, asked of a node of a cluster."""
+    return ask(port, "CLUSTER", "KEYSLOT", PartitionKeys.of(topic, partition).meta)
+
+
+def places_at(port: int, topic: str, partitions: int) -> set[tuple[str, int]]:
+    """The partitions of a topic that a node of a cluster holds."""
+    return {
+        (topic, number)
+        for number in range(partitions)
+        if int(ask(port, "CLUSTER", "COUNTKEYSINSLOT", slot_of(port, topic, number)))
+    }

@@ -141,7 +141,7 @@ class Peer:
         if frame.type == Type.HEARTBEAT:
             if not self.ignore_heartbeats:
                 self._writer.write(wire.frame(Properties(), frame.sequence))
-        elif frame.sequence:
+        elif frame.sequence and frame.type != Type.DELETE_BODIES:
             answer = self._answers.pop(frame.sequence)
             if not answer.done():
                 answer.set_result(frame)
@@ -161,12 +161,12 @@ def checked(frame: Frame) -> Frame:
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncIterator[Peer]:
+async def connect(url: str, token: str = "") -> AsyncIterator[Peer]:
     """A connection to a worker, greeted."""
     host, _, port = url.removeprefix("keylane://").rpartition(":")
     peer = Peer(*await asyncio.open_connection(host, int(port)))
     try:
-        await peer.ask(wire.Info(client="a test"), wire.InfoReply)
+        await peer.ask(wire.Info(client="a test", token=token), wire.InfoReply)
         yield peer
     finally:
         await peer.close()

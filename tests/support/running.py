@@ -36,7 +36,13 @@ class RunningBroker:
     """
 
     def __init__(
-        self, server: Server | str | None = None, *, workers: int = 1, name: str = "worker", **settings: Any
+        self,
+        server: Server | str | None = None,
+        *,
+        workers: int = 1,
+        name: str = "worker",
+        http: bool = False,
+        **settings: Any,
     ) -> None:
         """Settings as in keylane_broker.config; `server` is one that others use too, or the URL of a Redis.
 
@@ -48,6 +54,7 @@ class RunningBroker:
         self.workers: list[RunningWorker] = []
         self._name = name
         self._own = server is None
+        self._http = http
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
         for _ in range(workers):
             self._make_place()
@@ -61,6 +68,11 @@ class RunningBroker:
     def urls(self) -> list[str]:
         """The URL of each worker alone."""
         return [f"keylane://127.0.0.1:{worker.settings.port}" for worker in self.workers]
+
+    @property
+    def http_urls(self) -> list[str]:
+        """Where each worker serves HTTP."""
+        return [f"http://127.0.0.1:{worker.settings.http_port}" for worker in self.workers]
 
     @property
     def ids(self) -> list[str]:
@@ -157,7 +169,8 @@ class RunningBroker:
         port = self.settings.port if number == 0 else free_port()
         while port in taken:
             port = free_port()
-        self.workers.append(RunningWorker(f"{self._name}-{number}", self.settings.of_worker(number, port)))
+        settings = self.settings.of_worker(number, port, free_port() if self._http else 0)
+        self.workers.append(RunningWorker(f"{self._name}-{number}", settings))
 
     def _process(self, worker: int) -> Forked:
         process = self.workers[worker].process

@@ -5,22 +5,28 @@ leases and sessions last for a day, unless the settings say otherwise.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from fakeredis import FakeServer
 
 from keylane import wire
+from keylane_broker.access.control import AccessControl
+from keylane_broker.access.rates import PublishRates
 from keylane_broker.cluster.membership import Membership
 from keylane_broker.config import Settings
 from keylane_broker.engine.values import TopicSettings
+from keylane_broker.store.keys import partition_of
 from keylane_broker.worker.background import Background
 from keylane_broker.worker.body_deletion import BodyDeletion
 from keylane_broker.worker.clock import Clock
 from keylane_broker.worker.connection import Connection, Handle
 from keylane_broker.worker.connections import Connections
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.outboxes import Outboxes
 from keylane_broker.worker.partitions import Partitions
 from keylane_broker.worker.requests.table import handle as answer
 from keylane_broker.worker.session_renewal import Sessions
@@ -91,7 +97,7 @@ class SmallWorker:
         self.engine = fake_engine(server)
         self.clock = Clock(self.engine.time_ms)
         self.background = Background()
-        self.connections = Connections(self.settings, self.background)
+        self.connections = Connections(self.settings, self.background, self.engine.store.counters)
         self.membership = Membership(
             self.engine,
             name,
@@ -111,9 +117,12 @@ class SmallWorker:
         self.context = Context(
             settings=self.settings,
             release="1",
+            http_address=lambda: "",
             payloads="file:///nowhere",
             payloads_beside=False,
             session_ms=session_ms,
+            access=AccessControl(self.engine.store, enabled=False, admin_token="", jwt_keys=None),
+            rates=PublishRates(0),
             engine=self.engine,
             clock=self.clock,
             background=self.background,
@@ -121,6 +130,7 @@ class SmallWorker:
             partitions=self.partitions,
             sessions=self.sessions,
             connections=self.connections,
+            outboxes=Outboxes(self.engine, self.partitions, self.partitions.by_place),
             bodies=BodyDeletion(
                 self.engine.store,
                 "file:///nowhere",
@@ -185,3 +195,16 @@ class SmallWorker:
         if greet:
             await peer.ask(wire.Info(client="a test"), wire.InfoReply)
         return peer
+
+
+def before_storing(worker: SmallWorker, hook: Callable[[int, int], Awaitable[None]]) -> None:
+    """Have something awaited before each call that stores messages; it hears the partition, and how many."""
+    run = worker.engine.store.run
+
+    async def later(script: str, keys: Sequence[str], *arguments: Any) -> list[Any]:
+        if place := {"partition/publish": 1, "subscription/turn": 2}.get(script):
+            flat = msgspec.msgpack.decode(arguments[place])
+            await hook(partition_of(keys[0])[1], len(flat) // 3)
+        return await run(script, keys, *arguments)
+
+    worker.engine.store.run = later  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ import msgspec
 
 from keylane.wire import pack_about
 from keylane_broker.engine.bodies import read_body_records, remove_body_records
+from keylane_broker.engine.codec import retry_count
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import (
     Backoff,
@@ -70,9 +71,11 @@ class Story:
         consumers: Sequence[str] = ("c",),
         start: str | int | datetime = "latest",
         backoff: Backoff | None = None,
+        max_retries: int | None = None,
+        poison: str = "skip",
     ) -> None:
         """Make a subscription, with consumers that stay for an hour."""
-        settings = SubscriptionSettings(mode, backoff=backoff)
+        settings = SubscriptionSettings(mode, backoff=backoff, max_retries=max_retries, poison=poison)
         await self.engine.create_subscription(self.topic, name, settings, start=start)
         for consumer in consumers:
             await self.engine.join(self.lease, name, consumer, HOUR_MS)
@@ -139,7 +142,7 @@ class Story:
     async def retries(self, name: str = "s") -> dict[int, int]:
         """How often each entry was charged."""
         stored = await self.engine.store.command("HGETALL", self.sub(name).retries)
-        return {int(entry): int(times) for entry, times in stored.items()}
+        return {int(entry): retry_count(times) for entry, times in stored.items()}
 
     async def exists(self, *keys: str) -> bool:
         """Whether any of the keys is there."""

@@ -55,7 +55,10 @@ def test_a_ratio_is_one_of_medians_and_its_spread_one_of_rounds() -> None:
 
 def test_lower_is_better_where_it_is_about_latency() -> None:
     line = "latency at 500/s, 1 partition"
-    results = [Result(line, "raw", [sample(500, 1, 2)]), Result(line, "shared", [sample(500, 1.5, 6)])]
+    results = [
+        Result(line, "raw, asyncio", [sample(500, 1, 2)]),
+        Result(line, "shared", [sample(500, 1.5, 6)]),
+    ]
     p50, p99 = figures_of(results)
     assert (p50.ratio, p50.reached, p99.ratio, p99.reached) == (1.5, True, 3.0, False)
 

@@ -41,6 +41,7 @@ def test_of_a_client(arguments: dict[str, Any], complaint: str) -> None:
         (lambda client: client.describe_topic(object()), "the topic is <object object"),
         (lambda client: client.delete_topic(3), "the topic is 3: use letters"),
         (lambda client: client.create_subscription("t", 3), "subscription is 3: use str"),
+        (lambda client: client.create_subscription("t", "s", backoff="5s"), "a Backoff or None"),
         (lambda client: client.peek("t", "s", limit=True), "limit is True: use int"),
     ],
 )

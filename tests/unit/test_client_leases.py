@@ -60,13 +60,26 @@ def test_a_nack_voids_all_that_is_behind_it_where_a_partition_is_one_lane(mode: 
     assert states(there) == [HANDED] * 3
 
 
+def test_what_comes_behind_a_nack_whose_message_does_not_come_again_is_given_back() -> None:
+    """It may have become a dead letter: then what was behind it comes by itself, before the answer."""
+    leases = Held("key_shared")
+    first = leases.take(block([(1, "a"), (2, "a")]))
+    leases.rewind([(first, 0, 1)])
+    leases.add(behind := block([(2, "a"), (3, "b")], token=2))
+    assert not leases.hand(behind, 0)
+    assert leases.rewound([(first, 0, 1)]) == [(behind, 0, 1)]
+    assert leases.rewound([(first, 0, 1)]) == []
+    assert states(behind) == [SETTLING, BUFFERED]
+
+
 def test_what_comes_behind_a_nack_that_is_not_answered_is_void_until_the_nacked_one_comes_again() -> None:
     leases = Held("key_shared")
     first = leases.take(block([(1, "a")]))
     leases.rewind([(first, 0, 1)])
     leases.add(behind := block([(2, "a"), (3, "b")], token=2))
-    assert states(behind) == [STALE, BUFFERED]
+    assert states(behind) == [SETTLING, BUFFERED]
     leases.add(again := block([(1, "a"), (2, "a")], token=3))
+    assert states(behind) == [STALE, BUFFERED]
     assert states(again) == [BUFFERED, BUFFERED]
     leases.add(more := block([(4, "a")], token=4))
     assert states(more) == [BUFFERED]

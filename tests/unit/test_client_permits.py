@@ -143,3 +143,23 @@ def test_shares_add_up_and_are_as_even_as_they_can_be(total: int, weights: dict[
 
 def test_with_too_few_permits_those_who_have_one_keep_it() -> None:
     assert split(1, {"a": 1, "b": 1}, {"b": 1}) == {"a": 0, "b": 1}  # type: ignore[type-var]
+
+
+async def test_each_worker_may_have_out_what_is_held_of_it_and_as_many_more() -> None:
+    """For somebody who takes messages now and then: what is asked for comes, whoever has it."""
+    tasks = Tasks()
+    permits: Permits[Giver] = Permits(3, tasks)
+    out: list[Giver] = []
+    givers = [Giver(name, backlog, permits, out) for name, backlog in (("a", 1), ("b", 9), ("c", 0))]
+    permits.share(dict.fromkeys(givers, 1))
+    held = {giver: giver.out for giver in givers}
+    assert sum(held.values()) == 2
+    permits.offer(held, 4)
+    assert [giver.out for giver in givers] == [1, 5, 0]
+    permits.offer({giver: giver.out for giver in givers}, 0)
+    for giver in list(out):
+        permits.offer({one: one.out - (one is giver) for one in givers}, 0)
+        giver.settle()
+    assert [giver.out for giver in givers] == [0, 0, 0]  # nobody has asked for more
+    assert givers[1].backlog == 4
+    await tasks.cancel()

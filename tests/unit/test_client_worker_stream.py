@@ -25,6 +25,7 @@ class FakeConnection:
         self.closed: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
         self.asked: list[tuple[Properties, asyncio.Future[Frame]]] = []
         self.sent: list[Properties] = []
+        self.session_left = 5.0
 
     def request(self, properties: Properties, body: bytes = b"") -> asyncio.Future[Frame]:
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 import typer
@@ -97,6 +98,11 @@ def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """A key may look like markup or an emoji."""
     Output(json=False).say({}, "key [red]:heart:[/red]")
     assert capsys.readouterr().out == "key [red]:heart:[/red]\n"
+
+
+def test_a_time_in_a_table_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(False).table([], ["since"], [(datetime(2026, 11, 18, 6, 38, 24, 650_000, tzinfo=UTC),)])
+    assert "2026-11-18 06:38:24Z" in capsys.readouterr().out
 
 
 def test_options_count_before_and_behind_a_command() -> None:

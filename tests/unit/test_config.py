@@ -14,7 +14,7 @@ from keylane_broker.config import ConfigError, Settings, load, metavar_of
 def toml(tmp_path: Path) -> Path:
     """A file that sets a port, a host and a size."""
     path = tmp_path / "keylane.toml"
-    path.write_text('port = 1001\nhost = "10.0.0.1"\nmax_frame = "1MiB"\n')
+    path.write_text('port = 1001\nhost = "127.0.0.9"\nmax_frame = "1MiB"\n')
     return path
 
 
@@ -33,14 +33,14 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     monkeypatch.setenv("KEYLANE_PORT", "1002")
     assert load(toml).port == 1002
     assert load(toml, port="1003").port == 1003
-    assert load(toml, port="1003").host == "10.0.0.1"
+    assert load(toml, port="1003").host == "127.0.0.9"
     assert load(toml, port=None).port == 1002
 
 
 def test_a_json_file_says_the_same_as_a_toml_file(toml: Path, tmp_path: Path) -> None:
     """The suffix tells which it is."""
     path = tmp_path / "keylane.json"
-    path.write_text(json.dumps({"port": 1001, "host": "10.0.0.1", "max_frame": 1_048_576}))
+    path.write_text(json.dumps({"port": 1001, "host": "127.0.0.9", "max_frame": 1_048_576}))
     assert load(path) == load(toml)
 
 

@@ -155,6 +155,12 @@ def test_a_length_over_the_limit_is_refused_as_soon_as_it_is_there(
         fed(reader if in_parts else FrameReader(LIMIT), [head[3:] if in_parts else head + more])
 
 
+def test_who_speaks_http_is_told_of_its_port() -> None:
+    for start in (b"HTTP/1.1 400 Bad Request", b"GET /v1/info HTTP/1.1"):
+        with pytest.raises(ProtocolError, match="it speaks HTTP"):
+            fed(FrameReader(LIMIT), [start])
+
+
 @given(st.integers(0, 27))
 def test_a_length_too_short_for_a_frame_is_refused(length: int) -> None:
     with pytest.raises(ProtocolError, match="from 28"):

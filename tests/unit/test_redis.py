@@ -12,6 +12,7 @@ from redis.exceptions import (
 )
 
 from keylane.errors import BrokerError, Overloaded, Unavailable
+from keylane.redis.connection import take_socket
 from keylane.redis.errors import error_of, named, passes
 from keylane.redis.urls import check_url, open_client
 
@@ -84,3 +85,23 @@ def test_only_what_goes_away_by_itself_is_waited_for() -> None:
     assert passes(error_of("BUSY a script runs"))
     assert not passes(error_of("NOAUTH Authentication required"))
     assert not passes(error_of("ERR unknown command"))
+
+
+class HungUpOn:
+    """A connection of redis-py to a server that hangs up while it is greeted, as uvloop tells it."""
+
+    disconnected = False
+
+    async def connect(self) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    async def disconnect(self, *, nowait: bool) -> None:
+        self.disconnected = nowait
+
+
+async def test_a_server_that_hangs_up_while_it_is_greeted_is_one_that_passes() -> None:
+    server = HungUpOn()
+    with pytest.raises(ConnectionError, match="lost") as lost:
+        await take_socket(server)
+    assert passes(lost.value)
+    assert server.disconnected

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from keylane import wire
 from keylane.errors import InvalidArgument, Unavailable
 from keylane_broker.cluster.load import loads_of
-from keylane_broker.cluster.placement import Memory, place, relieve, rest
+from keylane_broker.cluster.placement import Memory, choose_workers, place, relieve, rest
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Owners, Place, WorkerReport
 
@@ -31,12 +31,12 @@ class Controller:
     async def balance(self, *, by_load: bool = False) -> list[wire.Move]:
         """Give every partition an owner that is there, in even counts; `by_load`: then look at loads too."""
         for _ in range(_ATTEMPTS):
-            reports, owners, topics = await self._read()
+            reports, owners, topics, spreads = await self._read()
             workers, loads, current = self.available(reports), script_times(reports), by_place(owners, topics)
             memory = self._memory
-            moves = place(topics, current, workers, loads, stay=memory.moved) if workers else []
+            moves = place(topics, current, workers, loads, stay=memory.moved, spreads=spreads)
             if by_load and workers and not moves:
-                moves, memory = relieve(current, workers, loads, memory)
+                moves, memory = relieve(current, workers, loads, memory, focused=spreads)
             if await self._write(owners, topics, moves):
                 self._memory = memory
                 return moves
@@ -45,13 +45,13 @@ class Controller:
     async def rebalance(self, *, dry_run: bool = False) -> list[wire.Move]:
         """Balance counts and load on an operator's order, who need not wait until an imbalance has lasted."""
         for _ in range(_ATTEMPTS):
-            reports, owners, topics = await self._read()
+            reports, owners, topics, spreads = await self._read()
             workers, loads, current = self.available(reports), script_times(reports), by_place(owners, topics)
-            moves = place(topics, current, workers, loads) if workers else []
+            moves = place(topics, current, workers, loads, spreads=spreads)
             memory = Memory()
             for _ in range(_CYCLES if workers else 0):
                 if not moves:
-                    moves, memory = relieve(current, workers, loads, memory)
+                    moves, memory = relieve(current, workers, loads, memory, focused=spreads)
             if dry_run or await self._write(owners, topics, moves):
                 return moves
         raise _busy()
@@ -59,7 +59,7 @@ class Controller:
     async def move(self, topic: str, partition: int, worker: str, keep: Collection[Place] = ()) -> None:
         """Give a partition to a worker; another, none of `keep`, comes back if counts would not be even."""
         for _ in range(_ATTEMPTS):
-            reports, owners, topics = await self._read()
+            reports, owners, topics, spreads = await self._read()
             if topic not in topics:
                 await self._engine.describe_topic(topic)  # or the error that says more
                 raise Unavailable(f"topic {topic!r} is being created; try again")
@@ -76,9 +76,16 @@ class Controller:
             source = current.get((topic, partition), "")
             if source == worker:
                 return
+            some = choose_workers(topics, current, able, spreads).get(topic, able)
+            if worker not in some:
+                raise InvalidArgument(
+                    f"topic {topic!r} has a spread of {spreads[topic]}: its partitions stay on "
+                    f"{', '.join(sorted(some))}; change the spread, or move it to one of these"
+                )
             moves = [wire.Move(topic, partition, source, worker, "moved by hand")]
             after = {**current, (topic, partition): worker}
-            moves += place(topics, after, able, script_times(reports), stay=[(topic, partition), *keep])
+            stay = [(topic, partition), *keep]
+            moves += place(topics, after, able, script_times(reports), stay=stay, spreads=spreads)
             if await self._write(owners, topics, moves):
                 self._memory = rest(self._memory, [(topic, partition)])
                 return
@@ -88,9 +95,12 @@ class Controller:
         """Return the workers that can have partitions."""
         return [report.id for report in reports if report.state == "serving" and self._is_alive(report)]
 
-    async def _read(self) -> tuple[list[WorkerReport], Owners, dict[str, int]]:
+    async def _read(self) -> tuple[list[WorkerReport], Owners, dict[str, int], dict[str, int]]:
+        """Return the workers, who owns what, partitions of each topic, and spreads where they are above 1."""
         owners = await self._engine.owners()
-        return await self._engine.workers(), owners, await self._engine.partition_counts()
+        workers, shapes = await self._engine.workers(), await self._engine.shapes()
+        counts = {topic: partitions for topic, (partitions, _) in shapes.items()}
+        return workers, owners, counts, {topic: spread for topic, (_, spread) in shapes.items() if spread > 1}
 
     async def _write(self, owners: Owners, topics: Mapping[str, int], moves: Collection[wire.Move]) -> bool:
         """Write what has changed, unless others were quicker; topics that are gone go."""

@@ -6,6 +6,7 @@ Everything is in Redis. Events tell when to look; what they miss a heartbeat fin
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection
 from typing import Protocol
 
@@ -46,6 +47,9 @@ class Host(Protocol):
     def look_again(self, topic: str | None = None, subscription: str | None = None) -> None:
         """Let the dispatchers of a subscription look again, or all."""
 
+    def heard_ended(self, topic: str, number: str, leases: list[str]) -> None:
+        """Another worker has ended leases for an operator."""
+
 
 class Membership:
     """What a worker knows of the cluster, and its part in running it."""
@@ -58,6 +62,7 @@ class Membership:
         self.version = -1
         self._known: Owners | None = None  # None: read them all
         self.owners: dict[str, list[str]] = {}  # topic -> worker of each partition, "" for none
+        self._owned: Counter[str] = Counter()  # how many partitions each is to serve
         self.workers: dict[str, WorkerReport] = {}
         self.controller_id = ""  # who places partitions
         self.load = LoadMeter()
@@ -72,6 +77,7 @@ class Membership:
         self._gone = False  # nobody is to hear of us any more
         self._beaten = 0.0  # when we were last heard of, by the monotonic clock
         self._trusted = 0.0  # when to believe again that a silent worker is dead
+        self._dead: dict[str, int] = {}  # worker -> its last heartbeat, of those that were found dead
         self._relieved = time.monotonic()  # when loads were last looked at
         self._topics_changed = True
         self._placed_for: object = None  # what the placement was made for
@@ -220,6 +226,8 @@ class Membership:
     def _is_alive(self, report: WorkerReport) -> bool:
         if report.id == self.id:
             return True
+        if self._dead.get(report.id) == report.heartbeat_ms:  # what has kept us from being heard came later
+            return False
         return report.age_ms < self.lease_ms or (
             time.monotonic() < self._trusted and report.age_ms < self._ttl_ms
         )
@@ -247,8 +255,12 @@ class Membership:
 
     def _heard(self, event: str) -> None:
         kind, *names = event.split()[:3] or [""]
-        if kind == "subscription" and len(names) == 2:
+        if kind == "ended" and len(names) == 2:
+            self._host.heard_ended(names[0], names[1], event.split()[3:])
+        elif kind == "subscription" and len(names) == 2:
             self._host.look_again(*names)
+        elif kind == "received" and names:
+            self._host.look_again(names[0])
         elif kind == "released":
             self._tell_change()
         else:
@@ -265,6 +277,7 @@ class Membership:
             return
         self.controller_id, left_ms = await self._engine.lead(self.id, self.lease_ms)
         owners, reports = await self._engine.owners(self._known), await self._engine.workers()
+        self._dead = {report.id: report.heartbeat_ms for report in reports if not self._is_alive(report)}
         if self.controller_id == self.id and await self._place(owners, reports):
             owners = await self._engine.owners()
         self._learn(owners, reports)
@@ -306,11 +319,11 @@ class Membership:
         self._known = owners
         before, self.owners = self.owners, owners.topics
         self.version = owners.version
-        moved = {
-            topic
-            for topic in before.keys() | self.owners.keys()
-            if before.get(topic) != self.owners.get(topic)
-        }
+        moved: set[str] = set()
+        if self.owners is not before:  # an operator's command looks once for each topic
+            topics = before.keys() | self.owners.keys()
+            moved = {topic for topic in topics if before.get(topic) != self.owners.get(topic)}
+            self._owned = Counter(name for names in self.owners.values() for name in names)
         self._host.follow(moved)
         self._tell_change()
 
@@ -351,7 +364,7 @@ class Membership:
             report.state if self._is_alive(report) else "lost",
             report.started_ms,
             report.heartbeat_ms,
-            sum(names.count(report.id) for names in self.owners.values()),
+            self._owned[report.id],
             report.messages,
             report.script_ms,
         )

@@ -58,39 +58,101 @@ def place(
     loads: Mapping[Place, float] = {},
     *,
     stay: Collection[Place] = (),
+    spreads: Mapping[str, int] = {},
 ) -> list[wire.Move]:
     """Say what must move so that every partition is owned and counts are even within one.
 
     `topics` are partition counts by name. Owners that are not among `workers`, and partitions that do not
     exist, count for nothing. What moves is what has no owner and what a worker has too many of, no more: the
-    least loaded first, those in `stay` last.
+    least loaded first, those in `stay` last. Topics with a spread above 1 are placed first, each evenly on
+    the workers chosen for it; the others then make the counts as even as that allows.
     """
     if not workers:
         return []
+    moves, base = list[wire.Move](), Counter[str]()
+    chosen = choose_workers(topics, owners, workers, spreads)
+    for topic, its in chosen.items():
+        alone = _place({topic: topics[topic]}, owners, its, loads, stay, Counter(), frozenset(workers))
+        after = {number: owners.get((topic, number), "") for number in range(topics[topic])}
+        after |= {move.partition: move.target for move in alone}
+        moves += alone
+        base.update(after.values())
+    others = {topic: count for topic, count in topics.items() if topic not in chosen}
+    return moves + _place(others, owners, workers, loads, stay, base, frozenset(workers))
+
+
+def choose_workers(
+    topics: Mapping[str, int],
+    owners: Mapping[Place, str],
+    workers: Collection[str],
+    spreads: Mapping[str, int],
+) -> dict[str, list[str]]:
+    """Return on which workers each topic with a spread above 1 is: one of so many, rounded up.
+
+    Those that have most of it already, so that few partitions move; of equals those that the topics before it
+    need least. The largest topics choose first.
+    """
+    focused = [topic for topic in topics if spreads.get(topic, 1) > 1]
+    chosen, needed = dict[str, list[str]](), Counter[str]()
+    for topic in sorted(focused, key=lambda topic: (-topics[topic], topic)):
+        has = Counter(owners.get((topic, number), "") for number in range(topics[topic]))
+        size = -(-len(workers) // spreads[topic])
+        ranked = sorted((-has[worker], needed[worker], worker) for worker in workers)
+        chosen[topic] = [worker for *_, worker in ranked[:size]]
+        for worker in chosen[topic]:
+            needed[worker] += -(-topics[topic] // size)
+    return chosen
+
+
+def _level(count: int, base: Counter[str], workers: Collection[str]) -> tuple[int, int]:
+    """Return how many partitions workers have that do not have more already, and how many have one more."""
+    total = count
+    for rank, height in enumerate(sorted(base[worker] for worker in workers)):
+        if rank and total <= rank * (height - 1):  # this one, and all after it, have more than their share
+            return divmod(total, rank)
+        total += height
+    return divmod(total, len(workers))
+
+
+def _place(
+    topics: Mapping[str, int],
+    owners: Mapping[Place, str],
+    workers: Collection[str],
+    loads: Mapping[Place, float],
+    stay: Collection[Place],
+    base: Counter[str],
+    alive: frozenset[str],
+) -> list[wire.Move]:
+    """Place topics on workers that have `base` partitions of others; `alive` are all that there are."""
     held: dict[str, list[Place]] = {worker: [] for worker in sorted(workers)}
     homeless: list[Place] = []
     for topic in sorted(topics):
         for number in range(topics[topic]):
             held.get(owners.get((topic, number), ""), homeless).append((topic, number))
     newcomers = {worker for worker, places in held.items() if not places}
-    fair, spare = divmod(sum(topics.values()), len(held))  # `spare` workers have one more than `fair`
+    fair, spare = _level(sum(topics.values()), base, held)  # `spare` workers have one more than `fair`
+    spare -= sum(base[worker] == fair + 1 for worker in held)
 
     staying = frozenset(stay)
-    overfull = [worker for worker, places in held.items() if len(places) > fair]
-    overfull.sort(key=lambda worker: _claim(worker, held[worker], fair, loads, staying))
-    for rank, worker in enumerate(overfull):
-        keep = fair + (rank < spare)
+    overfull = [worker for worker, places in held.items() if places and base[worker] + len(places) > fair]
+    overfull.sort(key=lambda worker: _claim(worker, held[worker], fair - base[worker], loads, staying))
+    for worker in overfull:
+        keep = max(0, fair - base[worker])
+        if base[worker] <= fair and spare > 0:
+            keep, spare = keep + 1, spare - 1
         ranked = _dearest_last(held[worker], loads, staying)
         homeless += ranked[: len(ranked) - keep]
         held[worker] = ranked[len(ranked) - keep :]
 
     moves = []
-    for (topic, number), target in _house(homeless, held, fair, max(0, spare - len(overfull)), loads):
+    for (topic, number), target in _house(homeless, held, fair, max(0, spare), loads, base):
         source = owners.get((topic, number), "")
         if not source:
             reason = "it had no owner"
-        elif source not in held:
+        elif source not in alive:
             reason = f"{source} is gone or draining"
+        elif source not in held:
+            reason = f"the spread of {topic!r} leaves {source} out"
         elif target in newcomers:
             reason = f"{target} had none"
         else:
@@ -129,6 +191,7 @@ def _house(
     fair: int,
     spare: int,
     loads: Mapping[Place, float],
+    base: Counter[str],
 ) -> Iterator[tuple[Place, str]]:
     """Find a worker for each partition: where its topic has fewest, then with fewest, then the least loaded.
 
@@ -142,8 +205,9 @@ def _house(
         for topic, _ in places:
             if topic in spread:
                 spread[topic][worker] += 1
-        if len(places) <= fair:
-            roomy.append((len(places), fsum(loads.get(place, 0.0) for place in places), worker))
+        count = base[worker] + len(places)
+        if count <= fair:
+            roomy.append((count, fsum(loads.get(place, 0.0) for place in places), worker))
     roomy.sort()
 
     homeless.sort(key=lambda place: (place[0], -loads.get(place, 0.0), place[1]))
@@ -168,9 +232,17 @@ def _house(
 
 
 def relieve(
-    owners: Mapping[Place, str], workers: Collection[str], loads: Mapping[Place, float], memory: Memory
+    owners: Mapping[Place, str],
+    workers: Collection[str],
+    loads: Mapping[Place, float],
+    memory: Memory,
+    *,
+    focused: Collection[str] = (),
 ) -> tuple[list[wire.Move], Memory]:
     """Run one load cycle: nothing, one move, or two that exchange partitions so that counts stay even.
+
+    Partitions of `focused` topics, whose spread is above 1, are only exchanged for others of their topic, so
+    that they stay on the workers chosen for it.
 
     The busiest partition whose move narrows the gap goes from the most loaded worker to the least loaded. One
     so hot that it would take the hot spot along stays, or is exchanged for one that is nearly as busy; from a
@@ -194,13 +266,35 @@ def relieve(
     for source in sorted(uneven, key=lambda worker: (-busy[worker].mean, worker)):
         if uneven[source] < PATIENCE:
             continue
-        pair = _Pair(held[source], held[target], known, moved).choose()
+        pair, other = _Pair(held[source], held[target], known, moved, focused).choose(), target
+        if not pair and focused:
+            pair, other = _exchange(source, held, busy, known, moved, focused, limit)
         if pair:
-            why = f"{source} has {busy[source].mean:.0f} ms/s of load, {target} {busy[target].mean:.0f}"
-            moves = [wire.Move(*pair[0], source, target, why)]
-            moves += [wire.Move(*back, target, source, "in exchange: even counts") for back in pair[1:]]
+            why = f"{source} has {busy[source].mean:.0f} ms/s of load, {other} {busy[other].mean:.0f}"
+            moves = [wire.Move(*pair[0], source, other, why)]
+            moves += [wire.Move(*back, other, source, "in exchange: even counts") for back in pair[1:]]
             return moves, rest(Memory(loads=known, cycles=cycles, moved=moved), pair)
     return [], Memory(loads=known, cycles=cycles, uneven=uneven, moved=moved)
+
+
+def _exchange(
+    source: str,
+    held: Mapping[str, list[Place]],
+    busy: Mapping[str, LoadAverage],
+    known: Mapping[Place, LoadAverage],
+    moved: Mapping[Place, int],
+    focused: Collection[str],
+    limit: float,
+) -> tuple[list[Place], str]:
+    """Find two partitions of a focused topic to exchange, with the least loaded worker that has the topic."""
+    for topic in sorted({topic for topic, _ in held[source] if topic in focused}):
+        having = [worker for worker, places in held.items() if any(place[0] == topic for place in places)]
+        other = min(having, key=lambda worker: (busy[worker].mean, worker))
+        if busy[source].mean - busy[other].mean > limit:
+            pair = _Pair(held[source], held[other], known, moved, focused).exchange(topic)
+            if pair:
+                return pair, other
+    return [], source
 
 
 def rest(memory: Memory, places: Iterable[Place]) -> Memory:
@@ -245,14 +339,18 @@ class _Pair:
         taker: list[Place],
         known: Mapping[Place, LoadAverage],
         resting: Collection[Place],
+        focused: Collection[str],
     ) -> None:
         self.known = known
         self.level = len(giver) <= len(taker)  # so if one goes, one must come back
         full, empty = _total(giver, known), _total(taker, known)
         self.gap, self.variance = full.mean - empty.mean, full.variance + empty.variance
         free = [(known.get(place, NONE).mean, place) for place in giver if place not in resting]
-        self.given = [place for _, place in sorted(free, key=lambda item: (-item[0], item[1]))]
-        self.taken = sorted((known.get(place, NONE).mean, place) for place in taker if place not in resting)
+        given = [place for _, place in sorted(free, key=lambda item: (-item[0], item[1]))]
+        taken = sorted((known.get(place, NONE).mean, place) for place in taker if place not in resting)
+        self.given = [place for place in given if place[0] not in focused]
+        self.taken = [item for item in taken if item[1][0] not in focused]
+        self._all = given, taken
 
     def choose(self) -> list[Place]:
         """Choose what goes to the taker and what comes back, if anything; or nothing at all."""
@@ -262,7 +360,16 @@ class _Pair:
         for place in self.given:
             if self._helps(place, back):
                 return [place, *back]
-        pairs = [pair for place in self.given for pair in self._matches(place)]
+        return self._best_exchange(self.given, self.taken)
+
+    def exchange(self, topic: str) -> list[Place]:
+        """Choose two partitions of a topic, one for the other; or nothing."""
+        given, taken = self._all
+        of_topic = [item for item in taken if item[1][0] == topic]
+        return self._best_exchange([place for place in given if place[0] == topic], of_topic)
+
+    def _best_exchange(self, given: list[Place], taken: list[tuple[float, Place]]) -> list[Place]:
+        pairs = [pair for place in given for pair in self._matches(place, taken)]
         if pairs:
             _, place, partner = min(pairs)
             if self._helps(place, [partner]):
@@ -278,9 +385,11 @@ class _Pair:
             (1 - HOT) * self.gap, DOUBT * sqrt(left)
         )
 
-    def _matches(self, place: Place) -> Iterator[tuple[float, Place, Place]]:
+    def _matches(
+        self, place: Place, taken: list[tuple[float, Place]]
+    ) -> Iterator[tuple[float, Place, Place]]:
         """Find partitions of the taker that, exchanged for this one, come closest to closing the gap."""
         mean, half = self.known.get(place, NONE).mean, self.gap / 2
-        at = bisect(self.taken, (mean - half, place))
-        for load, partner in self.taken[max(0, at - 1) : at + 1]:
+        at = bisect(taken, (mean - half, place))
+        for load, partner in taken[max(0, at - 1) : at + 1]:
             yield abs(mean - load - half), place, partner

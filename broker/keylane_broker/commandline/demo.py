@@ -65,8 +65,8 @@ async def _broker(data_dir: Path | None, port: int | None) -> AsyncIterator["Run
     """Start one; where the port of the settings is taken it gets another, because this is only a demo."""
     from keylane_broker.config import load
     from keylane_broker.logs import start_logging
-    from keylane_broker.ports import check_free, choose_ports
-    from keylane_broker.supervise.supervisor import supervise
+    from keylane_broker.ports import check_free
+    from keylane_broker.supervise.supervisor import ports_of, supervise
 
     with contextlib.ExitStack() as stack:
         if data_dir is None:
@@ -74,7 +74,7 @@ async def _broker(data_dir: Path | None, port: int | None) -> AsyncIterator["Run
         settings = load(port=port, redis="", data_dir=data_dir, session=SESSION_SECONDS, log_level="warning")
         start_logging(settings.log_level)
         try:
-            check_free(settings.host, choose_ports(settings.port, settings.workers))
+            check_free(settings.host, [port for ports in ports_of(settings) for port in ports])
         except AddressInUse:
             settings = settings.model_copy(update={"port": 0})
         async with supervise(settings) as broker:

@@ -11,7 +11,6 @@ from keylane import ClusterInfo, ksuid
 from keylane.commandline.output import CommandError, UsageError, progress_bar
 from keylane.commandline.words import count_of
 from keylane.errors import BrokerError, TopicNotFound, Unavailable
-from keylane.payloads import open_store, public
 from keylane_broker.commandline.cluster_view import partition_warnings
 from keylane_broker.commandline.command import BrokerRun, before_another_look, command
 from keylane_broker.commandline.partitions import all_partitions
@@ -81,7 +80,7 @@ async def _check_broker(run: BrokerRun) -> list[Finding]:
                 Finding("client", True, f"version {version('keylane')}, protocol {info.protocol}"),
                 *await _check_cluster(client),
                 *await _check_times(client),
-                await _check_payloads(info),
+                await _check_payloads(client, info),
             ]
     except Unavailable as error:
         advice = "this should pass by itself; if it does not, see the workers' logs"
@@ -139,7 +138,7 @@ async def _check_times(client: "keylane.AsyncClient") -> list[Finding]:
     ]
 
 
-async def _check_payloads(info: ClusterInfo) -> Finding:
+async def _check_payloads(client: "keylane.AsyncClient", info: ClusterInfo) -> Finding:
     """Store, read and delete a body."""
     [name], body = ksuid.take(1), b"keylane doctor"
     advice = (
@@ -147,16 +146,13 @@ async def _check_payloads(info: ClusterInfo) -> Finding:
         "the broker's --payloads to one that is"
     )
     try:
-        store = open_store(info.payloads, lifetime=60)
-        try:
-            await store.put("doctor", [(name, body)])
-            [found] = await store.get("doctor", [name])
-            await store.delete("doctor", [name])
-        finally:
-            await store.close()
+        store = client._bodies
+        await store.put("doctor", [(name, body)])
+        [found] = await store.get("doctor", [name])
+        await store.drop("doctor", [name])
     except (BrokerError, OSError) as error:
         return Finding("payloads", False, str(error), advice)
-    return Finding("payloads", found == body, public(info.payloads), advice)
+    return Finding("payloads", found == body, info.payloads, advice)
 
 
 async def _check_redis(url: str) -> list[Finding]:

@@ -47,6 +47,16 @@ async def publish(
         str | None,
         typer.Option(metavar="TIME", help="Time to publish at, such as 2026-12-31T23:59 (UTC by default)."),
     ] = None,
+    ttl: Annotated[float | None, typer.Option(help="Seconds after which it expires.", min=0)] = None,
+    expires_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time at which it expires (UTC by default).")
+    ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            help="Larger goes first, where the mode is shared or multicast.", min=0, max=9, show_default="0"
+        ),
+    ] = None,
 ) -> None:
     """Publish a message."""
     if uid is not None and count > 1:
@@ -60,6 +70,9 @@ async def publish(
         uid=uid,
         durability=durability,
         delay=delay,
+        ttl=ttl,
+        priority=priority,
+        expires_at=parse_time(expires_at) if expires_at is not None else None,
         deliver_at=parse_time(deliver_at) if deliver_at is not None else None,
     )
     async with run.client() as client:

@@ -53,7 +53,7 @@ def setting_flags() -> tuple[Any, ...]:
 
     annotations = {
         name: Annotated[
-            str | None,
+            bool | None if field.annotation is bool else str | None,
             typer.Option(
                 help=field.description,
                 metavar=metavar_of(name),
@@ -113,7 +113,7 @@ async def _serve(run: BrokerRun, file: Path | None, flags: dict[str, str | None]
     from keylane_broker.supervise.supervisor import supervise
 
     settings = _settings(file, flags)
-    start_logging(settings.log_level)
+    start_logging(settings.log_level, form=settings.log_format)
     hangs_up = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
@@ -148,6 +148,7 @@ def _has_terminal() -> bool:
 def _about(broker: "Running") -> dict[str, object]:
     return {
         "address": broker.url,
+        "http": broker.http_url or None,
         "redis": public(broker.redis_url),
         "pid": os.getpid(),
         "workers": [
@@ -158,4 +159,5 @@ def _about(broker: "Running") -> dict[str, object]:
 
 def _sentence(broker: "Running") -> str:
     kept = f", data in {broker.server.data_dir}" if broker.server else ""
-    return f"keylane is ready at {broker.url} (redis at {public(broker.redis_url)}{kept})"
+    http = f" and {broker.http_url}" if broker.http_url else ""
+    return f"keylane is ready at {broker.url}{http} (redis at {public(broker.redis_url)}{kept})"

@@ -14,9 +14,12 @@ from keylane.commandline.output import UsageError
 from keylane.errors import PayloadMissing, SubscriptionNotFound
 from keylane.types import Mode
 from keylane_broker.commandline.arguments import (
+    FilterOption,
+    KeysOption,
     PartitionOption,
     SubscriptionArgument,
     TopicArgument,
+    parse_filter,
     parse_position,
 )
 from keylane_broker.commandline.command import BrokerRun, command
@@ -39,7 +42,8 @@ async def subscribe(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     mode: Annotated[
-        str | None, typer.Option(help="shared, key_shared, exclusive or failover.", show_default=False)
+        str | None,
+        typer.Option(help="shared, key_shared, exclusive, failover or multicast.", show_default=False),
     ] = None,
     partition: PartitionOption = None,
     offset: Annotated[
@@ -49,6 +53,8 @@ async def subscribe(
             show_default=False,
         ),
     ] = None,
+    keys: KeysOption = None,
+    filter: FilterOption = None,
     limit: Annotated[
         int | None, typer.Option("--max", help="Stop after N messages.", min=1, show_default=False)
     ] = None,
@@ -76,6 +82,8 @@ async def subscribe(
             mode=cast(Mode, mode or (existing.mode if existing else "shared")),
             start=parse_position(offset or "latest"),
             partitions=None if partition is None else [partition],
+            keys=keys,
+            filter=parse_filter(filter),
             permits=min(limit or most, most),
             on_stale=lambda message: run.note(
                 f"warning: message {message.id}: its lease has ended, so it will be delivered again"

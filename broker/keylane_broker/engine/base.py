@@ -1,10 +1,10 @@
 """What all operations of the engine share: the store, what is known of partitions, the way to scripts."""
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from keylane.errors import InvalidArgument, TopicNotFound, did_you_mean
+from keylane.errors import InvalidArgument, TopicNotFound, Unavailable, did_you_mean
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.settings import topic_settings
 from keylane_broker.engine.tail import TailCache
@@ -20,7 +20,13 @@ from keylane_broker.store.keys import (
 )
 from keylane_broker.store.store import Call, Store
 
+_BURIED = 100  # dead letters in one call
+_BURIALS = 100  # that are tried for one call: more are not needed unless messages fail all the while
 STEP = 500  # entries or lanes that one call of a longer piece of work looks at
+
+
+async def _nobody() -> None:
+    """Tell nobody."""
 
 
 class EngineBase:
@@ -30,6 +36,12 @@ class EngineBase:
         self.store = store
         # Hears in which partition messages have left the log, so that bodies may have been written down.
         self.on_bodies_to_delete: Callable[[str, int], None] = lambda topic, partition: None
+        # Hears in which partition there may be messages for other topics: dead letters, or redriven ones.
+        self.on_outbox: Callable[[str, int], None] = lambda topic, partition: None
+        # Sees to it that the partitions of a topic that was just made get owners.
+        self.topic_made: Callable[[], Awaitable[None]] = _nobody
+        # Hears of which subscriptions of a partition messages have expired: what was behind them can go on.
+        self.on_freed: Callable[[str, int, list[str]], None] = lambda topic, partition, names: None
         # Deletes the bodies of so many partitions of a topic, or sees to it that somebody will.
         self.delete_bodies: Callable[[str, int], Awaitable[None]] = self._forget_bodies
         self._tails = TailCache()
@@ -65,6 +77,32 @@ class EngineBase:
                 f"no partition {partition!r:.30} in topic {topic!r}: it has 0 to {count - 1}"
             )
 
+    async def bury(self, topic: str, partition: int) -> None:
+        """Put what has become a dead letter into the outbox."""
+        keys = partition_keys(topic, partition)
+        [notes] = await self.store.read_all([("XLEN", keys.dead)])
+        more = bool(notes)
+        while more:
+            answer = await self.store.run(
+                "subscription/bury", keys.subscription(""), "", "", topic, partition, _BURIED
+            )
+            if answer[0] != "OK":
+                return
+            more = bool(answer[1])
+
+    async def run_once_buried(
+        self, topic: str, partition: int, script: str, keys: Sequence[str], *args: str | int
+    ) -> list[Any]:
+        """Run a script by which messages leave the log: after dead letters are made, if any are of these."""
+        for _ in range(_BURIALS):
+            if (answer := await self.store.run(script, keys, *args))[0] != "DEAD_LETTERS":
+                return answer
+            await self.bury(topic, partition)
+            self.on_outbox(topic, partition)
+        raise Unavailable(
+            f"messages of {topic!r} become dead letters faster than they can be sent; try again"
+        )
+
     async def in_partitions(
         self,
         topic: str,
@@ -99,11 +137,27 @@ class EngineBase:
             if left:
                 self.on_bodies_to_delete(topic, partition)
 
+    async def compare_some(self, topic: str, partition: int, subscription: str) -> bool:
+        """Look through a part of a log for what a filtered subscription is owed; True if there is more."""
+        keys = partition_keys(topic, partition).subscription(subscription)
+        answer = await self.store.run("subscription/compare", keys, "", subscription, STEP)
+        if answer[0] != "OK":
+            return False
+        if answer[2]:
+            self.on_bodies_to_delete(topic, partition)
+        return bool(answer[1])
+
     async def _forget_bodies(self, topic: str, partitions: int) -> None:
         """Forget which bodies are to be deleted: without a worker nobody deletes them."""
         await self.store.read_all(
             [("UNLINK", partition_keys(topic, number).bodies) for number in range(partitions)]
         )
+
+    def note_dead(self, lease: Lease, subscription: str, count: int) -> None:
+        """A script has made dead letters: have them sent."""
+        if count:
+            self.store.counters.subscription(lease.topic, subscription).dead_lettered += count
+            self.on_outbox(lease.topic, lease.partition)
 
     async def run(
         self, script: str, lease: Lease, subscription: str, *arguments: str | bytes | int

@@ -7,8 +7,8 @@ import msgspec
 
 from keylane.errors import InvalidArgument, MessageTooLarge
 from keylane.wire import MAX_ABOUT, MAX_BATCH, MAX_KEY, MAX_UID, about_faults
-from keylane_broker.engine.values import Capacity, Outgoing
-from keylane_broker.limits import MAX_MS, MAX_PERMITS, MAX_TIME_MS
+from keylane_broker.engine.values import Capacity, Extras, Outgoing
+from keylane_broker.limits import MAX_MS, MAX_PERMITS, MAX_PRIORITY, MAX_TIME_MS
 from keylane_broker.store.keys import check_name
 
 _MESSAGES = list[tuple[str, str, str]]
@@ -106,3 +106,11 @@ def _check_sizes(keys: list[str], uids: list[str], abouts: list[str]) -> None:
 
 def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def check_extras(flat: list[str], extras: Extras | None) -> None:
+    """Raise InvalidArgument for what a message cannot have besides."""
+    for place, (expires_ms, priority) in (extras or {}).items():
+        check_int("the place of a message with extras", place, 0, len(flat) // 3 - 1)
+        check_int("expires_ms", expires_ms, 0, MAX_TIME_MS)
+        check_int("priority", priority, 0, MAX_PRIORITY)

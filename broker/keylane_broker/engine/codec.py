@@ -7,17 +7,28 @@ import msgspec
 
 from keylane.errors import InvalidArgument
 from keylane.wire.lanes import lane_of_mode, lanes_of_keys
-from keylane_broker.engine.values import Fetched, Share
+from keylane_broker.engine.values import Capacity, Fetched, Share
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def pack(values: Sequence[str | int]) -> bytes:
+def pack(values: Sequence[Any]) -> bytes:
     """Return values as MessagePack, for Lua to unpack."""
     try:
         return _encode(values)
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"text that is not Unicode: {error}") from error
+
+
+def pack_capacities(consumers: Sequence[Capacity]) -> bytes:
+    """Pack what consumers can take, as the script wants it."""
+    return pack(
+        [
+            part
+            for name, permits, lease_ms, spare, _ in consumers
+            for part in (name, permits, permits if spare is None else spare, lease_ms)
+        ]
+    )
 
 
 def rows(flat: Sequence[Any], width: int) -> Iterable[tuple[Any, ...]]:
@@ -35,10 +46,20 @@ def to_flat(fields: dict[str, str]) -> list[str]:
     return [part for pair in fields.items() for part in pair]
 
 
+def retry_count(text: str | None) -> int:
+    """Return a retry count out of what is stored of an entry: behind it there may be a time."""
+    return int((text or "0").partition(" ")[0])
+
+
 def entries_of(share: Share) -> list[int]:
     """Return the entries of a share, one by one."""
     ranges = zip(share.ranges[::2], share.ranges[1::2], strict=True)
     return [entry for first, last in ranges for entry in range(first, last + 1)]
+
+
+def lanes_of(mode: str, keys: Sequence[str]) -> list[str]:
+    """Return the lanes of messages, by their keys."""
+    return list(lanes_of_keys(keys)) if mode == "key_shared" else [lane_of_mode(mode)] * len(keys)
 
 
 def flat_receipts(fetched: Fetched, share: Share) -> list[str | int]:

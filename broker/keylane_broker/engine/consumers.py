@@ -3,15 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from keylane.errors import SubscriptionBusy
 from keylane.wire.ledgers import merge_ledgers
+from keylane_broker.engine.addressing import addressed_to_others
 from keylane_broker.engine.base import STEP, EngineBase
 from keylane_broker.engine.checks import check_int
-from keylane_broker.engine.codec import rows
+from keylane_broker.engine.codec import rows, to_flat
 from keylane_broker.engine.entries import as_messages, read_entries, settle_missing
-from keylane_broker.engine.values import Delivery, Lease, Receipt
+from keylane_broker.engine.settings import subscription_fields
+from keylane_broker.engine.values import Delivery, Lease, Receipt, SubscriptionSettings
 from keylane_broker.limits import MAX_MS
-from keylane_broker.store.keys import check_name
+from keylane_broker.store.keys import PLACE, check_name
+
+
+def place_name(subscription: str, consumer: str) -> str:
+    """Return the name of a consumer's place in a multicast subscription, which no user can give."""
+    return f"{subscription}{PLACE}{consumer}"
 
 
 class ConsumerOperations(EngineBase):
@@ -31,6 +40,30 @@ class ConsumerOperations(EngineBase):
             if answer[0] == "OK":
                 return bool(answer[1])
             await self._leave(lease, subscription, answer[1], "ended")
+
+    async def register(
+        self,
+        lease: Lease,
+        subscription: str,
+        consumer: str,
+        settings: SubscriptionSettings,
+        session_ms: int = 10_000,
+    ) -> bool:
+        """Open a session on a multicast subscription, with the consumer's place; returns as join()."""
+        check_name("subscription", subscription)
+        check_name("consumer", consumer)
+        check_int("session_ms", session_ms, 1, MAX_MS)
+        place = place_name(subscription, consumer)
+        fields = subscription_fields(msgspec.structs.replace(settings, mode=settings.delivers_as))
+        filter = fields.pop("filter")
+        numbers = (str(lease.incarnation), str(settings.incarnation))
+        while True:
+            answer = await self.run(
+                "register", lease, place, consumer, session_ms, *numbers, filter, *to_flat(fields)
+            )
+            if answer[0] == "OK":
+                return bool(answer[1])
+            await self._leave(lease, place, answer[1], "ended")
 
     async def renew_sessions(
         self, lease: Lease, subscription: str, consumers: Sequence[str], session_ms: int = 10_000
@@ -73,9 +106,12 @@ class ConsumerOperations(EngineBase):
         check_name("consumer", consumer)
         released, done = 0, 0
         while not done:
-            _, done, lanes = await self.run("leave", lease, subscription, consumer, how, STEP)
+            _, done, lanes, dead = await self.run("leave", lease, subscription, consumer, how, STEP)
             released += lanes
+            self.note_dead(lease, subscription, dead)
             how = "ended"  # unless it has come back meanwhile
+        if PLACE in subscription:
+            await self.drop_unowed(lease.topic, lease.partition, subscription)
         return released
 
     async def list_leases(
@@ -109,6 +145,9 @@ class ConsumerOperations(EngineBase):
         if missing:
             await settle_missing(self, lease, subscription, missing)
         messages = as_messages(ledgers, ranges, parts, retries)
+        abouts = [message.about for message in messages.values()]
+        for place in reversed(addressed_to_others(subscription, abouts)):
+            del messages[list(messages)[place]]  # a fetch that would have settled it was cut short
         return [
             Delivery(
                 consumer,

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from keylane.wire import MAX_BATCH
-from keylane_broker.engine.base import EngineBase
+from keylane_broker.engine.addressing import addressed_to_others
 from keylane_broker.engine.checks import check_capacities, check_int
-from keylane_broker.engine.codec import pack, rows, without_lost
-from keylane_broker.engine.entries import as_messages, read_entries, settle_missing, warn_of_missing
+from keylane_broker.engine.codec import entries_of, lanes_of, pack, pack_capacities, rows, without_lost
+from keylane_broker.engine.entries import LOST, as_messages, read_entries, settle_missing, warn_of_missing
+from keylane_broker.engine.expiry import ExpiryOperations
 from keylane_broker.engine.lanes import split_by_lane
 from keylane_broker.engine.portions import Portions
+from keylane_broker.engine.receipts import receipts_of
+from keylane_broker.engine.settling import SettleOperations
 from keylane_broker.engine.tail import Tail
 from keylane_broker.engine.values import (
     Capacity,
@@ -21,20 +24,24 @@ from keylane_broker.engine.values import (
     Receipt,
     Share,
 )
-from keylane_broker.store.keys import partition_keys
+from keylane_broker.store.keys import PLACE, partition_keys
 
 _BACK = 150  # lanes that one call gives back when they are due: others wait meanwhile
 _AMID = 2  # what expire answers when its limit has ended it amid a lane
+_BEHIND = 2  # what fetch answers where a filtered subscription has to compare what lies after its cursor
 
 
-class FetchOperations(EngineBase):
+class FetchOperations(ExpiryOperations, SettleOperations):
     """Leasing messages, and ending leases whose time is over."""
 
     async def fetch(
         self, lease: Lease, subscription: str, consumers: Sequence[Capacity], limit: int = MAX_BATCH
     ) -> FetchResult:
         """Lease messages to consumers that have room, at most `limit`."""
-        fetched = await self.fetch_flat(lease, subscription, consumers, limit)
+        return self.as_result(lease, consumers, await self.fetch_flat(lease, subscription, consumers, limit))
+
+    def as_result(self, lease: Lease, consumers: Sequence[Capacity], fetched: Fetched) -> FetchResult:
+        """Return what was fetched, with a receipt for each part of a lane."""
         deadlines = dict(rows(fetched.kept, 2))
         messages = {}
         for share in fetched.shares:
@@ -70,13 +77,21 @@ class FetchOperations(EngineBase):
         check_int("limit", limit, 1, MAX_BATCH)
         permits = check_capacities(consumers)
         tail = self._tails.of(lease)
-        known = tail.keys_after(subscription, min(limit, permits))
-        keys = (known[0], pack(known[1])) if known else ("", "")
-        answer = await self.run("fetch", lease, subscription, limit, *keys, _capacities(consumers), others)
-        leased = _Leased(*answer[1:15])
+        known, upto = tail.lanes_after(subscription, min(limit, permits)), tail.known_upto(subscription)
+        lanes = (known[0], pack(known[1])) if known else ("", "")
+        named = pack_capacities(consumers)
+        arguments = (limit, *lanes, named, others, "" if upto is None else upto)
+        answer = await self.run("fetch", lease, subscription, *arguments)
+        while answer[0] == "EXPIRED":
+            await self.expire_messages(lease)
+            answer = await self.run("fetch", lease, subscription, *arguments)
+        leased = _Leased(*answer[1:16])
         if at_ms is not None:
             leased = leased.by_clock(at_ms)
         self._note_leased(lease, subscription, tail, leased)
+        behind = leased.filtered == _BEHIND
+        if behind:
+            await self.compare_some(lease.topic, lease.partition, subscription)
         portions = Portions(
             leased.mode, leased.token, rows(leased.found, 3), [room.size for room in consumers]
         )
@@ -86,8 +101,10 @@ class FetchOperations(EngineBase):
             missing += lost
             portions.take(parts)
         found, shares = portions.found, _share_out(consumers, portions)
-        if missing:
-            await settle_missing(self, lease, subscription, missing)
+        passed = await self._pass_over(lease, subscription, leased, list(shares.values()))
+        if missing or passed:
+            if missing:
+                await settle_missing(self, lease, subscription, missing)
             shares = {index: without_lost(share) for index, share in shares.items()}
             found = _flat_ranges(shares)
         return Fetched(
@@ -95,7 +112,7 @@ class FetchOperations(EngineBase):
             leased.token,
             leased.now_ms,
             leased.next_due_ms,
-            bool(leased.more or portions.oversized or missing),  # what is missing leaves room
+            bool(leased.more or portions.oversized or missing or passed or behind),  # it leaves room
             leased.cursor,
             leased.ledgers,
             found,
@@ -108,12 +125,31 @@ class FetchOperations(EngineBase):
             portions.oversized,
         )
 
+    async def _pass_over(
+        self, lease: Lease, subscription: str, leased: "_Leased", shares: list[Share]
+    ) -> bool:
+        """Settle what is meant for another subscription, before anybody sees it; returns whether it did.
+
+        In the shares it counts as lost from then on.
+        """
+        flat: list[str | int] = []
+        for share in shares:
+            places = addressed_to_others(subscription, share.flat[2::3])
+            entries = entries_of(share) if places else []
+            for place in places:
+                [lane] = lanes_of(leased.mode, share.flat[place * 3 : place * 3 + 1])
+                flat += (lane, leased.token, entries[place], entries[place])
+                share.flat[place * 3 : place * 3 + 3] = LOST
+        if flat:
+            await self.ack(lease, subscription, receipts_of(flat))
+        return bool(flat)
+
     def _note_leased(self, lease: Lease, subscription: str, tail: Tail, leased: "_Leased") -> None:
         """Learn what a fetch has done, for the next one and for the load."""
         found = leased.found
         if leased.lost:
             warn_of_missing(lease, subscription, rows(leased.lost, 2))
-        if leased.mode == "key_shared":
+        if leased.mode == "key_shared" and not leased.filtered:
             tail.passed(subscription, leased.cursor, found)
         if found:
             delivered = sum(found[2::3]) - sum(found[1::3]) + len(found) // 3
@@ -136,12 +172,15 @@ class FetchOperations(EngineBase):
         """Do one step of expire(), for those who have other things to do in between."""
         more, released, expired, ended = _AMID, 0, dict[str, None](), list[Any]()
         while more == _AMID:  # nobody is told before a lane is back: it would be asked for meanwhile
-            _, more, next_due_ms, lanes, gone, now_ms, over, void = await self.run(
+            _, more, next_due_ms, lanes, gone, now_ms, over, void, dead = await self.run(
                 "expire", lease, subscription, _BACK
             )
+            self.note_dead(lease, subscription, dead)
             released += lanes
             expired.update(dict.fromkeys(gone))
             ended += over
+        if expired and PLACE in subscription:  # which has gone with the session
+            await self.drop_unowed(lease.topic, lease.partition, subscription)
         return ExpireResult(
             released, next_due_ms, list(expired), now_ms, bool(more), list(rows(ended, 4)), void
         )
@@ -164,6 +203,7 @@ class _Leased(NamedTuple):
     lost: list[int]  # first, last, … of entries that the log should have and has not
     left_out: list[str]
     later: list[int]  # place of a consumer, due_ms, …
+    filtered: int  # 1: it has a filter; _BEHIND: and has to compare what lies after its cursor with it
 
     def by_clock(self, now_ms: int) -> "_Leased":
         """Return it with times by a clock that shows `now_ms`."""
@@ -171,17 +211,6 @@ class _Leased(NamedTuple):
         kept[1::2] = [deadline - shift for deadline in kept[1::2]]
         later[1::2] = [due_ms - shift for due_ms in later[1::2]]
         return self._replace(now_ms=now_ms, next_due_ms=self.next_due_ms and self.next_due_ms - shift)
-
-
-def _capacities(consumers: Sequence[Capacity]) -> bytes:
-    """Pack what consumers can take, as the script wants it."""
-    return pack(
-        [
-            part
-            for name, permits, lease_ms, spare, _ in consumers
-            for part in (name, permits, permits if spare is None else spare, lease_ms)
-        ]
-    )
 
 
 def _share_out(consumers: Sequence[Capacity], portions: Portions) -> dict[int, Share]:

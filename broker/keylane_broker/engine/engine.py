@@ -17,26 +17,34 @@ from keylane_broker.engine.consumers import ConsumerOperations
 from keylane_broker.engine.cursor_reader import CursorOperations
 from keylane_broker.engine.delivery import FetchOperations
 from keylane_broker.engine.leases import LeaseOperations
+from keylane_broker.engine.messages import MessageOperations
+from keylane_broker.engine.outbox import OutboxOperations
+from keylane_broker.engine.parking import ParkOperations
 from keylane_broker.engine.publishing import PublishOperations
+from keylane_broker.engine.purging import PurgeOperations
 from keylane_broker.engine.reading import ReadOperations
-from keylane_broker.engine.settling import SettleOperations
-from keylane_broker.engine.subscriptions import SubscriptionOperations
-from keylane_broker.engine.topics import TopicOperations
+from keylane_broker.engine.redriving import RedriveOperations
+from keylane_broker.engine.retention import RetentionOperations
+from keylane_broker.engine.turns import TurnOperations
 from keylane_broker.engine.workers import WorkerOperations
 from keylane_broker.store.keys import partition_of
 from keylane_broker.store.store import Store
 
 
 class Engine(
-    TopicOperations,
-    SubscriptionOperations,
+    OutboxOperations,
+    PurgeOperations,
+    MessageOperations,
     LeaseOperations,
     PublishOperations,
+    RetentionOperations,
     ConsumerOperations,
     FetchOperations,
-    SettleOperations,
+    RedriveOperations,
+    ParkOperations,
     ReadOperations,
     CursorOperations,
+    TurnOperations,
     WorkerOperations,
 ):
     """The broker's operations on Redis; holds nothing that it cannot lose."""

@@ -1,5 +1,6 @@
 """Partition leases: one worker at a time serves a partition, in an epoch of its own."""
 
+import asyncio
 from collections.abc import Sequence
 
 from keylane.errors import BrokerError
@@ -51,7 +52,7 @@ class LeaseOperations(EngineBase):
         if answer[0] == "HELD":
             return None
         checked(answer, topic, partition=partition)
-        _, epoch, sweep, now_ms, due_ms, marks_due_ms, in_use, incarnation = answer
+        _, epoch, sweep, now_ms, due_ms, marks_due_ms, in_use, incarnation, retains, expires = answer
         lease = Lease(
             topic,
             partition,
@@ -63,6 +64,8 @@ class LeaseOperations(EngineBase):
             marks_due_ms,
             tuple(in_use),
             incarnation,
+            bool(retains),
+            bool(expires),
         )
         self._tails.begin(lease)
         return lease
@@ -70,9 +73,12 @@ class LeaseOperations(EngineBase):
     async def renew(self, leases: Sequence[Lease], ttl_ms: int) -> list[bool | None]:
         """Extend leases, many with one call; returns False for each lost one, None where its node is away."""
         check_int("ttl_ms", ttl_ms, 1, MAX_MS)
-        return await self._for_leases(
-            "partition/renew_leases", leases, ttl_ms, patience=max(ttl_ms / 3_000, 1.0)
+        patience = max(ttl_ms / 3_000, 1.0)
+        kept, _ = await asyncio.gather(
+            self._for_leases("partition/renew_leases", leases, ttl_ms, patience=patience),
+            self.store.homes.recognise(patience, self.store.connections.urgent_beside),
         )
+        return kept
 
     async def release(self, lease: Lease) -> bool:
         """Give a partition up; returns False if it was lost before."""

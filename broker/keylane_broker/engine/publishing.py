@@ -1,15 +1,25 @@
 """Taking messages in: at once into the log, or for later."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.base import STEP, EngineBase
-from keylane_broker.engine.checks import check_dues, check_flat, check_int, flat_messages
+from keylane_broker.engine.checks import check_dues, check_extras, check_flat, check_int, flat_messages
 from keylane_broker.engine.codec import pack, rows
-from keylane_broker.engine.values import DelayResult, Lease, Outgoing, PromoteResult, PublishResult
+from keylane_broker.engine.tail import MANY
+from keylane_broker.engine.values import (
+    DelayResult,
+    Extras,
+    Lease,
+    Outgoing,
+    PromoteResult,
+    PublishResult,
+)
 from keylane_broker.store.keys import partition_keys
+from keylane_broker.store.store import Call
 
 
 class PublishOperations(EngineBase):
@@ -22,26 +32,51 @@ class PublishOperations(EngineBase):
         *,
         durability: str = "memory",
         timeout_ms: int = 5_000,
+        extras: Extras | None = None,
     ) -> PublishResult:
         """Append a batch to the partition, each uid once within the topic's dedupe window."""
         flat = flat_messages(messages)
         check_flat(flat)
+        check_extras(flat, extras)
         await self.require(lease, durability)
-        result = await self.publish_flat(lease, flat)
+        result = await self.publish_flat(lease, flat, extras)
         if result.stored or result.duplicates:
             await self.confirm(lease, durability, timeout_ms)
         return msgspec.structs.replace(result, durability=durability)
 
-    async def publish_flat(self, lease: Lease, flat: list[str]) -> PublishResult:
+    async def publish_flat(
+        self, lease: Lease, flat: list[str], extras: Extras | None = None
+    ) -> PublishResult:
         """Append key, uid and about of each message, flat, that check_flat has accepted; into memory."""
-        packed = pack(flat)
+        script, keys, arguments = self.publish_call(lease, flat, extras)
+        tail, many = self._tails.of(lease), len(flat) > MANY * 3
+        tail.appending += many
+        try:
+            answer = await self.store.run(script, keys, *arguments)
+        finally:
+            tail.appending -= many
+        return self.take_published(lease, flat, checked(answer, lease.topic, lease=lease))
+
+    def publish_call(self, lease: Lease, flat: list[str], extras: Extras | None = None) -> Call:
+        """Return the call that appends."""
         keys = partition_keys(lease.topic, lease.partition)
-        answer = await self.store.run(
-            "partition/publish", [*keys, keys.delayed, keys.delayed_data], lease.text, packed
+        return (
+            "partition/publish",
+            (*keys, keys.delayed, keys.delayed_data),
+            (
+                lease.text,
+                pack(flat),
+                _pack_extras(extras),
+            ),
         )
-        checked(answer, lease.topic, lease=lease)
-        _, now_ms, first, stored, no_subscribers, pairs, marks_due_ms = answer
-        self._messages[keys.lease] += stored
+
+    def take_published(self, lease: Lease, flat: list[str], answer: list[Any]) -> PublishResult:
+        """Return what the answer to it means, and learn from it."""
+        _, now_ms, first, stored, no_subscribers, pairs, marks_due_ms, expires_due_ms, full, *filtered = (
+            answer
+        )
+        unmatched, behind = filtered or ([], 0)
+        self._messages[partition_keys(lease.topic, lease.partition).lease] += stored
         result = PublishResult(
             lease.epoch,
             first,
@@ -52,8 +87,12 @@ class PublishOperations(EngineBase):
             "memory",
             len(flat) // 3,
             marks_due_ms,
+            expires_due_ms,
+            unmatched,
+            bool(behind),
+            full or [],
         )
-        self._tails.add(lease, flat, result, len(packed))
+        self._tails.add(lease, flat, result, sum(map(len, flat)))
         return result
 
     async def delay(
@@ -64,17 +103,21 @@ class PublishOperations(EngineBase):
         *,
         durability: str = "memory",
         timeout_ms: int = 5_000,
+        extras: Extras | None = None,
     ) -> DelayResult:
         """Keep each message of a batch until its time, in ms, has come; then promote() appends it."""
         flat = flat_messages(messages)
         check_flat(flat)
         check_dues(flat, dues)
+        check_extras(flat, extras)
         await self.require(lease, durability)
-        result = await self.delay_flat(lease, flat, dues)
+        result = await self.delay_flat(lease, flat, dues, extras)
         await self.confirm(lease, durability, timeout_ms)
         return msgspec.structs.replace(result, durability=durability)
 
-    async def delay_flat(self, lease: Lease, flat: list[str], dues: Sequence[int]) -> DelayResult:
+    async def delay_flat(
+        self, lease: Lease, flat: list[str], dues: Sequence[int], extras: Extras | None = None
+    ) -> DelayResult:
         """Delay what check_flat and check_dues have accepted; into memory."""
         keys = partition_keys(lease.topic, lease.partition)
         answer = await self.store.run(
@@ -83,9 +126,10 @@ class PublishOperations(EngineBase):
             lease.text,
             pack(flat),
             pack(dues),
+            _pack_extras(extras),
         )
-        _, now_ms, kept, pairs, next_due_ms = checked(answer, lease.topic, lease=lease)
-        return DelayResult(now_ms, kept, dict(rows(pairs, 2)), next_due_ms, "memory")
+        _, now_ms, kept, pairs, next_due_ms, full = checked(answer, lease.topic, lease=lease)
+        return DelayResult(now_ms, kept, dict(rows(pairs, 2)), next_due_ms, "memory", full)
 
     async def require(self, lease: Lease, durability: str) -> None:
         """Raise DurabilityNotReached where a level is out of reach right now, before anything is stored."""
@@ -119,3 +163,8 @@ class PublishOperations(EngineBase):
         if result.dropped:
             self.on_bodies_to_delete(lease.topic, lease.partition)
         return result
+
+
+def _pack_extras(extras: Extras | None) -> bytes | str:
+    """Return what some messages have besides, as scripts read it; "" for nothing."""
+    return pack([part for place, its in extras.items() for part in (place, *its)]) if extras else ""

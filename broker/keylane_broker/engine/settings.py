@@ -4,40 +4,97 @@ import math
 
 from keylane.errors import InvalidArgument
 from keylane_broker.engine.checks import check_int
+from keylane_broker.engine.filters import check_filter, parse_filter
 from keylane_broker.engine.values import Backoff, SubscriptionSettings, TopicSettings
-from keylane_broker.limits import MAX_JOURNAL, MAX_MS, MAX_PARTITIONS
+from keylane_broker.limits import (
+    FOREVER,
+    MAX_BYTES,
+    MAX_JOURNAL,
+    MAX_MS,
+    MAX_PARTITIONS,
+    MAX_RETRIES,
+    MAX_SPREAD,
+)
+from keylane_broker.store.keys import check_name
 
-MODES = ("shared", "key_shared", "exclusive", "failover", "cursor")
+MODES = ("shared", "key_shared", "exclusive", "failover", "multicast", "cursor")
 DELIVERIES = ("at_least_once", "at_most_once")
+POISONS = ("skip", "park")
 
 
 def check_topic_settings(settings: TopicSettings) -> None:
     """Raise InvalidArgument for settings that a topic cannot have."""
     check_int("partitions", settings.partitions, 1, MAX_PARTITIONS)
     check_int("dedupe_ms", settings.dedupe_ms, 0, MAX_MS)
-    if type(settings.retain) is not bool:
-        raise InvalidArgument(f"retain is {settings.retain!r:.60}: use True or False")
+    check_int("retention_ms", settings.retention_ms, FOREVER, MAX_MS)
+    check_int("retention_bytes", settings.retention_bytes, 0, MAX_BYTES)
     check_int("journal", settings.journal, 0, MAX_JOURNAL)
+    check_int("ttl_ms", settings.ttl_ms, 0, MAX_MS)
+    check_int("backlog_quota", settings.backlog_quota, 0, MAX_BYTES)
+    check_int("backlog_quota_bytes", settings.backlog_quota_bytes, 0, MAX_BYTES)
+    check_int("spread", settings.spread, 1, MAX_SPREAD)
 
 
 def topic_fields(settings: TopicSettings) -> dict[str, str]:
     """Return settings as they are stored."""
     return {
         "partitions": str(settings.partitions),
-        "retain": str(int(settings.retain)),
+        "retain": _retain(settings.retention_ms, settings.retention_bytes),
         "dedupe_ms": str(settings.dedupe_ms),
         "journal": str(settings.journal),
+        "ttl_ms": str(settings.ttl_ms),
+        "quota": _quota(settings.backlog_quota, settings.backlog_quota_bytes),
+        "spread": str(settings.spread),
     }
+
+
+def partition_fields(settings: TopicSettings) -> dict[str, str]:
+    """Return settings as each partition has them: its share of what all may have together."""
+    fields = topic_fields(settings)
+    del fields["partitions"], fields["spread"]
+    share = -(-settings.retention_bytes // settings.partitions)
+    messages = -(-settings.backlog_quota // settings.partitions)
+    most_bytes = -(-settings.backlog_quota_bytes // settings.partitions)
+    return {
+        **fields,
+        "retain": _retain(settings.retention_ms, share),
+        "quota": _quota(messages, most_bytes),
+    }
+
+
+def _quota(messages: int, most_bytes: int) -> str:
+    """Return how much may be unsettled as scripts read it; lua/lib/partition.lua has the format."""
+    return f"{messages} {most_bytes}" if most_bytes else str(messages)
+
+
+def _retain(ms: int, most_bytes: int) -> str:
+    """Return what is retained as scripts read it; lua/lib/retention.lua has the format."""
+    if not most_bytes and ms in (0, FOREVER):
+        return "1" if ms else "0"
+    return f"{ms if ms > 0 else '-'} {most_bytes or '-'}"
+
+
+def _retention(text: str) -> tuple[int, int]:
+    """Return for how long and how many bytes are retained, from what is stored."""
+    if text in ("0", "1"):
+        return (FOREVER if text == "1" else 0), 0
+    ms, most_bytes = text.split()
+    return int(ms.replace("-", "0")), int(most_bytes.replace("-", "0"))
 
 
 def topic_settings(stored: dict[str, str]) -> TopicSettings:
     """Return settings out of what is stored."""
+    messages, _, most_bytes = stored.get("quota", "0").partition(" ")
     return TopicSettings(
         int(stored["partitions"]),
-        stored["retain"] == "1",
         int(stored["dedupe_ms"]),
         int(stored["journal"]),
-        int(stored["incarnation"]),
+        *_retention(stored["retain"]),
+        int(stored.get("ttl_ms", 0)),
+        int(messages),
+        int(most_bytes or 0),
+        int(stored.get("spread", 1)),
+        incarnation=int(stored["incarnation"]),
     )
 
 
@@ -50,6 +107,10 @@ def check_subscription_settings(settings: SubscriptionSettings) -> None:
     if (settings.mode, settings.delivery) == ("cursor", "at_most_once"):
         raise InvalidArgument("mode cursor does not deliver, so at_most_once does not apply")
     check_int("lease_ms", settings.lease_ms, 1, MAX_MS)
+    check_filter(settings.filter)
+    if settings.mode == "cursor" and settings.filter.text:
+        raise InvalidArgument("mode cursor reads every message by its position: keys and filter do not apply")
+    _check_retries(settings)
     backoff = settings.backoff
     if backoff is not None and not (
         all(math.isfinite(part) for part in (backoff.initial, backoff.factor, backoff.maximum))
@@ -60,6 +121,18 @@ def check_subscription_settings(settings: SubscriptionSettings) -> None:
         raise InvalidArgument(
             f"{backoff} needs 0 <= initial <= maximum <= {MAX_MS // 1000}, factor >= 1 and 0 <= jitter <= 1"
         )
+
+
+def _check_retries(settings: SubscriptionSettings) -> None:
+    """Raise InvalidArgument for what cannot become of messages that fail too often."""
+    if settings.max_retries is not None:
+        check_int("max_retries", settings.max_retries, 0, MAX_RETRIES)
+    if settings.dead_letter:
+        check_name("topic", settings.dead_letter)
+    if settings.poison not in POISONS:
+        raise InvalidArgument(f"poison {settings.poison!r:.60}: use one of {', '.join(POISONS)}")
+    if settings.poison == "park" and settings.mode == "shared":
+        raise InvalidArgument("poison is park: in mode shared there is no lane that could stop, use skip")
 
 
 def subscription_fields(settings: SubscriptionSettings) -> dict[str, str]:
@@ -73,6 +146,10 @@ def subscription_fields(settings: SubscriptionSettings) -> dict[str, str]:
         "delivery": settings.delivery,
         "lease_ms": str(settings.lease_ms),
         "backoff": text,
+        "filter": settings.filter.text,
+        "max_retries": "" if settings.max_retries is None else str(settings.max_retries),
+        "dead_letter": settings.dead_letter,
+        "poison": settings.poison,
     }
 
 
@@ -82,4 +159,14 @@ def subscription_settings(stored: dict[str, str]) -> SubscriptionSettings:
     if stored["backoff"]:
         initial, factor, maximum, jitter = map(float, stored["backoff"].split())
         backoff = Backoff(initial / 1000, factor, maximum / 1000, jitter)
-    return SubscriptionSettings(stored["mode"], stored["delivery"], int(stored["lease_ms"]), backoff)
+    most = stored.get("max_retries")
+    return SubscriptionSettings(
+        stored["mode"],
+        stored["delivery"],
+        int(stored["lease_ms"]),
+        backoff,
+        int(most) if most else None,
+        stored.get("dead_letter", ""),
+        stored.get("poison", "skip"),
+        parse_filter(stored.get("filter", "")),
+    )

@@ -14,7 +14,7 @@ from keylane_broker.engine.codec import rows
 from keylane_broker.engine.entries import read_entries
 from keylane_broker.engine.receipts import Receipts, checked_receipts
 from keylane_broker.engine.values import Lease, Receipt, SettleResult
-from keylane_broker.limits import MAX_MS, MAX_TIME_MS
+from keylane_broker.limits import MAX_MS, MAX_REASON, MAX_TIME_MS
 from keylane_broker.store.keys import partition_keys
 
 OnStep = Callable[[Receipts, SettleResult], None]  # what a step has dealt with, and what has come of it
@@ -45,7 +45,7 @@ class SettleOperations(EngineBase):
         """
         rest = _checked(lease, receipts)
         if names is None:
-            names = await self._names_of_bodies(lease, rest.ranges)
+            names = await self.names_of_bodies(lease, rest.ranges)
         steps = list[SettleResult]()
         while rest:
             some = "some" if steps else "all"
@@ -68,12 +68,14 @@ class SettleOperations(EngineBase):
         delay_ms: int | None = None,
         until_ms: int | None = None,
         charged: bool = True,
+        reason: str = "",
         consumer: str = "",
         on_step: OnStep = _ignore,
     ) -> SettleResult:
         """Give messages back, after a delay, at a time, or by default after the backoff.
 
         Uncharged, it is how a consumer hands back what it has not looked at. A lane goes back as a whole.
+        The `reason` goes into the history of those that have no retry left.
         """
         if delay_ms is not None and until_ms is not None:
             raise InvalidArgument("nack takes delay_ms or until_ms, not both")
@@ -81,14 +83,16 @@ class SettleOperations(EngineBase):
             delay_ms = 0
         until = check_optional_ms("until_ms", until_ms, 1, MAX_TIME_MS)
         delay = check_optional_ms("delay_ms", delay_ms, 0, MAX_MS)
-        whom = "all" if charged else "none"
+        whom, why = "all" if charged else "none", " ".join(reason.split())[:MAX_REASON]
         rest = _checked(lease, receipts).by_lane()
         steps = list[SettleResult]()
 
         async def step(some: Receipts) -> list[Any]:
-            return await self._step(
-                "nack", lease, subscription, some, consumer, until, delay, whom, steps=steps
+            answer = await self._step(
+                "nack", lease, subscription, some, consumer, until, delay, whom, why, steps=steps
             )
+            self.note_dead(lease, subscription, answer.pop())
+            return answer
 
         while rest:
             _, stale, returned, receipt, entry, going_back = await step(rest.first(lanes=True))
@@ -149,7 +153,7 @@ class SettleOperations(EngineBase):
                 raise
             raise Unavailable(f"a part was settled before the lease ended: {error}") from error
 
-    async def _names_of_bodies(self, lease: Lease, ranges: list[tuple[int, int]]) -> str:
+    async def names_of_bodies(self, lease: Lease, ranges: list[tuple[int, int]]) -> str:
         """Return the names of the bodies of entries, as scripts store them."""
         tail, ledgers = self._tails.of(lease), ""
         if not all(first in tail and last in tail for first, last in ranges):

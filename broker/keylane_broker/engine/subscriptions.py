@@ -27,7 +27,15 @@ from keylane_broker.engine.settings import (
     subscription_settings,
 )
 from keylane_broker.engine.values import SubscriptionSettings, TopicSettings
-from keylane_broker.store.keys import PartitionKeys, check_name, records_key, subscription_keys, topic_key
+from keylane_broker.store.keys import (
+    PLACE,
+    PartitionKeys,
+    check_name,
+    partition_keys,
+    records_key,
+    subscription_keys,
+    topic_key,
+)
 from keylane_broker.store.store import Call, Store
 
 
@@ -54,6 +62,24 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _decode = msgspec.json.Decoder(SubscriptionRecord).decode
+
+
+def check_same(topic: str, name: str, there: SubscriptionSettings, asked: SubscriptionSettings) -> None:
+    """Raise SubscriptionExists, saying what differs, where a subscription is not as somebody asks for it."""
+    differences = [
+        (what, before, wanted)
+        for what, before, wanted in (
+            ("mode", there.mode, asked.mode),
+            ("keys", there.filter.keys, asked.filter.keys),
+            ("filter", there.filter.filter, asked.filter.filter),
+        )
+        if before != wanted
+    ]
+    for what, before, wanted in differences:
+        raise SubscriptionExists(
+            f"subscription {name!r} of {topic!r} has {what} {before}, not {wanted}: "
+            f"use what it has, or another subscription"
+        )
 
 
 async def read_records(store: Store, topic: str) -> dict[str, SubscriptionRecord]:
@@ -83,6 +109,10 @@ class SubscriptionOperations(EngineBase):
         check_name("subscription", name)
         settings = settings or SubscriptionSettings()
         check_subscription_settings(settings)
+        if settings.mode == "multicast" and start != "latest":
+            raise InvalidArgument(
+                f"start {start!r:.40}: a consumer of a multicast subscription begins when it registers"
+            )
         fields = subscription_fields(settings)
         kind, at = place_of(start)
         about = await self.describe_topic(topic)
@@ -94,11 +124,7 @@ class SubscriptionOperations(EngineBase):
             if found is None:
                 continue  # it was being deleted, or the topic was
             await self.mend_subscription(topic, name)
-            if (mode := found.settings["mode"]) != settings.mode:
-                raise SubscriptionExists(
-                    f"subscription {name!r} of {topic!r} has mode {mode}, not {settings.mode}: "
-                    "use that mode, or another subscription"
-                )
+            check_same(topic, name, found.as_settings, settings)
             if not exist_ok:
                 raise SubscriptionExists(
                     f"subscription {name!r} of {topic!r} already exists; exist_ok accepts that"
@@ -131,6 +157,24 @@ class SubscriptionOperations(EngineBase):
                 raise await self._not_found(topic, name)
             deleting = msgspec.structs.replace(record, state="deleting")
             if record == deleting or await self._change(topic, about, name, record.text, deleting.text):
+                await self._finish(topic, name)
+                return
+
+    async def change_subscription(self, topic: str, name: str, changes: dict[str, Any]) -> None:
+        """Give a subscription other settings, by their names in SubscriptionSettings.
+
+        Partition by partition: whoever comes next finishes what a crash has left.
+        """
+        while True:
+            settings = msgspec.structs.replace(await self.describe_subscription(topic, name), **changes)
+            check_subscription_settings(settings)
+            about, record = await self.describe_topic(topic), await self._record(topic, name)
+            if record is None or record.state != "ready":
+                continue
+            changed = msgspec.structs.replace(
+                record, state="creating", settings=subscription_fields(settings)
+            )
+            if await self._change(topic, about, name, record.text, changed.text):
                 await self._finish(topic, name)
                 return
 
@@ -189,7 +233,18 @@ class SubscriptionOperations(EngineBase):
             keys = subscription_keys(topic, number, name)
             answer = await self.store.run("subscription/seek", keys, "", name, kind, value)
             checked(answer, topic, name, partition=number)
+            await self.compare(topic, number, name)
             await self.drop_unowed(topic, number, name)
+
+    async def compare(self, topic: str, partition: int, name: str) -> None:
+        """Look through a log for what a filtered subscription is owed, step by step."""
+        while await self.compare_some(topic, partition, name):
+            pass
+
+    async def compare_all(self, topic: str, partition: int) -> None:
+        """Do that for all filtered subscriptions of a partition."""
+        for name in await self.store.command("HKEYS", partition_keys(topic, partition).filters):
+            await self.compare(topic, partition, name)
 
     async def _not_found(self, topic: str, name: str) -> SubscriptionNotFound:
         others = await self.subscriptions(topic)
@@ -225,11 +280,18 @@ class SubscriptionOperations(EngineBase):
             here = record.partition in (None, partition)
             place = [record.start, record.at] if here else ["latest", ""]
             numbers = [str(about.incarnation), str(record.incarnation)]
-            arguments = ["", name, *numbers, *place, *to_flat(record.settings)]
+            settings = dict(record.settings)
+            arguments = ["", name, *numbers, *place, settings.pop("filter", ""), *to_flat(settings)]
             return "subscription/create", keys.subscription(name), arguments
 
+        if record.settings["mode"] == "multicast":  # its consumers make their places when they come
+            return msgspec.structs.replace(record, state="ready").text
         answers = await self.in_partitions(topic, about.partitions, call)
         await self._check_there(topic, about, answers)
+        if record.settings.get("filter") and record.start != "latest":
+            for partition, answer in enumerate(answers):
+                if answer[0] in ("OK", "EXISTS"):
+                    await self.compare(topic, partition, name)
         if {answer[0] for answer in answers} <= {"OK", "EXISTS"}:
             return msgspec.structs.replace(record, state="ready").text
         # Another was deleted meanwhile whose number is larger: a new one, and once more.
@@ -249,9 +311,22 @@ class SubscriptionOperations(EngineBase):
         )
         await self._check_there(topic, about, answers)
         for partition, answer in enumerate(answers):
+            if record.settings["mode"] == "multicast":
+                await self._delete_places(topic, partition, name, numbers)
             if answer[0] == "OK" and answer[1]:
                 await self.drop_unowed(topic, partition, name)
         return ""
+
+    async def places(self, topic: str, partition: int, name: str) -> list[str]:
+        """Return the names of the places that consumers have in a multicast subscription."""
+        found = await self.store.command("HKEYS", partition_keys(topic, partition).subs)
+        return sorted(place for place in found if place.startswith(name + PLACE))
+
+    async def _delete_places(self, topic: str, partition: int, name: str, numbers: list[str]) -> None:
+        for place in await self.places(topic, partition, name):
+            keys = subscription_keys(topic, partition, place)
+            await self.store.run("subscription/delete", keys, "", place, *numbers)
+            await self.drop_unowed(topic, partition, place)
 
     async def _check_there(self, topic: str, about: TopicSettings, answers: list[list[Any]]) -> None:
         """Raise unless all partitions exist, or the topic is another one by now."""

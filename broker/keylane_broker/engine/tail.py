@@ -12,6 +12,7 @@ from keylane_broker.engine.values import Lease, PublishResult
 _SEGMENT = 500  # messages; smaller batches are put together
 READ = 4 * 1024 * 1024  # bytes that a fetch reads, about
 FEWEST, MOST = 32, 500  # entries that are read from the log at once, however small they were before
+MANY = 64  # messages of which reading the keys takes longer than waiting until they are known
 _BLOCKED = 100  # messages passed that had to wait, so that more is looked at at once
 _AHEAD = 30_000  # messages that are then looked at
 _LOOK = 2_000  # at a time, while one key comes again and again
@@ -39,15 +40,22 @@ class Tail:
         self.cursors: dict[str, int] = {}
         self.blocked: set[str] = set()  # subscriptions whose last fetch passed much that has to wait
         self.stride = FEWEST  # entries to be read from the log at once
+        self.appending = 0  # calls under way that append many messages
 
     def __contains__(self, entry: int) -> bool:
         return bool(self.starts) and self.starts[0] <= entry < self.segments[-1].end
 
     def read(self, first: int, last: int) -> list[str] | None:
         """Return key, uid and about of each entry, flat, if all of them are known."""
-        if first not in self or last not in self:
+        if not self.starts or first < self.starts[0]:
             return None
         at = bisect_right(self.starts, first) - 1
+        segment = self.segments[at]
+        start, stop = (first - segment.first) * 3, (last + 1 - segment.first) * 3
+        if stop <= len(segment.flat):  # mostly: one that is filtered asks for many ranges
+            return segment.flat[start:stop]
+        if last >= self.segments[-1].end:
+            return None
         found: list[str] = []
         while first <= last:
             segment = self.segments[at]
@@ -61,10 +69,10 @@ class Tail:
         fitting = READ // (size // entries + 1)
         self.stride = max(FEWEST, min(fitting, self.stride * 2, MOST))
 
-    def keys_after(self, subscription: str, most: int) -> tuple[int, list[str | int]] | None:
-        """Return the next entry that a subscription has not seen, and the keys from there on, if known.
+    def lanes_after(self, subscription: str, most: int) -> tuple[int, list[str | int]] | None:
+        """Return the next entry that a subscription has not seen, and the lanes from there on, if known.
 
-        Where much has to wait, further ahead: how often a key comes again behind itself is then a number.
+        Where much has to wait, further ahead: how often a lane comes again behind itself is then a number.
         """
         cursor = self.cursors.get(subscription)
         if cursor is None or most < 1 or cursor + 1 not in self:
@@ -72,15 +80,25 @@ class Tail:
         if subscription in self.blocked:
             return cursor + 1, self._stretches(cursor + 1)
         flat = self.read(cursor + 1, min(cursor + most, self.segments[-1].end - 1))
-        return (cursor + 1, list(flat[::3])) if flat else None
+        return (cursor + 1, ["=" + key for key in flat[::3]]) if flat else None
+
+    def known_upto(self, subscription: str) -> int | None:
+        """Return how far a fetch by keys had better look: not at what is being appended, whose keys it would
+        have to read, and which will be known when that is done. None: as far as there is anything.
+        """
+        cursor = self.cursors.get(subscription)
+        if not self.appending or not self.segments or cursor is None:
+            return None
+        end = self.segments[-1].end
+        return end - 1 if self.starts[0] <= cursor + 1 <= end else None
 
     def _stretches(self, first: int) -> list[str | int]:
-        """Return the keys from an entry on, with numbers, as long as they are few."""
+        """Return the lanes from an entry on, with numbers, as long as they are few."""
         found: list[str | int] = []
         for start in range(first, min(first + _AHEAD, self.segments[-1].end), _LOOK):
             flat = self.read(start, min(start + _LOOK, self.segments[-1].end) - 1) or []
             for key, same in groupby(flat[::3]):
-                found.append(key)
+                found.append("=" + key)
                 if again := sum(1 for _ in same) - 1:
                     found.append(again)
             if len(found) > _LOOK // 10:
@@ -146,8 +164,9 @@ class TailCache:
         if tail.segments and result.first != tail.segments[-1].end:
             self.begin(lease)
             tail = self.of(lease)
-        if result.duplicates:
-            flat = [text for at, text in enumerate(flat) if at // 3 not in result.duplicates]
+        if result.duplicates or result.unmatched or result.full:
+            left = result.duplicates.keys() | result.unmatched | set(result.full)
+            flat = [text for at, text in enumerate(flat) if at // 3 not in left]
         else:
             flat = flat.copy()
         published = f"{result.published_ms} "

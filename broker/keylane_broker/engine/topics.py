@@ -1,16 +1,21 @@
 """Creating, changing, listing and deleting topics."""
 
+import msgspec
+
 from keylane.errors import InvalidArgument, TopicExists
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.base import STEP, EngineBase
-from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.codec import to_dict, to_flat
-from keylane_broker.engine.settings import check_topic_settings, topic_fields, topic_settings
+from keylane_broker.engine.settings import (
+    check_topic_settings,
+    partition_fields,
+    topic_fields,
+    topic_settings,
+)
 from keylane_broker.engine.values import TopicSettings
-from keylane_broker.limits import MAX_JOURNAL
 from keylane_broker.store.keys import (
+    ALL_SUFFIXES,
     HOLDERS,
-    SUBSCRIPTION_SUFFIXES,
     TOPICS,
     PartitionKeys,
     check_name,
@@ -49,8 +54,7 @@ class TopicOperations(EngineBase):
     async def _make_topic(self, topic: str, made: TopicSettings) -> bool:
         """List a topic and create its partitions; returns False, and leaves nothing, if it was deleted."""
         await self.store.read_all([("HSET", TOPICS, str(made.incarnation), topic)])
-        fields = topic_fields(made)
-        del fields["partitions"]
+        fields = partition_fields(made)
 
         def create(_: int, keys: PartitionKeys) -> Call:
             return "partition/create", [keys.meta], [str(made.incarnation), *to_flat(fields)]
@@ -73,19 +77,52 @@ class TopicOperations(EngineBase):
         await self._unmake_topic(topic, made)
         return False
 
-    async def change_topic(self, topic: str, *, journal: int) -> TopicSettings:
-        """Set how many records the journal of each partition keeps; 0 ends it, what it has stays."""
-        check_name("topic", topic)
-        check_int("journal", journal, 0, MAX_JOURNAL)
-        answer = await self.store.run("topic/change", [topic_key(topic)], "journal", journal)
+    async def change_topic(
+        self,
+        topic: str,
+        *,
+        journal: int | None = None,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        ttl_ms: int | None = None,
+        backlog_quota: int | None = None,
+        backlog_quota_bytes: int | None = None,
+        spread: int | None = None,
+    ) -> TopicSettings:
+        """Change settings of a topic, those that are not None; what is no longer retained goes."""
+        given = {
+            "journal": journal,
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "ttl_ms": ttl_ms,
+            "backlog_quota": backlog_quota,
+            "backlog_quota_bytes": backlog_quota_bytes,
+            "spread": spread,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        about = await self.describe_topic(topic)
+        wanted = msgspec.structs.replace(about, **changes)
+        check_topic_settings(wanted)
+        before = topic_fields(about)
+        fields = {name: text for name, text in topic_fields(wanted).items() if text != before[name]}
+        fields = fields or {"journal": before["journal"]}  # what a crash has left in partitions is mended
+        answer = await self.store.run("topic/change", [topic_key(topic)], *to_flat(fields))
         if answer[0] == "NO_TOPIC":
             raise await self._no_topic(topic)
         made = topic_settings(to_dict(answer[1]))
-        await self.in_partitions(
+        for_each = partition_fields(made)
+        answers = await self.in_partitions(
             topic,
             made.partitions,
-            lambda _, keys: ("partition/configure", [keys.meta, keys.journal], [journal]),
+            lambda _, keys: (
+                "partition/configure",
+                [keys.meta, keys.journal, keys.retained],
+                [for_each[name] for name in ("journal", "retain", "ttl_ms", "quota")],
+            ),
         )
+        for partition, answer in enumerate(answers):
+            if answer[-1] == 1:
+                await self.drop_unowed(topic, partition)
         return made
 
     async def delete_topic(self, topic: str) -> None:
@@ -122,8 +159,16 @@ class TopicOperations(EngineBase):
             partitions,
             lambda _, keys: (
                 "partition/delete",
-                [*keys, keys.delayed, keys.delayed_data, keys.bodies],
-                [incarnation, limit, keys.subscription_prefix, HOLDERS, *SUBSCRIPTION_SUFFIXES],
+                [
+                    *keys,
+                    keys.delayed,
+                    keys.delayed_data,
+                    keys.bodies,
+                    keys.retained,
+                    keys.expiring,
+                    keys.overdue,
+                ],
+                [incarnation, limit, keys.subscription_prefix, HOLDERS, *ALL_SUFFIXES],
             ),
         )
         return any(answer[-1] == 1 for answer in answers)
@@ -137,13 +182,19 @@ class TopicOperations(EngineBase):
 
     async def partition_counts(self) -> dict[str, int]:
         """Return how many partitions each topic has, without those half-created or half-deleted."""
+        return {name: partitions for name, (partitions, _) in (await self.shapes()).items()}
+
+    async def shapes(self) -> dict[str, tuple[int, int]]:
+        """Return partitions and spread of each topic, without those half-created or half-deleted."""
         [found] = await self.store.read_all([("HVALS", TOPICS)])
         names = sorted(set(found))
         stored = await self.store.read_all(
-            [("HMGET", topic_key(name), "state", "partitions") for name in names]
+            [("HMGET", topic_key(name), "state", "partitions", "spread") for name in names]
         )
         return {
-            name: int(count) for name, (state, count) in zip(names, stored, strict=True) if state == "ready"
+            name: (int(partitions), int(spread or 1))
+            for name, (state, partitions, spread) in zip(names, stored, strict=True)
+            if state == "ready"
         }
 
     async def forget_topics(self) -> None:

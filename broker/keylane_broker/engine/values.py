@@ -5,6 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from keylane.wire.lines import read
+from keylane_broker.engine.filters import Filter
 
 Place = tuple[str, int]  # topic and partition
 
@@ -17,12 +18,16 @@ class Outgoing(NamedTuple):
     about: str
 
 
+Extras = dict[int, tuple[int, int]]  # place in a batch -> when that message expires, ms or 0; its priority
+
+
 class Lease(msgspec.Struct, frozen=True):
     """A partition lease: who holds which partition in which epoch.
 
     As it was taken: `sweep`: a sweep is to be finished; `due_ms`: when the next delayed message is due,
     `marks_due_ms`: when old marks are, both by the clock that showed `now_ms`; 0 for never; `in_use`: name,
-    mode, delivery, ... of the subscriptions that have consumers; `incarnation`: that of the topic.
+    mode, delivery, ... of the subscriptions that have consumers; `incarnation`: that of the topic; `retains`:
+    what is retained is to be trimmed; `expires`: there are messages that expire.
     """
 
     topic: str
@@ -35,6 +40,8 @@ class Lease(msgspec.Struct, frozen=True):
     marks_due_ms: int = 0
     in_use: tuple[str, ...] = ()
     incarnation: int = 0
+    retains: bool = False
+    expires: bool = False
 
     @property
     def text(self) -> str:
@@ -48,6 +55,7 @@ class Published(msgspec.Struct, frozen=True):
     id: str | None
     duplicate: bool = False
     no_subscribers: bool = False
+    full: bool = False  # the backlog has no room for it
 
 
 class PublishResult(msgspec.Struct, frozen=True):
@@ -62,18 +70,24 @@ class PublishResult(msgspec.Struct, frozen=True):
     durability: str
     size: int
     marks_due_ms: int = 0  # when promote is to be called for old marks, if anything was stored
+    expires_due_ms: int = 0  # when the first message expires, if any that was stored does
+    unmatched: list[int] = []  # places of those without subscribers, where filters have chosen them
+    behind: bool = False  # a filtered subscription has to compare what is in the log
+    full: list[int] = []  # places of those that the backlog has no room for
 
     def each(self) -> list[Published]:
         """Return one answer per message, in the order given."""
-        if not self.duplicates and not self.no_subscribers:
+        if not self.duplicates and not self.no_subscribers and not self.full:
             prefix = f"{self.ledger}-"
             return [Published(prefix + str(entry)) for entry in range(self.first, self.first + self.stored)]
-        answers = []
+        answers, unmatched = [], set(self.unmatched)
         entry = self.first
         for index in range(self.size):
             if index in self.duplicates:
                 answers.append(Published(self.duplicates[index], duplicate=True))
-            elif self.no_subscribers:
+            elif index in self.full:
+                answers.append(Published(None, full=True))
+            elif index in unmatched or not self.stored:
                 answers.append(Published(None, no_subscribers=True))
             else:
                 answers.append(Published(f"{self.ledger}-{entry}"))
@@ -89,6 +103,7 @@ class DelayResult(msgspec.Struct, frozen=True):
     duplicates: dict[int, str]  # "0-0" where the first has no id yet either
     next_due_ms: int
     durability: str
+    full: list[int] = []  # as in PublishResult
 
 
 class PromoteResult(msgspec.Struct, frozen=True):
@@ -100,6 +115,27 @@ class PromoteResult(msgspec.Struct, frozen=True):
     dropped: int
     next_due_ms: int
     marks_due_ms: int  # when to call again for old marks; 0 where there are none
+    expires_due_ms: int  # as in PublishResult
+    behind: int  # 1: as in PublishResult
+
+
+class MessagesExpired(msgspec.Struct, frozen=True):
+    """What has expired: how many went, and when to look again, 0 for never."""
+
+    now_ms: int
+    next_due_ms: int
+    dropped: int
+
+
+class TrimResult(msgspec.Struct, frozen=True):
+    """What has been retained for long enough: how many went; `next_due_ms` is 0 while the log is empty.
+
+    It is -1 where nothing is to be trimmed ever.
+    """
+
+    now_ms: int
+    next_due_ms: int
+    dropped: int
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -266,16 +302,30 @@ class SubscriptionSettings(msgspec.Struct, frozen=True):
     delivery: str = "at_least_once"
     lease_ms: int = 30_000
     backoff: Backoff | None = None
+    max_retries: int | None = None  # redeliveries that a message has; None: no end of them
+    dead_letter: str = ""  # the topic for what has failed too often; "": "<topic>.dead"
+    poison: str = "skip"  # or "park": the lane of what has failed too often stops there
+    filter: Filter = Filter()  # what is not as this says is not owed to it
     incarnation: int = 0  # tells it from others that had, or will have, its name; given when it is made
+
+    @property
+    def delivers_as(self) -> str:
+        """The mode of what consumers are served from: in multicast each from a place of its own."""
+        return "shared" if self.mode == "multicast" else self.mode
 
 
 class TopicSettings(msgspec.Struct, frozen=True):
     """What a topic is made with."""
 
     partitions: int = 1
-    retain: bool = False
     dedupe_ms: int = 600_000
     journal: int = 0  # records that each partition's journal keeps; 0 for none
+    retention_ms: int = 0  # for which messages stay when all have settled them; FOREVER
+    retention_bytes: int = 0  # of these that stay at most, in all partitions together; 0 for no limit
+    ttl_ms: int = 0  # after which messages expire that do not say when; 0 for never
+    backlog_quota: int = 0  # messages that all partitions may have unsettled; 0 for no limit
+    backlog_quota_bytes: int = 0  # and bytes of their bodies
+    spread: int = 1  # on how large a part of the workers its partitions are: 1 for all, 8 for every eighth
     incarnation: int = 0  # as that of a subscription
 
 

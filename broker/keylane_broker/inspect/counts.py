@@ -12,7 +12,7 @@ from keylane_broker.engine.answers import checked
 from keylane_broker.engine.codec import rows
 from keylane_broker.engine.lanes import Lane, parse_lane
 from keylane_broker.engine.subscriptions import read_records
-from keylane_broker.store.keys import SubscriptionKeys, partition_keys, subscription_keys
+from keylane_broker.store.keys import PLACE, SubscriptionKeys, partition_keys, subscription_keys
 from keylane_broker.store.store import Store
 
 PAGE = 1_000  # entries, lanes or members that are read at once
@@ -81,22 +81,32 @@ async def count_topic(store: Store, topic: str, partitions: int) -> TopicCounts:
 
 
 async def count_subscription(
-    store: Store, topic: str, subscription: str, partitions: int, now_ms: int
+    store: Store, topic: str, subscription: str, partitions: int, now_ms: int, *, multicast: bool = False
 ) -> SubscriptionCounts:
-    """Count what a subscription has not settled, and list who consumes it now."""
+    """Count what a subscription has not settled, and list who consumes it now; if it is multicast, of all
+    consumers together."""
     counts = SubscriptionCounts()
 
     async def count(partition: int) -> None:
+        names = [subscription]
+        if multicast:
+            found = await store.command("HKEYS", partition_keys(topic, partition).subs)
+            names = [name for name in found if name.startswith(subscription + PLACE)]
+        for name in names:
+            await count_one(partition, name)
+
+    async def count_one(partition: int, subscription: str) -> None:
         keys = subscription_keys(topic, partition, subscription)
-        lead, sessions, paused = await store.read_all(
+        lead, sessions, paused, matches = await store.read_all(
             [
                 ("HGET", keys.meta, "lead"),
                 ("ZRANGE", keys.consumers, "0", "-1", "WITHSCORES"),
                 ("HGET", keys.sub, "paused"),
+                ("ZCARD", keys.matches),
             ]
         )
-        fresh = await _count_fresh(store, keys, subscription)
-        counts.fresh += fresh
+        fresh = await _count_fresh(store, keys, subscription) - await _count_skipped(store, keys)
+        counts.fresh += fresh + matches
         # Sessions end by the partition's time, which may be ahead of the caller's.
         counts.consumers.update(
             name for name, end in rows(sessions, 2) if float(end) > now_ms + int(lead or 0)
@@ -144,6 +154,17 @@ async def _count_fresh(store: Store, keys: SubscriptionKeys, subscription: str) 
         if passed == sparse:
             break
     return min(counted + last - passed, length)
+
+
+async def _count_skipped(store: Store, keys: SubscriptionKeys) -> int:
+    """Return how many entries after the cursor are settled and in the log still; a thousand at most."""
+    marks, ledgers = await store.read_all(
+        [("ZRANGE", keys.skipped, "0", str(PAGE - 1)), ("HGET", keys.meta, "ledgers")]
+    )
+    if not marks:
+        return 0
+    ids = [id_maker(ledgers)(int(entry)) for entry in marks]
+    return sum(map(len, await store.read_all([("XRANGE", keys.log, id, id) for id in ids])))
 
 
 async def ledgers(store: Store, topic: str, partitions: Sequence[int]) -> list[PartitionLedgers]:

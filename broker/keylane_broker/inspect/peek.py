@@ -4,6 +4,7 @@ import msgspec
 
 from keylane.wire.ledgers import id_maker
 from keylane_broker.engine.checks import check_int
+from keylane_broker.engine.codec import retry_count
 from keylane_broker.engine.lanes import parse_queued
 from keylane_broker.engine.values import Message
 from keylane_broker.inspect.counts import PAGE, each_lane, entry_of
@@ -48,16 +49,17 @@ async def peek(
 
 async def _peek(store: Store, topic: str, subscription: str, partition: int, limit: int) -> list[Unsettled]:
     keys = subscription_keys(topic, partition, subscription)
-    (ledgers, lead), cursor, queued, beyond = await store.read_all(
+    (ledgers, lead), cursor, queued, beyond, matches = await store.read_all(
         [
             ("HMGET", keys.meta, "ledgers", "lead"),
             ("HGET", keys.subs, subscription),
             ("ZRANGE", keys.queue, "0", str(PAGE - 1)),
             ("ZRANGE", keys.beyond, "0", str(PAGE - 1)),
+            ("ZRANGE", keys.matches, "0", str(limit - 1)),
         ]
     )
     places = await _places(store, keys, queued, beyond, int(lead or 0))
-    entries = sorted(places)[:limit]
+    entries = sorted({*places, *(int(match.partition(" ")[0]) for match in matches)})[:limit]
     id_of = id_maker(ledgers or "0:0")
     commands: list[tuple[str, ...]] = [("XRANGE", keys.log, id_of(entry), id_of(entry)) for entry in entries]
     if len(entries) < limit and cursor:
@@ -67,7 +69,7 @@ async def _peek(store: Store, topic: str, subscription: str, partition: int, lim
     [counts] = await store.read_all([("HMGET", keys.retries, *map(str, numbers))]) if numbers else [[]]
     return [
         _unsettled(
-            partition, Message(id, fields[1], fields[3], fields[5], int(count or 0)), places.get(number)
+            partition, Message(id, fields[1], fields[3], fields[5], retry_count(count)), places.get(number)
         )
         for (id, fields), number, count in zip(ids, numbers, counts, strict=True)
     ]

@@ -23,7 +23,7 @@ from keylane_broker.store.keys import (
 from keylane_broker.store.store import Store, as_fields
 
 _PAGE = 1_000
-_OWN = 10  # keys that every subscription has
+_OWN = 13  # keys that every subscription has
 _SMALL = 2_000  # fields and members that are read in one transaction, at most
 
 
@@ -43,22 +43,31 @@ class SubscriptionSnapshot(msgspec.Struct):
     retries: dict[str, str]
     consumers: dict[str, float]
     charged: dict[str, str]
+    skipped: list[str]  # entries
+    matches: list[str]
+    parked: dict[str, str]
 
 
 class PartitionSnapshot(msgspec.Struct):
-    """One partition; `log` maps entries to (ledger, key)."""
+    """One partition; `log` maps entries to (ledger, key, bytes of the body)."""
 
     topic: str
     partition: int
     lease: str
     lease_ms: int  # -1: forever; -2: there is none
     meta: dict[str, str]
-    log: dict[int, tuple[int, str]]
+    log: dict[int, tuple[int, str, int]]
     subscriptions: list[SubscriptionSnapshot]
     journal: list[str]  # the ids of its records
     journal_end: int  # the number that the next one was to have before these were read
     delayed: list[str]  # "<number> <uid>"
     delayed_data: set[str]  # uids
+    expiring: set[int]
+    overdue: set[int]
+    retained: list[tuple[int, int]]  # ranges that were written down, to be trimmed
+    filters: dict[str, str]  # of the subscriptions that have one
+    held: list[str]  # "<entry> <incarnation of a subscription>.<note>": what dead letters hold
+    priority: set[int]  # entries that have one
 
 
 class ClusterSnapshot(msgspec.Struct):
@@ -129,10 +138,16 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         ("HGETALL", keys.subs),
         ("ZRANGE", keys.delayed, "0", "-1"),
         ("HKEYS", keys.delayed_data),
+        ("HGETALL", keys.filters),
+        ("ZRANGE", keys.expiring, "0", "-1"),
+        ("ZRANGE", keys.overdue, "0", "-1"),
+        ("ZRANGE", keys.held, "0", "-1"),
+        ("ZRANGE", keys.priority, "0", "-1"),
     ]
     for name, holding in zip(names, holders, strict=True):
         commands += _subscription_commands(keys.subscription(name), holding)
-    lease, lease_ms, meta, subs, delayed, delayed_data, *rest = await _read(store, commands)
+    lease, lease_ms, meta, subs, delayed, delayed_data, filters, *others = await _read(store, commands)
+    expiring, overdue, held, priority, *rest = others
     no_sub = keys.subscription("").sub
     end = await store.run("partition/offsets", [keys.meta, keys.log, keys.subs, no_sub, keys.journal], "", 0)
     cursors = as_fields(subs)
@@ -153,6 +168,12 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         end[6] if end[0] == "OK" else 1,
         delayed,
         set(delayed_data),
+        set(map(int, expiring)),
+        set(map(int, overdue)),
+        await _read_retained(store, keys.retained, as_fields(meta).get("replays", "")),
+        as_fields(filters),
+        held,
+        {int(member.partition(" ")[0]) for member in priority},
     )
 
 
@@ -169,6 +190,9 @@ def _subscription_commands(own: SubscriptionKeys, holding: list[str]) -> list[tu
         ("HGETALL", own.retries),
         ("ZRANGE", own.consumers, "0", "-1", "WITHSCORES"),
         ("HGETALL", own.charged),
+        ("ZRANGE", own.skipped, "0", "-1"),
+        ("ZRANGE", own.matches, "0", "-1"),
+        ("HGETALL", own.parked),
         *(("ZRANGE", own.leases(consumer), "0", "-1", "WITHSCORES") for consumer in holding),
     ]
 
@@ -177,7 +201,8 @@ def _subscription_snapshot(
     name: str, cursor: int, holding: list[str], answers: list[Any]
 ) -> SubscriptionSnapshot:
     """Return what the answers of _subscription_commands say."""
-    settings, lanes, runs, deadlines, ready, queue, beyond, retries, consumers, charged, *leases = answers
+    settings, lanes, runs, deadlines, ready, queue, beyond, retries, *rest = answers
+    consumers, charged, skipped, matches, parked, *leases = rest
     return SubscriptionSnapshot(
         name,
         cursor,
@@ -192,6 +217,9 @@ def _subscription_snapshot(
         as_fields(retries),
         _scores(consumers),
         as_fields(charged),
+        skipped,
+        [match.partition(" ")[0] for match in matches],
+        as_fields(parked),
     )
 
 
@@ -227,11 +255,12 @@ async def _in_pages(store: Store, command: tuple[str, ...]) -> Any:
     return answer
 
 
-async def _read_log(store: Store, log: str) -> dict[int, tuple[int, str]]:
-    entries: dict[int, tuple[int, str]] = {}
+async def _read_log(store: Store, log: str) -> dict[int, tuple[int, str, int]]:
+    entries: dict[int, tuple[int, str, int]] = {}
     async for id, fields in _walk(store, log):
         ledger, _, entry = id.partition("-")
-        entries[int(entry)] = (int(ledger), fields[1])
+        size = "".join(fields[5].split(" ")[3:4]).partition(":")[0] if len(fields) > 5 else ""
+        entries[int(entry)] = (int(ledger), fields[1], int(size) if size.isdecimal() else 0)
     return entries
 
 
@@ -244,6 +273,24 @@ async def _walk(store: Store, stream: str) -> AsyncIterator[tuple[str, list[str]
         if len(page) < _PAGE:
             return
         start = f"({page[-1][0]}"
+
+
+async def _read_retained(store: Store, stream: str, replays: str) -> list[tuple[int, int]]:
+    """Return the ranges that are written down and hold: those before what a later replay has begun with."""
+    begun = [(_numbers(id), int(first)) for id, _, first in (one.partition(":") for one in replays.split())]
+    found = []
+    async for id, (kind, text) in _walk(store, stream):
+        void = min((first for at, first in begun if at > _numbers(id)), default=None)
+        for word in text.split() if kind == "entries" else ():
+            first, _, last = word.partition("-")
+            bound = int(last or first) if void is None else min(int(last or first), void - 1)
+            found.append((int(first), bound))
+    return found
+
+
+def _numbers(id: str) -> tuple[int, int]:
+    ms, _, number = id.partition("-")
+    return int(ms), int(number)
 
 
 def _scores(flat: list[Any]) -> dict[str, float]:

@@ -12,8 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 
 from keylane.wire.ledgers import parse_ledgers
+from keylane_broker.engine.codec import retry_count
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.lanes import Lane, parse_beyond, parse_lane, parse_queued
+from keylane_broker.engine.settings import partition_fields
 from keylane_broker.engine.subscriptions import SubscriptionRecord, read_records
 from keylane_broker.inspect.snapshot import (
     PartitionSnapshot,
@@ -22,10 +24,11 @@ from keylane_broker.inspect.snapshot import (
     scan,
     take_snapshot,
 )
-from keylane_broker.store.keys import REMAINS, SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, topic_key
+from keylane_broker.store.keys import ALL_SUFFIXES, PLACE, REMAINS, TOPICS, PartitionKeys, topic_key
 
 _LOOKS = 3
 NUL = "\0"
+PARKED = 10**14 - 1  # the due of a lane that is parked
 
 
 async def check_topic(engine: Engine, topic: str, scanned: Scanned | None = None) -> list[str]:
@@ -128,13 +131,22 @@ async def _half_changed(engine: Engine, topic: str) -> list[str]:
     """Return what was changed in some partitions only: whoever did it has crashed in between."""
     about, names = await engine.describe_topic(topic), await engine.subscriptions(topic)
     all_keys = [PartitionKeys.of(topic, number) for number in range(about.partitions)]
-    journals = await engine.store.field_of_each([keys.meta for keys in all_keys], "journal")
     problems = []
-    if others := [number for number, kept in enumerate(journals) if kept not in (None, str(about.journal))]:
-        problems.append(
-            f"the journal of partitions {others} keeps another number of records than the topic says, "
-            f"{about.journal}: change it once more"
-        )
+    if left := await engine.purge_left(topic):
+        problems.append(f"a purge is not finished, of {left}: purge it once more")
+    for field in ("journal", "retain", "ttl_ms", "quota"):
+        wanted = partition_fields(about)[field]
+        there = await engine.store.field_of_each([keys.meta for keys in all_keys], field)
+        if others := [number for number, kept in enumerate(there) if kept not in (None, wanted)]:
+            what = {
+                "journal": "the journal",
+                "retain": "the retention",
+                "ttl_ms": "the TTL",
+                "quota": "the quota",
+            }[field]
+            problems.append(
+                f"{what} of partitions {others} is not what the topic says, {wanted!r}: change it once more"
+            )
     for name in names:
         paused = await engine.store.field_of_each(
             [keys.subscription(name).sub for keys in all_keys], "paused"
@@ -160,6 +172,11 @@ def _record_problems(
         )
     here = {found.name: found.settings.get("incarnation") for found in partition.subscriptions}
     for name, record in records.items():
+        if record.settings["mode"] == "multicast":  # only its consumers have places here
+            for place in [place for place in here if place.startswith(name + PLACE)]:
+                if here.pop(place) != str(record.incarnation):
+                    yield f"place {place} is of another subscription than its record says"
+            continue
         number = here.pop(name, None)
         if record.state == "ready" and number != str(record.incarnation):
             yield (
@@ -168,6 +185,17 @@ def _record_problems(
             )
     for name in here:
         yield f"subscription {name} has no record, and is owed messages forever: create it, and delete it"
+
+
+def _backlog_problems(partition: PartitionSnapshot) -> Iterator[str]:
+    """Yield where the bytes of the backlog are not what the log has; messages for later may come on top."""
+    if (counted_at := partition.meta.get("counted_at")) is None:
+        return
+    start = int(counted_at.rpartition("-")[2])
+    there = sum(size for entry, (_, _, size) in partition.log.items() if entry > start)
+    counted = int(partition.meta.get("backlog_bytes", 0))
+    if counted < there or (counted > there and not partition.delayed):
+        yield f"the bodies of its backlog have {there} bytes, and {counted} are counted: limit them anew"
 
 
 def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
@@ -183,16 +211,31 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
         yield f"delayed messages and their data differ: {[uid]}"
     if len(waiting) < len(partition.delayed):
         yield "delayed messages have a uid twice"
+    yield from _filter_problems(partition)
+    yield from _backlog_problems(partition)
+    for entry in sorted(partition.expiring - partition.log.keys()):
+        yield f"entry {entry} is to expire and not in the log"
+    for entry in sorted(partition.priority - partition.log.keys()):
+        yield f"entry {entry} has a priority and is not in the log"
+    if partition.priority and "priorities" not in partition.meta:
+        yield "messages have a priority, and meta does not say so"
+    for entry in sorted(partition.overdue & partition.expiring):
+        yield f"entry {entry} is both to expire and overdue"
     owed: set[int] = set()
     for subscription in partition.subscriptions:
         for problem in _subscription_problems(partition, subscription):
             yield f"subscription {subscription.name}: {problem}"
         owed |= unsettled(subscription)
-        owed |= {entry for entry in partition.log if entry > subscription.cursor}
+        skipped = set(map(int, subscription.skipped))
+        owed |= {entry for entry in partition.log if entry > subscription.cursor} - skipped
+    held = {int(member.partition(" ")[0]) for member in partition.held}
+    owed |= held
     swept = partition.meta.get("sweep") == partition.meta.get("swept")
     if partition.meta["retain"] != "1" and swept:
         for entry in sorted(set(partition.log) - owed):
-            yield f"entry {entry} is in the log and owed to nobody"
+            if not any(first <= entry <= last for first, last in partition.retained):
+                kept = "" if partition.meta["retain"] == "0" else ", and never trimmed"
+                yield f"entry {entry} is in the log and owed to nobody{kept}"
 
 
 def _lease_problems(partition: PartitionSnapshot) -> Iterator[str]:
@@ -213,7 +256,7 @@ def _log_problems(partition: PartitionSnapshot) -> Iterator[str]:
     newest = partition.meta["ledgers"].rpartition(" ")[2]
     if partition.meta.get("ledger", "") != newest:
         yield f"the ledger in use is {partition.meta.get('ledger')}, and the newest of all is {newest}"
-    for entry, (ledger, _) in partition.log.items():
+    for entry, (ledger, *_) in partition.log.items():
         if entry > last:
             yield f"entry {entry} is in the log, but the last one given was {last}"
         right = next((name for first, name in reversed(starts) if entry >= first), None)
@@ -260,12 +303,25 @@ def unsettled(subscription: SubscriptionSnapshot) -> set[int]:
     }
     for lane in _lanes(subscription):
         entries.update(lane.entries)
-    return entries
+    return entries.union(map(int, subscription.matches))
+
+
+def _filter_problems(partition: PartitionSnapshot) -> Iterator[str]:
+    """Yield what is wrong with filters, and with what was found to match them."""
+    if bool(partition.filters) != (partition.meta.get("filters") == "1"):
+        yield f"meta says filters {partition.meta.get('filters')!r}, and these have one: {partition.filters}"
+    for name in sorted(partition.filters.keys() - {found.name for found in partition.subscriptions}):
+        yield f"there is a filter of subscription {name}, which does not exist"
+    for subscription in partition.subscriptions:
+        if subscription.matches and subscription.name not in partition.filters:
+            yield f"subscription {subscription.name} has matches and no filter"
 
 
 def _subscription_problems(partition: PartitionSnapshot, subscription: SubscriptionSnapshot) -> Iterator[str]:
     mode = subscription.settings.get("mode")
     lanes = _lanes(subscription)
+    if PLACE in subscription.name and not subscription.consumers:
+        yield "it is a consumer's place, and there is no session"
     last = int(partition.meta["last"])
     if subscription.cursor > last:
         yield f"its cursor {subscription.cursor} is beyond the last entry {last}"
@@ -276,7 +332,7 @@ def _subscription_problems(partition: PartitionSnapshot, subscription: Subscript
     yield from _lost_problems(partition, subscription)
 
     queued = _queued(subscription)
-    holders: dict[int, str] = {}
+    holders = dict.fromkeys(map(int, subscription.matches), "matches")
     for lane in lanes:
         for problem in _lane_problems(partition, subscription, lane, queued.get(lane.name, [])):
             yield f"lane {lane.name!r}: {problem}"
@@ -290,11 +346,25 @@ def _subscription_problems(partition: PartitionSnapshot, subscription: Subscript
         yield f"lane {name!r} has messages waiting and no record"
     for name in sorted(_beyond(subscription).keys() - subscription.lanes.keys()):
         yield f"lane {name!r} has messages leased beyond its record, and no record"
+    yield from _parked_problems(subscription, lanes, queued)
     for text, count in subscription.retries.items():
-        if int(text) not in holders:
+        if holders.get(int(text), "matches") == "matches":
             yield f"entry {text} has a retry count and is not unsettled"
-        if int(count) < 1:
+        if retry_count(count) < 1:
             yield f"entry {text} has the retry count {count}"
+
+
+def _parked_problems(
+    subscription: SubscriptionSnapshot, lanes: list[Lane], queued: dict[str, list[int]]
+) -> Iterator[str]:
+    stopped = {lane.name: lane for lane in lanes if lane.due == PARKED}
+    for name in sorted(stopped.keys() ^ subscription.parked.keys()):
+        state = "parked and not listed" if name in stopped else "listed as parked and is not"
+        yield f"lane {name!r} is {state}"
+    for name in stopped.keys() & subscription.parked.keys():
+        entry = subscription.parked[name].partition(" ")[0]
+        if int(entry) not in (*stopped[name].entries, *queued.get(name, [])):
+            yield f"lane {name!r} is parked at {entry}, which does not wait in it"
 
 
 def _belongs(lane: Lane, mode: str | None) -> bool:
@@ -339,6 +409,9 @@ def _lost_problems(partition: PartitionSnapshot, subscription: SubscriptionSnaps
     owed |= set(range(dense_from + 1, last + 1))
     for entry in sorted(owed - partition.log.keys()):
         yield f"entry {entry} is owed and not in the log"
+    for entry in map(int, subscription.skipped):
+        if not subscription.cursor < entry <= dense_from:
+            yield f"entry {entry} is skipped, which is none after the cursor and up to {dense_from}"
     for entry in sorted(unsettled(subscription)):
         if entry > subscription.cursor:
             yield f"entry {entry} is leased or waiting beyond the cursor {subscription.cursor}"
@@ -377,9 +450,21 @@ def _lane_problems(
 
 def _expected_keys(partition: PartitionSnapshot) -> set[str]:
     keys = PartitionKeys.of(partition.topic, partition.partition)
-    expected = {*keys, keys.delayed, keys.delayed_data, keys.bodies}
+    expected = {
+        *keys,
+        keys.delayed,
+        keys.delayed_data,
+        keys.bodies,
+        keys.retained,
+        keys.filters,
+        keys.expiring,
+        keys.overdue,
+        keys.expired,
+        keys.priority,
+    }
+    expected |= {keys.dead, keys.outbox, keys.held, keys.received}
     for subscription in partition.subscriptions:
         prefix = keys.subscription_prefix + subscription.name
-        expected |= {prefix + suffix for suffix in SUBSCRIPTION_SUFFIXES}
+        expected |= {prefix + suffix for suffix in ALL_SUFFIXES}
         expected |= {keys.subscription(subscription.name).leases(name) for name in subscription.leases}
     return expected

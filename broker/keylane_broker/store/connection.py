@@ -7,10 +7,11 @@ commands are packed and replies parsed by hiredis, and nothing stands between.
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
 from redis.exceptions import (
@@ -26,6 +27,9 @@ from redis.exceptions import (
 from keylane.errors import InvalidArgument, Unavailable
 from keylane.redis.connection import pack, take_socket
 from keylane.redis.errors import error_of, named
+from keylane_broker.store.server_info import life_of
+
+log = logging.getLogger("keylane.broker")
 
 
 @contextlib.contextmanager
@@ -45,8 +49,50 @@ def named_errors() -> Iterator[None]:
         raise ours from error
 
 
+def named_error(error: Exception) -> Exception:
+    """Return the error of ours that trouble of Redis stands for, or the same."""
+    try:
+        with named_errors():
+            raise error
+    except Exception as ours:
+        return ours
+
+
+OnAnswer = Callable[[Any], None]  # hears an answer, or an exception
+
+
+def _packed(command: Sequence[str | bytes | int]) -> bytes:
+    try:
+        packed: bytes = pack(command)
+        return packed
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"an argument of {command[0]!r} cannot be sent to Redis: {error}") from error
+
+
+def _answer(waiter: "asyncio.Future[Any] | OnAnswer", reply: Any) -> None:
+    """Hand a reply to whoever waits for it."""
+    if not isinstance(waiter, asyncio.Future):
+        try:
+            waiter(reply)
+        except Exception:
+            log.exception("a bug while an answer of Redis was taken in")
+    elif waiter.done():  # its caller has given up
+        return
+    elif isinstance(reply, Exception):
+        waiter.set_exception(reply)
+    else:
+        waiter.set_result(reply)
+
+
 class Displaced(ConnectionError):
     """A new connection leads to another server than the one before."""
+
+
+class Address(NamedTuple):
+    """A server, by its name and by what knows how to connect to it: a pool or node of redis-py."""
+
+    name: str
+    source: Any
 
 
 class SharedConnection(asyncio.Protocol):
@@ -55,16 +101,18 @@ class SharedConnection(asyncio.Protocol):
     A server that owes answers and sends none for `patience` seconds counts as gone.
     """
 
-    def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
+    def __init__(self, server: Address, writer: asyncio.StreamWriter, patience: float) -> None:
+        self.server = server
         self.patience = patience
         self.on_lost: Callable[[], None] | None = None  # hears of its end before those who wait for answers
+        self.life = ""  # of the server, when the connection was opened
         self.fsync: str | None = None  # how the server confirms fsync, once somebody has asked
         self.replicas = (0, 0.0)  # how many follow the server, and until when that is good to know
         self._writer = writer  # kept since it closes the transport when it goes
         self._transport: asyncio.Transport | None = writer.transport  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=error_of, encoding="utf-8")
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[asyncio.Future[Any] | OnAnswer] = deque()
         self._unread: list[bytes] | None = None  # what has come of an answer that is to be handed on as it is
         self._mark = b""  # and where it ends
         self.corked = False  # more commands are about to come: gather them
@@ -73,15 +121,16 @@ class SharedConnection(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, connection: Any, patience: float) -> "SharedConnection":
+    async def open(cls, server: Address, patience: float) -> "SharedConnection":
         """Let redis-py connect, then take its socket over."""
+        connection = server.source.connection_class(**server.source.connection_kwargs)
         try:
             _, writer = await take_socket(connection)
         except NoPermissionError:
             raise
         except ResponseError as error:  # what it begins with, such as SELECT, is refused
             raise ConnectionError(str(error)) from error
-        opened = cls(writer, patience)
+        opened = cls(server, writer, patience)
         writer.transport.set_protocol(opened)
         return opened
 
@@ -89,6 +138,12 @@ class SharedConnection(asyncio.Protocol):
     def peer(self) -> object:
         """The address of the server that it leads to."""
         return self._writer.get_extra_info("peername")
+
+    async def learn_life(self) -> str:
+        """Ask which life of the server this is; "" where it does not say."""
+        with contextlib.suppress(RedisError):  # managed servers may forbid INFO
+            return life_of(await self.call("INFO", "server", "replication"))
+        return ""
 
     @property
     def usable(self) -> bool:
@@ -100,17 +155,24 @@ class SharedConnection(asyncio.Protocol):
 
     def call(self, *command: str | bytes | int) -> "asyncio.Future[Any]":
         """Send a command; the future holds its answer."""
-        try:
-            packed = pack(command)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidArgument(
-                f"an argument of {command[0]!r} cannot be sent to Redis: {error}"
-            ) from error
+        packed = _packed(command)
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._transport is None:
             future.set_exception(ConnectionError("the connection is closed"))
             return future
-        self._waiting.append(future)
+        self._send(packed, future)
+        return future
+
+    def post(self, command: Sequence[str | bytes | int], on_answer: OnAnswer) -> None:
+        """Send a command on a usable connection; `on_answer` hears its answer, or the exception instead.
+
+        It costs a fraction of a future, and of the turn of the event loop that wakes whoever waits for one.
+        """
+        self._send(_packed(command), on_answer)
+
+    def _send(self, packed: bytes, waiter: "asyncio.Future[Any] | OnAnswer") -> None:
+        assert self._transport is not None
+        self._waiting.append(waiter)
         if self.corked or len(self._waiting) > 1:
             # With others of this turn of the event loop: a system call costs more than a command.
             if not self._unsent:
@@ -120,7 +182,6 @@ class SharedConnection(asyncio.Protocol):
             self._transport.write(packed)
         if self._watch is None:
             self._watch = self._loop.call_later(self.patience, self._look, self._answered)
-        return future
 
     async def read_raw(self, *command: str | bytes | int) -> bytes:
         """Run a command on a connection that has nothing else to do, and return its answer as it came.
@@ -168,14 +229,9 @@ class SharedConnection(asyncio.Protocol):
             return
         self._reader.feed(data)
         while self._transport is not None and (reply := self._reader.gets()) is not False:
-            future = self._waiting.popleft()
+            waiter = self._waiting.popleft()
             self._answered += 1
-            if future.done():  # its caller has given up
-                continue
-            if isinstance(reply, Exception):
-                future.set_exception(reply)
-            else:
-                future.set_result(reply)
+            _answer(waiter, reply)
 
     def _gather(self, parts: list[bytes], data: bytes) -> None:
         self._answered += 1
@@ -184,9 +240,7 @@ class SharedConnection(asyncio.Protocol):
             parts[:] = [b"".join(parts)]  # the mark may come in pieces
         refused = parts[0].startswith(b"-") and b"\r\n" in parts[0]  # perhaps the mark was, too
         if self._waiting and (refused or parts[-1].endswith(self._mark)):
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(b"".join(parts).removesuffix(self._mark))
+            _answer(self._waiting.popleft(), b"".join(parts).removesuffix(self._mark))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every call that was not answered."""
@@ -197,9 +251,7 @@ class SharedConnection(asyncio.Protocol):
             self._watch.cancel()
         error = ConnectionError(f"the connection to Redis was lost: {exc or 'closed by the server'}")
         while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(error)
+            _answer(self._waiting.popleft(), error)
 
     def _look(self, answered: int) -> None:
         """Give up on a server that has answered nothing since the last look."""

@@ -1,6 +1,7 @@
 """How safe a write is: memory, fsync, replicated, replicated:N; what waits for it and what was reached."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ReadOnlyError, ResponseError
@@ -62,7 +63,11 @@ async def wait_command(
 
 
 async def run_and_wait(
-    servers: Servers, key: str, command: tuple[Argument, ...], wait: tuple[Argument, ...]
+    servers: Servers,
+    key: str,
+    command: tuple[Argument, ...],
+    wait: tuple[Argument, ...],
+    leases: Sequence[str] = (),
 ) -> tuple[Any, Any]:
     """Run a command and one that waits for what it wrote; the second answer may be an exception.
 
@@ -70,7 +75,7 @@ async def run_and_wait(
     """
     if not servers.shared:
         return await servers.by_redis_py(*command), await servers.by_redis_py(*wait)
-    answer, waited = await servers.run_alone(key, [command, wait], int(wait[-1]) / 1_000)
+    answer, waited = await servers.run_alone(key, [command, wait], int(wait[-1]) / 1_000, leases)
     if isinstance(waited, ResponseError) and (
         shared := servers.connections.get(await servers.server_of(key))
     ):

@@ -12,7 +12,10 @@ WORKERS = "kl:workers"  # the workers, by their last heartbeat
 CONTROLLER = "kl:controller"  # the worker that places partitions
 OWNERS = "kl:owners"  # which worker is to own which partition
 REMAINS = "kl:remains"  # partitions of deleted topics whose bodies are not deleted yet
+TOKENS = "kl:tokens"  # who is let in
 EVENTS = "kl:events"  # a channel: hints to all workers that something has changed
+
+PLACE = "@"  # between a multicast subscription and its consumer in the name of the place that it has there
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -64,12 +67,23 @@ class SubscriptionKeys(NamedTuple):
     retries: str
     consumers: str
     charged: str
+    skipped: str
     journal: str
     bodies: str
+
+    @property
+    def matches(self) -> str:
+        """What a filtered subscription is owed up to its cursor, and has not been given."""
+        return self.sub + MATCHES
 
     def leases(self, consumer: str) -> str:
         """Return the key of what one consumer holds; lua/lib/holders.lua names these keys."""
         return f"{self.deadlines}:{consumer}"
+
+    @property
+    def parked(self) -> str:
+        """Why lanes are parked; lua/lib/poison.lua names this key."""
+        return self.sub + PARKED
 
 
 class PartitionKeys(NamedTuple):
@@ -106,6 +120,56 @@ class PartitionKeys(NamedTuple):
         return self.lease.removesuffix("lease") + "bodies"
 
     @property
+    def retained(self) -> str:
+        """What was settled and stays for a while, by when that was; lua/lib/retention.lua names it, too."""
+        return self.lease.removesuffix("lease") + "retained"
+
+    @property
+    def filters(self) -> str:
+        """The filters of subscriptions that have one, by subscription."""
+        return self.lease.removesuffix("lease") + "filters"
+
+    @property
+    def expiring(self) -> str:
+        """Which messages expire, by when; lua/lib/expiry.lua names it, too, as the next."""
+        return self.lease.removesuffix("lease") + "expiring"
+
+    @property
+    def overdue(self) -> str:
+        """Which have expired, and somebody may finish."""
+        return self.lease.removesuffix("lease") + "overdue"
+
+    @property
+    def priority(self) -> str:
+        """Which messages have a priority; lua/lib/priority.lua names it."""
+        return self.lease.removesuffix("lease") + "priority"
+
+    @property
+    def expired(self) -> str:
+        """What has expired of late; lua/lib/expiry.lua names it."""
+        return self.lease.removesuffix("lease") + "expired"
+
+    @property
+    def dead(self) -> str:
+        """Which messages have become dead letters, and are not on their way yet."""
+        return self.lease.removesuffix("lease") + "dead"
+
+    @property
+    def outbox(self) -> str:
+        """Messages that are on their way to other topics."""
+        return self.lease.removesuffix("lease") + "outbox"
+
+    @property
+    def held(self) -> str:
+        """Which entries dead letters hold, whose bodies they have."""
+        return self.lease.removesuffix("lease") + "held"
+
+    @property
+    def received(self) -> str:
+        """What was taken in last from each outbox."""
+        return self.lease.removesuffix("lease") + "received"
+
+    @property
     def subscription_prefix(self) -> str:
         """What the name of every subscription's key starts with."""
         return self.lease.removesuffix("lease") + "sub:"
@@ -124,7 +188,8 @@ partition_keys = lru_cache(maxsize=65_536)(PartitionKeys.of)
 @lru_cache(maxsize=65_536)
 def subscription_keys(topic: str, partition: int, subscription: str) -> SubscriptionKeys:
     """Return the keys of a subscription on one partition."""
-    check_name("subscription", subscription)
+    for part in subscription.split(PLACE, 1) if isinstance(subscription, str) else [subscription]:
+        check_name("subscription", part)
     return partition_keys(topic, partition).subscription(subscription)
 
 
@@ -134,6 +199,7 @@ def partition_of(key: str) -> tuple[str, int]:
     return topic, int(number)
 
 
+PARKED = ":parked"  # lists lanes that have stopped
 HOLDERS = ":deadlines"  # lists who holds leases; those of each are in a key of its own
 SUBSCRIPTION_SUFFIXES = (
     "",
@@ -146,4 +212,8 @@ SUBSCRIPTION_SUFFIXES = (
     ":retries",
     ":consumers",
     ":charged",
+    ":skipped",
 )
+WISHES = ":wishes"  # keys that were moved to a consumer
+MATCHES = ":matches"  # of a filtered subscription
+ALL_SUFFIXES = (*SUBSCRIPTION_SUFFIXES, MATCHES, PARKED, WISHES)

@@ -3,29 +3,22 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
 
-from keylane_broker.store.connection import Displaced, SharedConnection
+from keylane_broker.store.connection import Address, Displaced, SharedConnection
 from keylane_broker.store.single_flight import SingleFlight
 
 _LENT = 64  # connections per server for commands that wait; whoever wants one more waits for it
 _IDLE = 8  # connections per server that are kept for commands that wait
 
 
-class Address(NamedTuple):
-    """A server, by its name and by what knows how to connect to it: a pool or node of redis-py."""
-
-    name: str
-    source: Any
-
-
 class ConnectionPool:
-    """The connections to all servers: a shared one to each, and more for commands that wait."""
+    """The connections to all servers: a shared one to each, one for what is urgent, more for what waits."""
 
-    def __init__(self, patience: float, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, patience: float, on_lost: Callable[[SharedConnection], None]) -> None:
         self._patience = patience
-        self._on_lost = on_lost  # hears the name of a server whose shared connection has ended
+        self._on_lost = on_lost  # hears of a shared connection that has ended
         self._shared: dict[str, SharedConnection] = {}
+        self._prompt: dict[str, SharedConnection] = {}
         self._idle: dict[str, list[SharedConnection]] = {}
         self._lent: set[SharedConnection] = set()
         self._room: dict[str, asyncio.Semaphore] = {}
@@ -52,11 +45,40 @@ class ConnectionPool:
 
         async def attempt() -> SharedConnection:
             connection = self._shared[server.name] = await self._connect(server)
-            connection.on_lost = lambda: None if self._closed else self._on_lost(server.name)
+            connection.on_lost = lambda: self._end(server.name, connection)
             return connection
 
         connection: SharedConnection = await self._opening.join(server.name, attempt)
         return connection
+
+    async def prompt(self, server: Address) -> SharedConnection:
+        """Return a connection for calls that must not wait behind others, and whose answers are small."""
+
+        async def attempt() -> SharedConnection:
+            connection = self._prompt[server.name] = await self._connect_as_shared(server)
+            return connection
+
+        connection = self._prompt.get(server.name)
+        if connection is None or not connection.usable or self.get(server) is None:
+            connection = await self._opening.join(f"{server.name} prompt", attempt)
+        return connection
+
+    def urgent_beside(self, shared: SharedConnection) -> SharedConnection:
+        """Return the prompt connection to where a shared one leads, that one itself if there is none."""
+        [name] = [name for name, connection in self._shared.items() if connection is shared] or [""]
+        return self._prompt.get(name, shared)
+
+    def _end(self, name: str, connection: SharedConnection) -> None:
+        """A shared connection has ended, and those beside it: the next may lead to another server."""
+        if not self._closed:
+            self._close_beside(name)
+            self._on_lost(connection)
+
+    def _close_beside(self, name: str) -> None:
+        for unused in self._idle.pop(name, []):
+            unused.close()
+        if name in self._prompt:
+            self._prompt.pop(name).close("it led where the shared one led")
 
     @contextlib.asynccontextmanager
     async def lend(self, server: Address) -> AsyncIterator[SharedConnection]:
@@ -84,8 +106,7 @@ class ConnectionPool:
 
     def drop(self, server: Address, connection: SharedConnection | None) -> None:
         """Close a connection that led nowhere, and the idle ones: they lead there too."""
-        for unused in self._idle.pop(server.name, []):
-            unused.close()
+        self._close_beside(server.name)
         if connection is not None:
             connection.close()
             if self._shared.get(server.name) is connection:
@@ -97,27 +118,29 @@ class ConnectionPool:
         self._opening.cancel()
         for connection in (
             *self._shared.values(),
+            *self._prompt.values(),
             *self._lent,
             *(connection for idle in self._idle.values() for connection in idle),
         ):
             connection.close()
         self._shared.clear()
+        self._prompt.clear()
         self._idle.clear()
 
     async def _connect_as_shared(self, server: Address) -> SharedConnection:
         """Connect again to where the shared one leads: a new master needs leases that are taken anew."""
         shared = self.get(server) or await self.open(server)
         connection = await self._connect(server)
-        if self.get(server) is not shared or connection.peer != shared.peer:
+        same = connection.peer == shared.peer and connection.life == shared.life
+        if self.get(server) is not shared or not same:
             connection.close()
             shared.close("another server has taken its place")
             raise Displaced("another server has taken its place")
         return connection
 
     async def _connect(self, server: Address) -> SharedConnection:
-        connection = await SharedConnection.open(
-            server.source.connection_class(**server.source.connection_kwargs), self._patience
-        )
+        connection = await SharedConnection.open(server, self._patience)
+        connection.life = await connection.learn_life()
         if self._closed:
             connection.close()
         return connection

@@ -13,8 +13,10 @@ _NEED_MEMORY = {
     "partition/publish",
     "partition/delay",
     "subscription/create",
+    "subscription/turn",
 }
 
+# The scripts for the ordinary case are not measured: it would be a tenth of what they take.
 # Inside a script Redis's TIME stands still; what moves is the CPU time of the server, of which a script is
 # all but alone the user. Redis before 7.4 does not let scripts read it: there each call counts the same.
 # The keys and facts of lib/subscription stand outside of main(): functions capture them faster from there.

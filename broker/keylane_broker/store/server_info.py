@@ -11,6 +11,12 @@ def facts_of(info: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+):([^\r\n]*)", info, re.MULTILINE))
 
 
+def life_of(info: str) -> str:
+    """Return what lasts while a server runs and is not promoted: afterwards it may lack writes."""
+    facts = facts_of(info)
+    return " ".join(facts.get(name, "") for name in ("run_id", "master_replid2", "second_repl_offset"))
+
+
 def replicas_online(info: str) -> int:
     """Return how many replicas follow a server, by what it says of replication."""
     return len(re.findall(r"^slave\d+:.*\bstate=online\b", info, re.MULTILINE))

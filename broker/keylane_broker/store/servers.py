@@ -2,32 +2,39 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from random import choice
 from typing import Any, NamedTuple
 
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import (
     AskError,
+    ClusterError,
     ConnectionError,
     MasterDownError,
     MovedError,
     ReadOnlyError,
     RedisClusterException,
     ResponseError,
+    SlotNotCoveredError,
     TryAgainError,
 )
 
 from keylane.errors import BrokerError
 from keylane.redis.errors import LOST
 from keylane.redis.urls import close_client
-from keylane_broker.store.connection import SharedConnection, named_errors
-from keylane_broker.store.pool import Address, ConnectionPool
+from keylane_broker.counters import Counters
+from keylane_broker.store.connection import Address, Displaced, SharedConnection, named_errors
+from keylane_broker.store.lease_homes import LeaseHomes
+from keylane_broker.store.pool import ConnectionPool
 from keylane_broker.store.single_flight import SingleFlight
 
 Argument = str | bytes | int
 
 _AT_ONCE = 16  # calls through redis-py, each on a connection of its own: its pool refuses more than it has
+_REDIRECTS = 16  # that are followed in a row
+_PAUSE = 0.05  # seconds until a slot of which half has moved is asked for again
 
 
 class Master(NamedTuple):
@@ -53,19 +60,24 @@ class Servers:
         another: Callable[[], Any] | None = None,
     ) -> None:
         self.redis: Any = redis  # redis-py's clients share no type, and half of them has none
+        self.clustered = isinstance(redis, RedisCluster)  # looked at once: it takes a microsecond
         self.shared = shared
         self._patience = patience
         self._another = another
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stay: asyncio.Task[None] | None = None
         self._permits = asyncio.Semaphore(_AT_ONCE)
-        # Hears which keys may have lost their newest writes: a new master may not have got them.
-        self.on_lost: Callable[[Callable[[str], bool]], None] | None = None
-        self.connections = ConnectionPool(patience, self._lost_server)
+        # Hears which leases are good no more: a new master may not have got the newest writes.
+        self.on_lost: Callable[[Collection[str]], None] = lambda leases: None
+        self.counters = Counters()
+        self.homes = self._no_homes()
+        self.connections = ConnectionPool(patience, self.homes.lose_all_of)
         self.lost: set[str] = set()  # nodes of the cluster to look for again
         self._searching = SingleFlight()
+        self._learning = asyncio.Lock()
         # redis-py's own shape of an entry costs more than reading it.
-        redis.set_response_callback("XRANGE", _as_it_is)
+        for command in ("XRANGE", "XREVRANGE"):
+            redis.set_response_callback(command, _as_it_is)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -83,11 +95,6 @@ class Servers:
     def flush(self) -> None:
         """Send what was gathered, in one go for each server."""
         self.connections.flush()
-
-    @property
-    def clustered(self) -> bool:
-        """Whether it is a Redis Cluster."""
-        return isinstance(self.redis, RedisCluster)
 
     async def masters(self) -> dict[str, Master | BrokerError]:
         """Describe every server that takes writes, by its address; raises only if none answers."""
@@ -122,7 +129,7 @@ class Servers:
     async def all_servers(self) -> list[Address]:
         """Return all that take writes: one, or on a cluster the masters."""
         self.begin()
-        if not isinstance(self.redis, RedisCluster):
+        if not self.clustered:
             return [Address("", self.redis.connection_pool)]
         cluster: Any = self.redis
         if not cluster.nodes_manager.slots_cache:
@@ -136,56 +143,132 @@ class Servers:
     async def server_of(self, key: str) -> Address:
         """Return the server that holds a key."""
         self.begin()
-        if not isinstance(self.redis, RedisCluster):
-            return Address("", self.redis.connection_pool)
-        cluster: Any = self.redis
-        if not cluster.nodes_manager.slots_cache or cluster.get_node_from_key(key).name in self.lost:
+        server = self._known_server(key)
+        if server is None or (self.clustered and server.name in self.lost):
             await self._searching.join("nodes", self._search)
-        node = cluster.get_node_from_key(key)
+            server = self._known_server(key)
+        if server is None:
+            raise SlotNotCoveredError("no server of the cluster has the slot")
+        return server
+
+    def _known_server(self, key: str) -> Address | None:
+        """Return the server that holds a key, as far as is known."""
+        if not self.clustered:
+            return Address("", self.redis.connection_pool)
+        try:
+            node = self.redis.get_node_from_key(key)
+        except SlotNotCoveredError:
+            return None
         return Address(node.name, node)
 
-    async def execute(self, key: str, *command: Argument, leased: bool = False) -> Any:
-        """Run a command on the server that holds a key; `leased`: only if that is still the same one."""
+    def route(self, key: str) -> SharedConnection | None:
+        """Return the connection over which a lease was taken, if it is open and good there right now."""
+        home = self.homes.home_of(key) if self.shared else None
+        if home is None or not home.usable:
+            return None
+        if self.clustered:  # it may be known since that another server has the slot
+            server = self._known_server(key)
+            if server is None or server.name in self.lost or self.connections.get(server) is not home:
+                return None
+        return home
+
+    async def execute(
+        self,
+        key: str,
+        *command: Argument,
+        leases: Sequence[str] = (),
+        takes: str | None = None,
+        urgent: bool = False,
+    ) -> Any:
+        """Run a command on the server that holds a key, wherever its slot has gone.
+
+        With `leases` only on the server where these were taken, else it raises Displaced, and nothing was
+        done; what `takes` a lease says OK if it has. What is `urgent` waits for no other answers.
+        """
         if not self.shared:
             return await self.by_redis_py(*command)
-        server = await self.server_of(key)
-        try:
-            return await self.send(server, *command)
-        except (MovedError, AskError, TryAgainError) as error:
-            if isinstance(error, MovedError) and self.on_lost is not None:
-                tag = key.partition("}")[0]
-                self.on_lost(lambda other: other.partition("}")[0] == tag)
-                if leased:  # if the master has failed, the lease must be taken anew
-                    await self.by_redis_py("EXISTS", key)  # lets redis-py learn the new map
-                    raise
-            # The slot is on the move: redis-py follows it and learns the new map on the way.
-            return await self.by_redis_py(*command)
+        for _ in range(_REDIRECTS):
+            server = await self.server_of(key)
+            try:
+                return await self.send(server, *command, leases=leases, takes=takes, urgent=urgent)
+            except MovedError as error:
+                await self._follow(key, error)
+            except AskError as error:  # the keys have gone with all that was written
+                with contextlib.suppress(TryAgainError):
+                    answer = await self._ask(error, command)
+                    self._settle(takes, answer, self.connections.get(server))
+                    return answer
+                await asyncio.sleep(_PAUSE)
+            except TryAgainError:
+                await asyncio.sleep(_PAUSE)
+        raise ClusterError("the slot is on the move")
+
+    async def _ask(self, error: AskError, command: tuple[Argument, ...]) -> Any:
+        """Run a command where keys of a slot have gone which the server that has it is about to give away."""
+        cluster: Any = self.redis
+        if cluster.get_node(error.host, error.port) is None:
+            await self._searching.join("nodes", self._search)
+        if (node := cluster.get_node(error.host, error.port)) is None:
+            raise error
+        server = Address(node.name, node)
+        connection = self.connections.get(server) or await self.connections.open(server)
+        _, answer = await asyncio.gather(connection.call("ASKING"), connection.call(*command))
+        return answer
+
+    async def _follow(self, key: str, error: MovedError) -> None:
+        """Let redis-py learn where a key is; if a master has failed, all that it had is there."""
+        async with self._learning:
+            server = self._known_server(key)
+            if server is None or server.name != f"{error.host}:{error.port}":
+                await self.by_redis_py("EXISTS", key)
+        self.homes.lose_displaced()
 
     async def by_redis_py(self, *command: Argument) -> Any:
         """Run a command the way redis-py does, when one of its connections is free."""
         self.begin()
         cluster: Any = self.redis
-        if isinstance(cluster, RedisCluster) and not cluster.nodes_manager.slots_cache:
+        if self.clustered and not cluster.nodes_manager.slots_cache:
             # Else it asks any node, and closes all when sent on.
             await self._searching.join("nodes", self._search)
         async with self._permits:
             return await self.redis.execute_command(*command)
 
-    async def send(self, server: Address, *command: Argument) -> Any:
-        """Run a command on a server, over the shared connection."""
+    async def send(
+        self,
+        server: Address,
+        *command: Argument,
+        leases: Sequence[str] = (),
+        takes: str | None = None,
+        urgent: bool = False,
+    ) -> Any:
+        """Run a command on a server, over the shared connection; `leases` and the rest as in execute()."""
         connection = self.connections.get(server)
         try:
             if connection is None:
                 connection = await self.connections.open(server)
-            return await connection.call(*command)
+            way = await self.connections.prompt(server) if urgent else connection
+            self.homes.check(leases, connection)
+            answer = await way.call(*command)
+        except Displaced:
+            raise
         except LOST as error:
             self.lose(server, connection, error)
             raise
+        self._settle(takes, answer, connection)
+        return answer
+
+    def _settle(self, takes: str | None, answer: Any, connection: SharedConnection | None) -> None:
+        if takes is not None and connection is not None and answer[0] == "OK":
+            self.homes.settle(takes, connection)
 
     async def run_alone(
-        self, key: str, commands: Sequence[tuple[Argument, ...]], wait: float = 0.0
+        self,
+        key: str,
+        commands: Sequence[tuple[Argument, ...]],
+        wait: float = 0.0,
+        leases: Sequence[str] = (),
     ) -> list[Any]:
-        """Run commands back to back on a connection that has nothing else to do.
+        """Run commands back to back on a connection that has nothing else to do; `leases` as in execute().
 
         The last answer may be an exception, unless the server may have died, and what it stored with it.
         """
@@ -194,6 +277,7 @@ class Servers:
         try:
             async with self.connections.lend(server) as connection:
                 connection.patience = self._patience + wait
+                self.homes.check(leases, self.connections.get(server))
                 calls = [connection.call(*command) for command in commands]
                 answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
             for answer in answers[:-1]:
@@ -201,10 +285,8 @@ class Servers:
                     raise answer
             if isinstance(answers[-1], ConnectionError):
                 raise answers[-1]
-        except MovedError:
-            if self.on_lost is not None:
-                self.on_lost(lambda other: other.partition("}")[0] == key.partition("}")[0])
-            await self.by_redis_py("EXISTS", key)  # lets redis-py learn the new map
+        except MovedError as error:
+            await self._follow(key, error)
             raise
         except LOST as error:
             self.lose(server, connection, error)
@@ -231,19 +313,23 @@ class Servers:
         if isinstance(error, (ReadOnlyError, MasterDownError)):
             self.connections.drop(server, self.connections.get(server))  # it was lent another one
 
-    def _lost_server(self, name: str) -> None:
-        if self.on_lost is not None:
-            cluster: Any = self.redis
-            if isinstance(cluster, RedisCluster):
-                self.on_lost(lambda key: getattr(cluster.get_node_from_key(key), "name", name) == name)
-            else:
-                self.on_lost(lambda key: True)
+    def _connection_lost(self, homes: LeaseHomes, connection: SharedConnection) -> None:
+        self.counters.redis_reconnects += 1
+        homes.lose_all_of(connection)
+
+    def _no_homes(self) -> LeaseHomes:
+        def way_to(key: str) -> SharedConnection | None:
+            server = self._known_server(key)
+            return None if server is None else self.connections.get(server)
+
+        return LeaseHomes(way_to, lambda leases: self.on_lost(leases))
 
     async def _search(self) -> None:
         """Ask the cluster who serves which slots."""
         nodes = self.redis.nodes_manager
         await (nodes if nodes.slots_cache else self.redis).initialize()
         self.lost.clear()
+        self.homes.lose_displaced()
 
     async def describe_server(self, server: Address) -> Master:
         """Ask a server about itself."""
@@ -265,9 +351,11 @@ class Servers:
         if loop is not self._loop and self._loop is not None and self._another is not None:
             self.connections.close()
             self.redis = self._another()
-            self.redis.set_response_callback("XRANGE", _as_it_is)
-        self._loop, self.lost = loop, set()
-        self.connections, self._searching = ConnectionPool(self._patience, self._lost_server), SingleFlight()
+            for command in ("XRANGE", "XREVRANGE"):
+                self.redis.set_response_callback(command, _as_it_is)
+        self._loop, self.lost, self.homes, self._learning = loop, set(), self._no_homes(), asyncio.Lock()
+        self.connections = ConnectionPool(self._patience, partial(self._connection_lost, self.homes))
+        self._searching = SingleFlight()
         self._stay = loop.create_task(_stay(self.redis, self.connections, self._searching))
 
 

@@ -8,21 +8,28 @@ from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, NoScriptError, TryAgainError
+from redis.exceptions import AskError, MovedError, NoScriptError, OutOfMemoryError, TryAgainError
 
 from keylane.errors import BrokerError, InvalidArgument, Unavailable
+from keylane.redis.errors import LOST
 from keylane.redis.urls import open_client
 from keylane.wire import lines
 from keylane_broker.store import durability, events
-from keylane_broker.store.connection import named_errors
+from keylane_broker.store.connection import OnAnswer, SharedConnection, named_error, named_errors
 from keylane_broker.store.scripts import Scripts
 from keylane_broker.store.servers import Argument, Servers
 
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
+# What a server answers that has not done what it was asked.
+_NOT_DONE = (NoScriptError, MovedError, AskError, TryAgainError, OutOfMemoryError)
+_ORDINARY_US = 50  # that a script takes which is not measured
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
 _CONNECT = 5.0  # seconds for each step of connecting
-_WITHOUT_LEASE = {"partition/acquire_lease", "partition/delete"}  # that need none, though they name it first
+_ACQUIRE = "partition/acquire_lease"
+_WITHOUT_LEASE = {_ACQUIRE, "partition/delete"}  # that need none, though they name it first
+
+_BULK = {"partition/renew_leases", "partition/release_leases"}  # whose keys are leases, all of them
 
 
 class Store(Servers):
@@ -60,20 +67,48 @@ class Store(Servers):
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """Run one script, loading it where the server does not know it yet."""
         text, sha, measured = self.scripts[script]
-        # Under a lease: its key comes first, and then what the caller holds of it, an operator nothing.
-        leased = keys[0].endswith(":lease") and bool(arguments[0]) and script not in _WITHOUT_LEASE
+        how: dict[str, Any] = {
+            "leases": leases_of(script, keys, arguments),
+            "takes": keys[0] if script == _ACQUIRE else None,
+            "urgent": script in _BULK,
+        }
+        began = self.counters.now()
         with named_errors():
             try:
-                answer = await self.execute(
-                    keys[0], "EVALSHA", sha, len(keys), *keys, *arguments, leased=leased
-                )
+                answer = await self.execute(keys[0], "EVALSHA", sha, len(keys), *keys, *arguments, **how)
             except NoScriptError:
-                answer = await self.execute(
-                    keys[0], "EVAL", text, len(keys), *keys, *arguments, leased=leased
-                )
+                answer = await self.execute(keys[0], "EVAL", text, len(keys), *keys, *arguments, **how)
+        self.counters.script_ran(script, began)
         if measured:
             self._spent[keys[0]] += answer.pop()
         return answer  # type: ignore[no-any-return]
+
+    def post(self, connection: SharedConnection, call: Call, on_answer: OnAnswer) -> None:
+        """Run a script under a lease, where route() says, in this turn of the event loop; wait for nothing.
+
+        `on_answer` hears what it answers; None where it was not carried out, so that the call can be made
+        in another way; or an error.
+        """
+        script, keys, arguments = call
+        text, sha, measured = self.scripts[script]
+        began = self.counters.now()
+
+        def answered(answer: Any) -> None:
+            if not isinstance(answer, Exception):
+                self.counters.script_ran(script, began)
+                self._spent[keys[0]] += answer.pop() if measured else _ORDINARY_US
+                on_answer(answer)
+            elif isinstance(answer, _NOT_DONE):
+                if isinstance(answer, NoScriptError) and connection.usable:
+                    # For the next time: made again now it would be behind what was sent after it.
+                    connection.post(("SCRIPT", "LOAD", text), _ignore)
+                on_answer(None)
+            else:
+                if isinstance(answer, LOST):
+                    self.lose(connection.server, connection, answer)
+                on_answer(named_error(answer))
+
+        connection.post(("EVALSHA", sha, len(keys), *keys, *arguments), answered)
 
     async def run_all(self, calls: Sequence[Call]) -> list[list[Any]]:
         """Run many scripts at once; each server gets its share in one go."""
@@ -104,17 +139,18 @@ class Store(Servers):
         if level == "memory":
             return await self.run(script, keys, *arguments)
         text, sha, measured = self.scripts[script]
+        leases = leases_of(script, keys, arguments)
         with named_errors():
             wait = await durability.wait_command(self, level, timeout_ms, keys[0])
             if wait is None:
                 return await self.run(script, keys, *arguments)
             try:
                 answer, reached = await durability.run_and_wait(
-                    self, keys[0], ("EVALSHA", sha, len(keys), *keys, *arguments), wait
+                    self, keys[0], ("EVALSHA", sha, len(keys), *keys, *arguments), wait, leases
                 )
             except NoScriptError:
                 answer, reached = await durability.run_and_wait(
-                    self, keys[0], ("EVAL", text, len(keys), *keys, *arguments), wait
+                    self, keys[0], ("EVAL", text, len(keys), *keys, *arguments), wait, leases
                 )
         if measured:
             self._spent[keys[0]] += answer.pop()
@@ -130,9 +166,8 @@ class Store(Servers):
     def groups(self, keys: Sequence[str], limit: int) -> list[list[int]]:
         """Return the places of keys that one script may take together: on a cluster those of a slot."""
         by_slot: dict[int, list[int]] = defaultdict(list)
-        clustered = isinstance(self.redis, RedisCluster)
         for index, key in enumerate(keys):
-            by_slot[key_slot(key.encode()) if clustered else 0].append(index)
+            by_slot[key_slot(key.encode()) if self.clustered else 0].append(index)
         return [places[at : at + limit] for places in by_slot.values() for at in range(0, len(places), limit)]
 
     def take_spent(self) -> dict[str, int]:
@@ -217,6 +252,20 @@ class Store(Servers):
     def listen(self, channel: str, on_message: Callable[[str], None]) -> Coroutine[Any, Any, None]:
         """Pass on what is published on a channel until cancelled; "" whenever some may have been missed."""
         return events.listen(self, channel, on_message)
+
+
+def leases_of(script: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Sequence[str]:
+    """Return the keys of the leases under which a script runs: they come first, then what is held of them.
+
+    An operator holds none.
+    """
+    if not keys[0].endswith(":lease") or not arguments[0] or script in _WITHOUT_LEASE:
+        return ()
+    return keys if script in _BULK else keys[:1]
+
+
+def _ignore(answer: Any) -> None:
+    """Take no notice of an answer."""
 
 
 async def _together(*calls: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from keylane_broker.ports import check_free, choose_ports
 from keylane_broker.supervise.embedded_server import Server
 from keylane_broker.supervise.restarts import Restarter
 from keylane_broker.supervise.worker_process import SupervisorError, WorkerProcess
+from keylane_broker.tls import server_context
 
 __all__ = ["Running", "SupervisorError", "supervise"]
 
@@ -47,9 +48,14 @@ class Running:
         return [worker.address for worker in self.workers]
 
     @property
+    def http_url(self) -> str:
+        """Where the first worker serves HTTP, "" where none does."""
+        return self.workers[0].http_url
+
+    @property
     def url(self) -> str:
         """What to give to a client."""
-        return f"keylane://{','.join(self.addresses)}"
+        return f"keylane{'s' if self.settings.tls_cert else ''}://{','.join(self.addresses)}"
 
     def restart(self) -> None:
         """Replace one worker after the other; asked for again meanwhile, do it once more after that."""
@@ -73,14 +79,19 @@ class Running:
 @contextlib.asynccontextmanager
 async def supervise(settings: Settings) -> AsyncIterator[Running]:
     """Start a broker, keep it running inside the block, stop it after."""
-    ports = choose_ports(settings.port, settings.workers)
+    ports, http_ports = ports_of(settings)
     # What all of the workers would find out is said once, before anything runs.
     check_free(settings.host, ports)
+    if settings.http_port:
+        check_free(settings.host, http_ports, "--http-port")
+    server_context(settings)
     if settings.redis:
         await require_fit(settings.redis)
     async with _embedded_server(settings) as server:
         redis_url = server.url if server else settings.redis
-        workers = _workers(settings, ports, redis_url, embedded=server is not None)
+        workers = _workers(
+            settings, list(zip(ports, http_ports, strict=True)), redis_url, embedded=server is not None
+        )
         broker = Running(settings, redis_url, server, workers)
         restarters = [Restarter(worker.id, worker.wait, worker.start) for worker in workers]
         try:
@@ -100,15 +111,26 @@ async def supervise(settings: Settings) -> AsyncIterator[Running]:
                 await _stop(workers, hand_over=server is None)
 
 
-def _workers(settings: Settings, ports: list[int], redis_url: str, *, embedded: bool) -> list[WorkerProcess]:
-    """Return one for each port; its port and name stay however often it is started again."""
+def ports_of(settings: Settings) -> tuple[list[int], list[int]]:
+    """Return the port and the HTTP port of each worker; where ports are to be free ones, so are those."""
+    ports = choose_ports(settings.port, settings.workers)
+    if not settings.http_port:
+        return ports, [0] * len(ports)
+    first = settings.http_port if settings.port else 0
+    return ports, choose_ports(first, settings.workers, ports)
+
+
+def _workers(
+    settings: Settings, ports: list[tuple[int, int]], redis_url: str, *, embedded: bool
+) -> list[WorkerProcess]:
+    """Return one for each pair of ports; these and its name stay however often it is started again."""
     # Nobody else uses an embedded server, so these names can be the same for ever: after a crash the
     # partitions that a worker holds are its own at once.
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0])
     prefix = "worker" if embedded else f"{host or 'worker'}-{token_hex(3)}"
     return [
-        WorkerProcess(settings.of_worker(number, port), redis_url, f"{prefix}-{number}")
-        for number, port in enumerate(ports)
+        WorkerProcess(settings.of_worker(number, *pair), redis_url, f"{prefix}-{number}")
+        for number, pair in enumerate(ports)
     ]
 
 

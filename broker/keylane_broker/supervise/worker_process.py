@@ -40,6 +40,14 @@ class WorkerProcess:
         self._told = False  # to stop: a second signal could hit it when it does not listen any more
 
     @property
+    def http_url(self) -> str:
+        """Where it serves HTTP, "" where it does not."""
+        settings = self._settings
+        host = self.address.rpartition(":")[0]
+        scheme = "https" if settings.tls_cert else "http"
+        return f"{scheme}://{host}:{settings.http_port}" if settings.http_port and host else ""
+
+    @property
     def pid(self) -> int:
         """The process id of the worker that runs now."""
         assert self._process is not None
@@ -64,7 +72,7 @@ class WorkerProcess:
     async def _open(self) -> Process:
         try:
             return await anyio.open_process(
-                [sys.executable, "-P", "-m", "keylane_broker.worker"],
+                [sys.executable, "-P", "-m", "keylane_broker.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None,

@@ -23,6 +23,7 @@ from keylane_broker.engine.bodies import (
     read_body_records,
     remove_body_records,
 )
+from keylane_broker.engine.held_bodies import let_go
 from keylane_broker.engine.values import Place
 from keylane_broker.logs import FailureLog
 from keylane_broker.store.store import Store
@@ -48,6 +49,9 @@ class DeletingClient(Protocol):
     @property
     def alive(self) -> bool:
         """Whether anything that is sent can still arrive."""
+
+    def may_use(self, topic: str) -> bool:
+        """Whether the client may have to do with a topic."""
 
     def uses(self, topic: str) -> bool:
         """Whether the client has to do with a topic."""
@@ -114,7 +118,7 @@ class BodyDeletion:
     def recorded(self, connection: DeletingClient, place: Place, record: str, names: list[str]) -> None:
         """A client has settled messages: their bodies are to be deleted by it, or by us."""
         mine = ADVERTISED if self.store is None else OWN
-        if connection.store == mine and names:
+        if connection.store == mine and names and not any(name[:1] == "@" for name in names):
             self._hand(connection, place, record, names)
         else:
             self.wake(*place)
@@ -199,10 +203,15 @@ class BodyDeletion:
         more = []
         for place, records in zip(places, await read_body_records(self._keys, places, _RECORDS), strict=True):
             for record in records:
+                if any(name[:1] == "@" for name in record.names):  # of dead letters: where are they?
+                    at_home = await let_go(self._keys, place[0], record.names, self.wake)
+                else:
+                    at_home = {place[0]: record.names}
                 if self.store is not None:
-                    doomed.setdefault(place[0], []).extend(record.names)
-                if record.names and (record.own or self.store is None):
-                    self._offer(place, record)
+                    for topic, names in at_home.items():
+                        doomed.setdefault(topic, []).extend(names)
+                if any(at_home.values()) and (record.own or self.store is None):
+                    self._offer(place, record._replace(names=_names_in(place[0], at_home)))
                 else:
                     done.setdefault(place, []).append(record.id)
             if len(records) == _RECORDS and place in done:
@@ -230,6 +239,7 @@ class BodyDeletion:
             for connection in self._connections
             if connection.alive
             and connection.store == store
+            and connection.may_use(place[0])
             and (connection.uses(place[0]) or not record.own or place in self._left)
         ]
         if len(able) > 1 and (failed := self._failed.get((place, record.id))) in able:
@@ -255,3 +265,12 @@ class BodyDeletion:
         del self._out[handed.place, handed.record]
         self._failed.pop((handed.place, handed.record), None)
         return handed
+
+
+def _names_in(topic: str, at_home: dict[str, list[str]]) -> list[str]:
+    """Return names of bodies, by the topics in which they are, as messages of one topic name them."""
+    return [
+        name if home == topic and name[:1] != "@" else f"@{home}/{'@' * (name[:1] == '@')}{name}"
+        for home, names in at_home.items()
+        for name in names
+    ]

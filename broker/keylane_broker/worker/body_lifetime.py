@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from keylane.payloads import PayloadStore
+from keylane.wire.about import by_home, home_of
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Place
 from keylane_broker.worker.clock import Clock
@@ -54,7 +55,7 @@ class BodyLifetime:
         position = ""
         while True:
             names, position = await self._engine.owed(topic, partition, position, old_ms)
-            if names:
-                await self._store.keep(topic, names)
+            for home, places in by_home(topic, names).items():
+                await self._store.keep(home, [home_of(topic, names[at])[1] for at in places])
             if not position:
                 return

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from keylane import wire
 from keylane.errors import BrokerError, DurabilityNotReached, Fenced, TopicNotFound, Unavailable
-from keylane_broker.engine.values import Lease
+from keylane_broker.engine.values import Extras, Lease
 from keylane_broker.worker.leased_partition import LeasedPartition
 
 log = logging.getLogger("keylane.broker")
@@ -44,6 +44,8 @@ class Pending(NamedTuple):
     timeout_ms: int
     dues: list[int] | None = None  # when each message is due, if not now
     incarnation: int = 0  # of the topic that is meant, 0 for any
+    extras: Extras | None = None  # what some messages have besides
+    came: float = 0.0  # when its frame did, by the clock of the counters
 
     @property
     def terms(self) -> tuple[str, int, bool, int]:
@@ -75,14 +77,20 @@ class Confirmations:
         self._lease: Lease | None = None  # under which these were stored
         self._lease_lost = False  # and may be gone since
 
+    def may_begin(self, lease: Lease) -> bool:
+        """Return whether something may be stored, which then is: it overtakes nothing of a lost lease."""
+        if self._waiting and self._lease is not lease:
+            return False
+        if self._lease is not lease:
+            self._lease, self._lease_lost = lease, False
+        return True
+
     def begin(self, lease: Lease) -> None:
         """Something is about to be stored; Unavailable if it could overtake what a lost lease has stored."""
-        if self._waiting and self._lease is not lease:
+        if not self.may_begin(lease):
             raise Unavailable(
                 f"what was published to {self._partition} before is not confirmed yet; try again"
             )
-        if self._lease is not lease:
-            self._lease, self._lease_lost = lease, False
 
     def lease_lost(self) -> None:
         """What was stored under the lease may be gone."""
@@ -141,6 +149,9 @@ class Confirmations:
         batch = [turn.pending for turn in turns]
         if error is not None:
             self._refuse_next(batch, error)
+        else:
+            counters = partition.engine.store.counters
+            counters.publish_seconds.add(counters.now() - batch[0].came)
         for turn in turns:
             self._give(turn, error or turn.reply)
         if error is not None:

@@ -12,14 +12,17 @@ from keylane.errors import (
     DurabilityNotReached,
     Fenced,
     InvalidArgument,
+    Overloaded,
     ProtocolError,
     Unavailable,
 )
 from keylane.wire import Frame, FrameReader, Type
+from keylane_broker.access.identity import Identity
 from keylane_broker.engine.checks import check_int
 from keylane_broker.errors import NotOwner
 from keylane_broker.limits import MAX_PERMITS
 from keylane_broker.worker.confirmations import Pending
+from keylane_broker.worker.connection_acks import ConnectionAcks
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.publisher import messages_of
@@ -27,9 +30,12 @@ from keylane_broker.worker.request_turns import Reply, RequestTurns
 
 log = logging.getLogger("keylane.broker")
 
+NOBODY = Identity("nobody", ())
+
 _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
 _FETCHES = 16  # under way for one client, each of which may bring each consumer a megabyte
 _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
+_GREETING = 65_536  # bytes of a frame of somebody who is not known yet: memory is for those who are
 _REQUESTS = 200  # requests that one connection may have under way
 
 Handle = Callable[["Connection", Frame], Awaitable[Reply]]
@@ -47,6 +53,7 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self.unsent = 0  # bytes that waited to be sent when that was last looked at
         self.greeted = False  # INFO has been exchanged
+        self.identity = NOBODY  # until it has
         self.heard = 0.0  # when the last frame came, by the loop's clock
         self.peer = ""  # its address, and who it says it is: for the log
         self._context = context
@@ -55,14 +62,16 @@ class Connection(asyncio.Protocol):
         self._background = context.background
         self._partitions = context.partitions
         self._store = context.engine.store
+        self._counters = context.engine.store.counters
         self._now_ms = context.clock.now_ms
-        self._reader = FrameReader(context.settings.max_frame)
+        self._reader = FrameReader(_GREETING)
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.TimerHandle
         self._unsent: list[bytes] = []
         self._inflight = 0
         self._requests = RequestTurns(self, partial(handle, self), context.background)
+        self._acks = ConnectionAcks(self, context, self._requests)
         self._fetches = 0  # under way for its consumers
         self._full = False  # as many as there may be have been
         self._reading = True
@@ -103,6 +112,10 @@ class Connection(asyncio.Protocol):
         """Bytes of a frame whose end has not come yet."""
         return self._reader.waiting
 
+    def may_use(self, topic: str) -> bool:
+        """Whether the client may have to do with a topic."""
+        return self.identity.may("use", topic)
+
     def uses(self, topic: str) -> bool:
         """Whether the client has to do with a topic."""
         return topic in self.topics or any(consumer.topic == topic for consumer in self.streams.values())
@@ -115,6 +128,13 @@ class Connection(asyncio.Protocol):
         """Let requests go on that wait until the client reads."""
         self._requests.drained.set()
 
+    def let_in(self, identity: Identity) -> None:
+        """INFO has said who it is."""
+        self.identity = identity
+        self.greeted = True
+        if self.alive:
+            self._reader.limit = self._context.settings.max_frame
+
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,13 +145,14 @@ class Connection(asyncio.Protocol):
         self.heard = self._loop.time()
         self._greeting = self._loop.call_later(self._context.settings.heartbeat * 3, self._expect_greeting)
         if refusal := self._all.add(self):
-            self.send(wire.Error(refusal.code, str(refusal)))
+            self.send(wire.Error(refusal.code, str(refusal), retry_ms=_retry_ms(refusal)))
             self.close()
 
     def _expect_greeting(self) -> None:
         """Who has not said INFO by now only holds a place, whatever else may come byte by byte."""
         if not self.greeted and self.alive:
             log.info("%s has not greeted", self.peer)
+            self._counters.drops["not_greeted"] += 1
             self.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -147,6 +168,7 @@ class Connection(asyncio.Protocol):
                 self._receive(frame)
         except ProtocolError as error:
             log.info("%s breaks the protocol: %s", self.peer, error)
+            self._counters.drops["protocol_error"] += 1
             self.send(wire.Error(error.code, str(error)))
             memory.buffered += reader.waiting - before
             self.close()
@@ -179,10 +201,15 @@ class Connection(asyncio.Protocol):
         self._drop_input()
         self._memory.unsent -= self.unsent
         self.unsent = 0
+        self.writable = False
+        self._all.remove(self)
+        self._acks.end(self._forget)
+
+    def _forget(self) -> None:
+        """Let go of its consumers, and of bodies that it was to delete."""
         self._context.sessions.renew_beside(self.streams.values())
         for consumer in list(self.streams.values()):
             consumer.forget()
-        self._all.remove(self)
         self._context.bodies.gone(self)
 
     # Sending
@@ -211,11 +238,14 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, error: Exception, sequence: int) -> None:
         """Answer a request with an error."""
+        self._counters.refused(error.code if isinstance(error, BrokerError) else BrokerError.code)
         if isinstance(error, NotOwner):
             self.send(wire.Redirect(error.topic, error.partition, error.address), sequence)
         elif isinstance(error, BrokerError):
             stored = isinstance(error, DurabilityNotReached) and error.stored
-            self.send(wire.Error(error.code, str(error), stored), sequence)
+            self.send(
+                wire.Error(error.code, self.identity.told(error), stored, retry_ms=_retry_ms(error)), sequence
+            )
         else:
             self.send(wire.Error("broker_error", "the broker failed; its log says how"), sequence)
 
@@ -251,7 +281,7 @@ class Connection(asyncio.Protocol):
             elif frame.type == Type.HEARTBEAT:
                 self.send(wire.Properties(), frame.sequence)
             else:
-                self._requests.begin(frame)
+                self._acks.begin(frame)
         except BrokerError as error:
             self.refuse(error, frame.sequence)
 
@@ -276,6 +306,7 @@ class Connection(asyncio.Protocol):
     def _publish(self, frame: Frame) -> None:
         request = wire.properties_of(frame, wire.Publish)
         place = (request.topic, request.partition)
+        self.identity.require("produce", request.topic)
         if request.again:
             self.refused.pop(place, None)
         elif refusal := self.refused.get(place):
@@ -283,6 +314,11 @@ class Connection(asyncio.Protocol):
         if self._background.stopping:
             raise Unavailable("the worker is stopping")
         flat = messages_of(request, frame.body)
+        try:
+            self._context.rates.take(self.identity, len(flat) // 3)
+        except Overloaded as error:  # nor may what is behind this one overtake it
+            self.refused[place] = error
+            raise
         try:
             partition = self._partitions.get(request.topic, request.partition)
         except NotOwner as error:  # should it come back, what is behind this one must not overtake it
@@ -301,6 +337,8 @@ class Connection(asyncio.Protocol):
                 request.timeout_ms,
                 request.due_ms,
                 request.incarnation,
+                request.extras,
+                self._counters.now(),
             )
         )
         self.regulate()
@@ -354,3 +392,8 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
                 self._memory.paused.add(self)
+
+
+def _retry_ms(error: BrokerError) -> int:
+    """Return after how long a retry may succeed, 0 where nobody knows."""
+    return round(error.retry_after * 1_000) if isinstance(error, Overloaded) else 0

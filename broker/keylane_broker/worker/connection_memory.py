@@ -6,6 +6,7 @@ from typing import Protocol
 
 from keylane import wire
 from keylane_broker.config import Settings
+from keylane_broker.counters import Counters
 
 log = logging.getLogger("keylane.broker")
 
@@ -39,12 +40,13 @@ class MemoryUser(Protocol):
 class ConnectionMemory:
     """Bytes that the connections of a worker keep busy, which each of them counts here."""
 
-    def __init__(self, settings: Settings, connections: Collection[MemoryUser]) -> None:
+    def __init__(self, settings: Settings, connections: Collection[MemoryUser], counters: Counters) -> None:
         self.inflight = 0  # bytes of publishes under way
         self.buffered = 0  # bytes of frames that are not complete yet
         self.unsent = 0  # bytes that wait for clients to read, at most
         self.paused: set[MemoryUser] = set()  # not listened to for now
         self._connections = connections
+        self._counters = counters
         self.max_inflight = int(settings.max_inflight_bytes)  # and the same again for unfinished frames
         self.max_unsent = int(settings.max_unsent_bytes)
 
@@ -63,6 +65,7 @@ class ConnectionMemory:
         """Close the connection that keeps most memory busy with a frame that does not end."""
         largest = max(self._connections, key=lambda connection: connection.waiting)
         log.warning("closing %s: %d bytes of an unfinished frame", largest.peer, largest.waiting)
+        self._counters.drops["unfinished_frame"] += 1
         largest.send(wire.Error("overloaded", "too many unfinished frames; send this one again later"))
         largest.close()
 
@@ -75,6 +78,7 @@ class ConnectionMemory:
             if slowest is None or not slowest.unsent:
                 return  # it waits for such as were not let in, and end by themselves
             log.warning("closing %s: %d bytes wait for it to read", slowest.peer, slowest.unsent)
+            self._counters.drops["slow_reader"] += 1
             self.unsent -= slowest.unsent
             slowest.unsent = 0
             slowest.abort()

@@ -15,6 +15,7 @@ class Outlet(Protocol):
     """A connection, as its consumers see it: a way to send frames, while the client reads them."""
 
     streams: dict[int, "Consumer"]
+    writable: bool  # the client reads what it is sent
 
     @property
     def takes_more(self) -> bool:
@@ -148,10 +149,22 @@ class Consumer:
         """Whether a fetch may name it now."""
         return self.credit > 0 and not self.paused and self.connection.takes_more
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it may be given messages that are just being published: few, and not read from the log."""
+        return self.credit > 0 and not self.paused and self.connection.writable
+
     def reserve(self) -> int:
         """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
         credit = self.credit
-        share = credit if len(self.dispatchers) == 1 else max(min(credit, _FEW_PERMITS), credit // 2)
+        share = max(min(credit, _FEW_PERMITS), credit // max(len(self.dispatchers), 1))
+        self.credit -= share
+        self.reserved += share
+        return share
+
+    def reserve_some(self, most: int) -> int:
+        """Take permits for a fetch that brings no more than so many messages."""
+        share = min(self.credit, most)
         self.credit -= share
         self.reserved += share
         return share

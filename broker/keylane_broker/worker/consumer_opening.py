@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from time import monotonic
 
+import msgspec
+
 from keylane import wire
 from keylane.errors import (
     ConnectionClosed,
@@ -15,14 +17,18 @@ from keylane.errors import (
 )
 from keylane_broker.engine.answers import by_position, check_incarnation, made_anew
 from keylane_broker.engine.checks import check_int
-from keylane_broker.engine.values import Delivery, SubscriptionSettings
+from keylane_broker.engine.consumers import place_name
+from keylane_broker.engine.filters import Filter
+from keylane_broker.engine.subscriptions import check_same
+from keylane_broker.engine.values import Backoff, Delivery, SubscriptionSettings
 from keylane_broker.errors import NotOwner
 from keylane_broker.limits import MAX_MS, MAX_PERMITS
-from keylane_broker.store.keys import check_name
+from keylane_broker.store.keys import PLACE, check_name
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.held_messages import count_messages, without
+from keylane_broker.worker.partition import Partition
 from keylane_broker.worker.positions import create_subscription_at
 
 
@@ -31,11 +37,10 @@ async def subscribe(context: Context, connection: Connection, request: wire.Subs
     check_name("consumer", request.consumer)
     check_int("permits", request.permits, 0, MAX_PERMITS)
     open_there = connection.streams.get(request.stream)
-    other = open_there is not None and open_there.identity != (
-        request.topic,
-        request.subscription,
-        request.consumer,
-    )
+    names = (request.subscription, place_name(request.subscription, request.consumer))
+    other = open_there is not None and open_there.identity not in [
+        (request.topic, name, request.consumer) for name in names
+    ]
     if other or request.stream in connection.opening:
         raise InvalidArgument(f"stream {request.stream} is in use on this connection")
     connection.opening.add(request.stream)
@@ -66,7 +71,12 @@ async def _open(context: Context, connection: Connection, request: wire.Subscrib
         raise ConnectionClosed("the connection ended before the consumer was open")
     consumer = connection.streams.get(request.stream)
     if consumer is None:
-        consumer = partitions.consumers.open(connection, request, lease_ms, about.incarnation)
+        meant = request
+        if settings.mode == "multicast":
+            meant = msgspec.structs.replace(
+                request, subscription=place_name(request.subscription, request.consumer)
+            )
+        consumer = partitions.consumers.open(connection, meant, lease_ms, about.incarnation)
         consumer.at_most_once = settings.delivery == "at_most_once"
     check_incarnation(request.topic, consumer.incarnation, about.incarnation)
     settings, held = await _join_all(context, consumer, request, settings, numbers)
@@ -109,15 +119,21 @@ async def _settings_of(context: Context, request: wire.Subscribe) -> Subscriptio
             raise SubscriptionNotFound(made_anew(request.topic, request.subscription))
         if found.mode == "cursor":
             raise InvalidArgument(by_position(request.topic, request.subscription))
-        if request.mode is None or found.mode == request.mode:
-            return found
+        asked = msgspec.structs.replace(found, mode=request.mode or found.mode)
+        if request.keys is not None or request.filter is not None:
+            asked = msgspec.structs.replace(asked, filter=Filter(request.keys, request.filter))
+        check_same(request.topic, request.subscription, found, asked)
+        return found
     except SubscriptionNotFound:
         if known:
             raise
-    made = SubscriptionSettings(request.mode or "shared")
+    made = SubscriptionSettings(
+        request.mode or "shared",
+        backoff=Backoff(*wire.BACKOFF),
+        filter=Filter(request.keys, request.filter),
+    )
     if request.lease_ms is not None:
-        made = SubscriptionSettings(made.mode, lease_ms=request.lease_ms)
-    # Of another mode, this names the one that it has.
+        made = msgspec.structs.replace(made, lease_ms=request.lease_ms)
     await create_subscription_at(
         engine, request.topic, request.subscription, made, request.start, exist_ok=True
     )
@@ -171,12 +187,15 @@ async def _join(
 
     async def join(number: int) -> list[Delivery]:
         partition = partitions.get(consumer.topic, number)
-        await partition.prolong_sessions(consumer.subscription)
-        was_open = await partition.call(
-            lambda engine, lease: engine.join(lease, consumer.subscription, consumer.name, session_ms),
-            consumer.incarnation,
-        )
-        dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
+        if settings.mode == "multicast":
+            was_open = await _register(partition, consumer, settings, session_ms)
+        else:
+            await partition.prolong_sessions(consumer.subscription)
+            was_open = await partition.call(
+                lambda engine, lease: engine.join(lease, consumer.subscription, consumer.name, session_ms),
+                consumer.incarnation,
+            )
+        dispatcher = partition.dispatcher(consumer.subscription, settings.delivers_as, settings.delivery)
         if not dispatcher.consumers:
             dispatcher.wake()  # it ends the session, should the consumer go before it is served
         if not was_open:
@@ -213,6 +232,19 @@ async def _join(
     return dict(zip(numbers, held, strict=True))
 
 
+async def _register(
+    partition: Partition, consumer: Consumer, settings: SubscriptionSettings, session_ms: int
+) -> bool:
+    """Open the session of a multicast consumer, with its place."""
+    with contextlib.suppress(SubscriptionNotFound):  # there is no place to come back to
+        await partition.prolong_sessions(consumer.subscription)
+    subscription = consumer.subscription.partition(PLACE)[0]
+    return await partition.call(
+        lambda engine, lease: engine.register(lease, subscription, consumer.name, settings, session_ms),
+        consumer.incarnation,
+    )
+
+
 async def _leave(context: Context, consumer: Consumer, number: int) -> None:
     """End the consumer's session on a partition; what it holds there goes to others."""
     await context.partitions.get(consumer.topic, number).call(
@@ -240,7 +272,7 @@ def _begin(
         if partition.incarnation != consumer.incarnation:
             consumer.end(TopicReplaced.code, f"topic {consumer.topic!r} was made anew")
             return
-        dispatcher = partition.dispatcher(consumer.subscription, settings.mode, settings.delivery)
+        dispatcher = partition.dispatcher(consumer.subscription, settings.delivers_as, settings.delivery)
         dispatcher.recovery.send_held(consumer, held[number])
         dispatcher.attach(consumer)
 

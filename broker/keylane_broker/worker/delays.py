@@ -15,8 +15,14 @@ log = logging.getLogger("keylane.broker")
 class Delays:
     """Sleeps until the next of a partition is due; Redis knows when, whoever served it before."""
 
-    def __init__(self, partition: LeasedPartition, appended: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        partition: LeasedPartition,
+        appended: Callable[[int], None],
+        expires: Callable[[float], None],
+    ) -> None:
         self._partition = partition
+        self._expires = expires  # hears when a message does
         self._appended = appended  # hears up to which entry the log goes
         self._timer = DueTimer(partition.background, self._promote, f"delayed messages of {partition}")
         self.expect = self._timer.expect  # a message, or what is to be forgotten, falls due then
@@ -47,6 +53,9 @@ class Delays:
                 result.dropped,
                 self._partition,
             )
+        self._expires(instant(result.expires_due_ms, result.now_ms))
         if result.appended:
             self._appended(result.last)
+        if result.behind:
+            self._partition.compare()
         return True

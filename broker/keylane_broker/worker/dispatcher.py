@@ -13,16 +13,21 @@ from keylane import wire
 from keylane.errors import BrokerError, SubscriptionNotFound, TopicNotFound, Unavailable
 from keylane_broker.engine.values import Capacity, Fetched, Share
 from keylane_broker.errors import NotOwner
+from keylane_broker.store.keys import PLACE
+from keylane_broker.worker.acks import Ack, Acks
 from keylane_broker.worker.clock import NEVER, instant
 from keylane_broker.worker.consumer import FETCH_BYTES, Consumer, Consumers
 from keylane_broker.worker.due_timer import DueTimer
 from keylane_broker.worker.fetching import Fetching
+from keylane_broker.worker.gathering import Gathering
 from keylane_broker.worker.lease_recovery import LeaseRecovery
 from keylane_broker.worker.leased_partition import LeasedPartition
+from keylane_broker.worker.slow_cases import SlowCases
 
 # Consumers with the most room that a fetch names; many while there is more to give than to few.
 FEW, MANY = 8, 64
 OWN = 64  # and at most so many of those to whom something may come that is theirs alone; twice
+_IN_TURNS = ("shared", "key_shared")  # modes whose messages are leased as they are published
 _BY_ROOM = attrgetter("rank")
 
 
@@ -37,11 +42,13 @@ class Dispatcher:
         delivery: str,
         *,
         consumers: Consumers,
+        gathering: Gathering,
         on_idle: Callable[["Dispatcher"], None],
     ) -> None:
         self.partition = partition
         self.subscription = subscription
         self.incarnation = partition.incarnation  # of the topic: what is done here is not for another one
+        self.mode = mode
         self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
         self.has_work = True  # there may be something that any consumer could take
@@ -49,12 +56,15 @@ class Dispatcher:
         self._on_idle = on_idle
         self._holders: dict[str, Consumer] = {}  # those with unsettled messages of this partition
         self._asking: dict[str, Consumer] = {}  # those for whom something may wait that is theirs alone
+        self._takers: dict[str, Consumer] = {}  # those whom a turn under way names
         self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
         self._all_full = False  # nobody has room, and whoever gets some will tell us
         self._width = FEW  # how many of the roomiest the next fetch names
         self._others = 0  # who has room besides those that the fetch names
         self._settles = delivery == "at_most_once"
         self._fetching = Fetching(partition, subscription, self.consumers, at_most_once=self._settles)
+        self._counters = partition.engine.store.counters
+        self.counts = self._counters.subscription(partition.topic, subscription)
         self._cursor = 0  # the last entry that a fetch has passed
         self._expected = 0  # the last entry that was published while a fetch was under way
         self.recovery = LeaseRecovery(
@@ -63,6 +73,15 @@ class Dispatcher:
         self._timer = DueTimer(partition.background, self._step, self, due=0.0)  # what may have timed out
         self.wake = self._timer.wake  # somebody has room, or something has fallen due
         self.expect = self._timer.expect  # something falls due then, by the event loop's clock
+        self.acks = Acks(
+            partition,
+            subscription,
+            self.incarnation,
+            gathering,
+            settled=self._settled,
+            uncertain=self._recount_present,
+        )
+        self._slow = SlowCases()  # fetches that are not the ordinary case
         self._quiet = asyncio.Event()  # no fetch is under way
         self._quiet.set()
 
@@ -130,6 +149,12 @@ class Dispatcher:
         self.has_work = True
         self.wake()
 
+    def offer(self) -> None:
+        """Something is published: for now, if anybody has room; who has none tells when that has changed."""
+        self.has_work = True
+        if not self._all_full:
+            self.wake()
+
     def may_have_work_for(self, consumer: Consumer) -> None:
         """There may be something for a consumer; if it has no room, for when it has."""
         if self.consumers.get(consumer.name) is consumer:
@@ -156,7 +181,7 @@ class Dispatcher:
         if not self._quiet.is_set():
             self._expected = max(self._expected, entry)
         elif self._cursor < entry:
-            self.notify()
+            self.offer()
 
     async def wait_for_fetch(self) -> None:
         """Wait until what a fetch under way leases has been sent."""
@@ -178,7 +203,11 @@ class Dispatcher:
                 self._timer.due = 0.0
             more = overdue or bool(rooms)
         except (TopicNotFound, SubscriptionNotFound) as error:
-            self.end_consumers(error)
+            if PLACE in self.subscription and isinstance(error, SubscriptionNotFound):
+                self.end_sessions(list(self.consumers))
+                self._finish()
+            else:
+                self.end_consumers(error)
         except NotOwner:
             if not self.partition.leaving:  # else they go when the lease has gone
                 self.redirect_consumers()
@@ -199,12 +228,13 @@ class Dispatcher:
             raise
         self._set_due(instant(result.next_due_ms, result.now_ms))
         self.has_work = True
+        self.counts.timed_out += sum(last - first + 1 for _, _, first, last in result.ended)
         self.end_sessions(result.expired_consumers)
-        self._tell_ended(result.ended)
+        self.tell_ended(result.ended)
         await self.recovery.follow_seek(result.void)
         return result.more
 
-    def _tell_ended(self, ended: list[tuple[str, int, int, int]]) -> None:
+    def tell_ended(self, ended: list[tuple[str, int, int, int]]) -> None:
         """Tell consumers, also one that is just coming back, which of their leases are over."""
         parts: dict[str, list[tuple[int, int, int]]] = {}
         for name, token, first, last in ended:
@@ -215,12 +245,17 @@ class Dispatcher:
 
     async def renew_sessions(self, session_ms: int) -> None:
         """Tell Redis that the consumers are still here."""
-        lost = await self.partition.call(
-            lambda engine, lease: engine.renew_all_sessions(
-                lease, self.subscription, list(self.consumers), session_ms
-            ),
-            self.incarnation,
-        )
+        try:
+            lost = await self.partition.call(
+                lambda engine, lease: engine.renew_all_sessions(
+                    lease, self.subscription, list(self.consumers), session_ms
+                ),
+                self.incarnation,
+            )
+        except SubscriptionNotFound:
+            if PLACE not in self.subscription:
+                raise
+            lost = list(self.consumers)  # a multicast consumer's place has gone with its session
         self.end_sessions(lost)
 
     def end_sessions(self, names: list[str]) -> None:
@@ -315,13 +350,16 @@ class Dispatcher:
             self._quiet.set()  # those who wait go on when this is sent: nothing is awaited in between
         there = left.keys() - fetched.unknown_consumers
         for share in fetched.shares:
-            if self.consumers.get(share.consumer) is not takers[share.consumer] and not self._settles:
+            taker = takers[share.consumer]
+            if self.consumers.get(share.consumer) is not taker and not self._settles:
                 there.discard(share.consumer)
                 continue  # it went meanwhile: what it has is listed where it comes back
             left[share.consumer] -= len(share.flat) // 3
-            self._send(takers[share.consumer], share, fetched, settled)
+            self._send(taker, share, fetched, settled)
+            taker.connection.flush()  # before the answers of this turn: somebody waits for it
         if fetched.shares:
             self.recovery.token = max(self.recovery.token, fetched.token)
+            self._count(fetched)
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected
         full = not any(left[name] for name in there)  # others may have room
@@ -333,6 +371,105 @@ class Dispatcher:
         self._set_due(instant(fetched.next_due_ms, fetched.now_ms))
         self.end_sessions(fetched.unknown_consumers)
         self._give_back(rooms, takers, left)
+
+    # Fetching in the same call as a publish
+
+    def join_turn(self, count: int) -> list[Capacity]:
+        """Return the room for so many messages, to be leased as they are published; none if that cannot be.
+
+        All that came before has been passed, and nothing waits. Then turn_taken(), turn_refused() or
+        turn_lost() is due.
+        """
+        idle = not (self.has_work or self._asking or self._later or self._timer.running or self._timer.is_due)
+        certain = not (self.recovery.lost or self.recovery.uncertain)
+        if not idle or not certain or self._settles or self.mode not in _IN_TURNS or self._slow.is_likely():
+            return []
+        named = [one for one in self._candidates() if one.takes_turns]
+        if len(named) > 1:
+            named.sort(key=_BY_ROOM)
+        rooms = [Capacity(one.name, one.reserve_some(count), one.lease_ms, one.headroom) for one in named]
+        if len(self.consumers) > 1:
+            for consumer in named[1:] + named[:1]:  # of those with the same room another is first next time
+                consumer.crowd.place(consumer)
+        if rooms:
+            self._takers = {one.name: one for one in named}
+            self._expected = 0
+            self._timer.hold()
+            self._quiet.clear()
+        return rooms
+
+    @property
+    def others(self) -> int:
+        """How many have room besides those that the last fetch, or turn, names."""
+        return self._others
+
+    def turn_taken(self, rooms: list[Capacity], fetched: Fetched) -> None:
+        """Messages were leased as they were published."""
+        if self.partition.lapsed:  # another worker may have handed them over
+            self.turn_lost(rooms)
+            return
+        self._slow.passed()
+        left = {room.consumer: room.permits for room in rooms}
+        lease_ms = 0
+        for share in fetched.shares:
+            taker = self._takers[share.consumer]
+            lease_ms = min(lease_ms or taker.lease_ms, taker.lease_ms)
+            if self.consumers.get(share.consumer) is taker:  # else it is listed where it comes back
+                left[share.consumer] -= len(share.flat) // 3
+                self._send(taker, share, fetched, None)
+        if fetched.shares:
+            self.recovery.token = max(self.recovery.token, fetched.token)
+            self.expect(instant(fetched.now_ms + lease_ms, fetched.now_ms))
+            self._counters.delivery_batch.add(_messages_of(fetched))
+        self._cursor = fetched.cursor
+        self.has_work |= fetched.more or fetched.cursor < self._expected
+        self._end_turn(rooms, left)
+
+    def turn_refused(self, rooms: list[Capacity], *, by_acks: bool) -> None:
+        """It was not an ordinary case, perhaps because of the acks that it took along; nothing was done."""
+        if not by_acks:
+            self._slow.met()
+        self.has_work = True
+        self._end_turn(rooms, {room.consumer: room.permits for room in rooms})
+
+    def turn_lost(self, rooms: list[Capacity]) -> None:
+        """There was no answer, and messages may have been leased all the same."""
+        self.recovery.answer_lost(self._takers)
+        self.has_work, self._all_full = True, False
+        self._asking.update(self.consumers)
+        self._end_turn(rooms, {room.consumer: room.permits for room in rooms})
+
+    def _end_turn(self, rooms: list[Capacity], left: dict[str, int]) -> None:
+        takers, self._takers = self._takers, {}
+        self._quiet.set()
+        for room in rooms:
+            takers[room.consumer].unreserve(room.permits, left[room.consumer])
+        for consumer in takers.values():
+            consumer.give(0)
+        self._timer.go_on(more=self.has_work or bool(self._asking))
+
+    # Acks
+
+    def _settled(self, ack: Ack) -> None:
+        """An ack has settled all that it names: there is room for others, and nothing of its lanes waits."""
+        consumer, number = self._present(ack.consumer), self.partition.number
+        messages = ack.receipts.messages
+        self.counts.acked += messages
+        self._counters.ack_batch.add(messages)
+        if number in consumer.listing:
+            consumer.listing[number] += ack.receipts.settled_parts([])
+        else:
+            consumer.take_back(messages, number)
+        if self.ordered and self.mode != "key_shared":  # the lane of the partition may go to another
+            self.may_have_work_for(consumer)
+            self.notify()
+
+    def _present(self, consumer: Consumer) -> Consumer:
+        """Return who has the consumer's name, and what it holds, by now."""
+        return self._known.get(*consumer.identity) or consumer
+
+    def _recount_present(self, consumers: list[Consumer]) -> None:
+        self.recount(map(self._present, consumers))
 
     def _give_back(self, rooms: list[Capacity], takers: dict[str, Consumer], left: dict[str, int]) -> None:
         """Let the other partitions have the permits that are left: all of them, before the first is told."""
@@ -359,6 +496,15 @@ class Dispatcher:
             if name in self.consumers:
                 self._asking[name] = self.consumers[name]
 
+    def _count(self, fetched: Fetched) -> None:
+        """Count a fetch: the messages in it, and how old the first of them is unless it comes once more."""
+        self._counters.delivery_batch.add(_messages_of(fetched))
+        if fetched.retries:
+            self.counts.redelivered += len(fetched.retries) // 2
+        elif first := fetched.shares[0].flat:
+            published_ms = int(first[2].partition(" ")[0])
+            self._counters.delivery_seconds.add((self.partition.clock.now_ms() - published_ms) / 1_000)
+
     def _send(self, consumer: Consumer, share: Share, fetched: Fetched, settled: list[int] | None) -> None:
         if not share.flat:
             return
@@ -370,8 +516,13 @@ class Dispatcher:
             fetched.ledgers,
             settled=settled,
         )
-        consumer.out[self.partition.number] += len(share.flat) // 3
+        count = len(share.flat) // 3
+        self.counts.delivered += count
+        consumer.out[self.partition.number] += count
         if self.ordered and consumer.out[self.partition.number]:
             self._holders[consumer.name] = consumer
         consumer.deliver(data, share.ranges, share.flat, fetched.retries, fetched.kept)
-        consumer.connection.flush()  # before the answers of this turn: somebody waits for it
+
+
+def _messages_of(fetched: Fetched) -> int:
+    return sum(len(share.flat) for share in fetched.shares) // 3

@@ -30,6 +30,7 @@ class DueTimer:
         self._name = name  # for the log
         self._sooner = NEVER  # what was expected during a call that may not know of it
         self._timer: asyncio.TimerHandle | None = None
+        self._set_for = NEVER  # when it goes off
 
     @property
     def is_due(self) -> bool:
@@ -41,6 +42,18 @@ class DueTimer:
         if not self.running and not self._background.stopping:
             self.running = True
             self._background.start(self._run)
+
+    def hold(self) -> None:
+        """Take no step while something is under way that does the work of one."""
+        self.running = True
+
+    def go_on(self, *, more: bool) -> None:
+        """It has ended; take a step if there is more to do."""
+        self.running = False
+        if more or self.is_due:
+            self.wake()
+        elif self.due != self._set_for:
+            self._set()
 
     def expect(self, due: float) -> None:
         """Something falls due then, perhaps before all else."""
@@ -64,6 +77,7 @@ class DueTimer:
         self._set()
 
     def _set(self) -> None:
+        self._set_for = self.due
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

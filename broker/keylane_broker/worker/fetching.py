@@ -53,17 +53,19 @@ class Fetching:
             return fetched, await self._settle(engine, lease, fetched) if self._settles else None
         except Fenced as error:
             # Not to be fetched once more at once: what is leased now comes first.
-            self._partition.lose_lease(lease)
+            self._partition.fenced(lease)
             raise Unavailable(str(error)) from error
 
     async def _settle(self, engine: Engine, lease: Lease, fetched: Fetched) -> list[int]:
         """Ack all of a fetch; return first and last of the entries that nobody else is owed."""
         forgotten: list[int] = []
+        counts = engine.store.counters.subscription(lease.topic, self._subscription)
         for share in fetched.shares:
             receipts = flat_receipts(fetched, share)
             for start in range(0, len(receipts), wire.MAX_BATCH * 4):
                 some = receipts_of(receipts[start : start + wire.MAX_BATCH * 4])
                 result = await engine.ack(lease, self._subscription, some, "")  # who reads bodies deletes
+                counts.acked += some.messages - sum(part.last - part.first + 1 for part in result.stale)
                 forgotten += [number for bounds in result.forgotten for number in bounds]
         return forgotten
 

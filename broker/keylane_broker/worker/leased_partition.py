@@ -12,6 +12,7 @@ from keylane_broker.engine.answers import check_incarnation, replaced
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Delivery, Lease
 from keylane_broker.errors import NotOwner
+from keylane_broker.store.keys import partition_keys
 from keylane_broker.store.single_flight import SingleFlight
 from keylane_broker.worker.background import Background
 from keylane_broker.worker.clock import Clock
@@ -43,6 +44,7 @@ class LeasedPartition:
     ) -> None:
         self.topic = topic
         self.number = number
+        self.key = partition_keys(topic, number).lease  # says which server has all that is of it
         self.engine = engine
         self.clock = clock
         self.membership = membership
@@ -55,7 +57,9 @@ class LeasedPartition:
         self._session_ms = session_ms
         self._taking = SingleFlight()
         self._prolonging = SingleFlight()
+        self._comparing = False  # the log with filters
         self._may_have_moved = False  # the lease was lost, so perhaps the partition too
+        self._lost_epoch = 0  # of a lease of which nobody has been told yet that it was lost
         self._calls = 0  # under way
         self._quiet: asyncio.Future[None] | None = None  # somebody waits until none is
         self._prolonged: dict[str, int] = {}  # subscription -> epoch in which its sessions were prolonged
@@ -112,6 +116,7 @@ class LeasedPartition:
                     return lease
                 patience = _RETRY
             elif owner is not None:
+                self._tell_loss(f"it is {owner}'s")
                 raise self.not_owner()
             else:
                 await self._check_existence()
@@ -144,6 +149,10 @@ class LeasedPartition:
         """Hold a lease; consumers of a topic that had the name before have nothing more to come."""
         if self.incarnation not in (0, lease.incarnation):
             self.end_consumers(replaced(self.topic))
+        else:
+            self._tell_loss(f"it is ours in epoch {lease.epoch}")
+        self._lost_epoch = 0
+        self.engine.store.counters.leases_taken += 1
         self.current_lease, self.epoch, self.incarnation = lease, lease.epoch, lease.incarnation
 
     async def lease_of(self, incarnation: int) -> Lease:
@@ -187,12 +196,23 @@ class LeasedPartition:
         """Return what to say when another worker serves it."""
         return self.membership.not_owner(self.topic, self.number)
 
+    def fenced(self, lease: Lease) -> None:
+        """A script has refused to write under a lease."""
+        self.engine.store.counters.fenced += 1
+        self.lose_lease(lease)
+
     def lose_lease(self, lease: Lease) -> None:
         """Know that a lease is no more; the next call takes another, if the partition is still ours."""
         if self.current_lease is lease:
-            log.warning("lost the lease of %s, epoch %d", self, lease.epoch)
             self.drop_lease()
-            self._may_have_moved = True
+            self._lost_epoch, self._may_have_moved = lease.epoch, True
+            self.engine.store.counters.leases_lost += 1
+
+    def _tell_loss(self, now: str) -> None:
+        """Log that a lease was lost, once it is known that the partition is still there."""
+        if self._lost_epoch:
+            log.warning("lost the lease of %s, epoch %d; now %s", self, self._lost_epoch, now)
+            self._lost_epoch = 0
 
     def close(self, error: BrokerError) -> None:
         """Serve it no more, since it is gone."""
@@ -206,13 +226,17 @@ class LeasedPartition:
         """
         lease, self.current_lease = self.current_lease, None
         self.leaving = True
+        await self.finish_calls()
+        return lease
+
+    async def finish_calls(self) -> None:
+        """Wait until the calls under way are through and answered, but not for ever."""
         if self._calls:
-            self._quiet = asyncio.get_running_loop().create_future()
+            self._quiet = self._quiet or asyncio.get_running_loop().create_future()
             await asyncio.wait({self._quiet}, timeout=_FINISHED)
             self._quiet = None
             for _ in range(_TURNS):  # so that what they were answered goes out first
                 await asyncio.sleep(0)
-        return lease
 
     # Calls under it
 
@@ -221,6 +245,18 @@ class LeasedPartition:
         """Whether calls are under way."""
         return self._calls > 0
 
+    def compare(self) -> None:
+        """Have the log compared with filters, as far as publishes had no time for that."""
+        if not self._comparing:
+            self._comparing = True
+            self.background.start(self._compare)
+
+    async def _compare(self) -> None:
+        try:
+            await self.engine.compare_all(self.topic, self.number)
+        finally:
+            self._comparing = False
+
     async def call(self, step: Callable[[Engine, Lease], Awaitable[T]], incarnation: int = 0) -> T:
         """Take a step under the lease; after FENCED, which changed nothing, once more under a new one.
 
@@ -228,26 +264,36 @@ class LeasedPartition:
         """
         for _ in range(2):
             lease = await self.lease_of(incarnation)
-            self._calls += 1
+            self.begin_call()
             try:
                 return await step(self.engine, lease)
             except Fenced:
-                self.lose_lease(lease)
+                self.fenced(lease)
             except TopicNotFound:  # there may be another of that name: taking its lease tells
                 self.lose_lease(lease)
             finally:
-                self._end_call()
+                self.end_call()
         raise Fenced(f"another worker serves {self}")
+
+    def held_lease(self, incarnation: int) -> Lease | None:
+        """Return the lease if it is there and the topic is the one that is meant; 0 is any."""
+        lease = self.current_lease
+        return lease if lease is not None and incarnation in (0, lease.incarnation) else None
+
+    def begin_call(self) -> None:
+        """A call is under way, of which the handing over of the partition is to wait for the end."""
+        self._calls += 1
 
     async def call_once(self, step: Awaitable[T]) -> T:
         """Take a step of which the handing over of the partition is to wait for the end."""
-        self._calls += 1
+        self.begin_call()
         try:
             return await step
         finally:
-            self._end_call()
+            self.end_call()
 
-    def _end_call(self) -> None:
+    def end_call(self) -> None:
+        """It has ended."""
         self._calls -= 1
         if self._quiet is not None and not self._calls and not self._quiet.done():
             self._quiet.set_result(None)

@@ -1,4 +1,4 @@
-"""A partition that this worker serves: its lease, its publishes, its delayed messages and its dispatchers."""
+"""A partition that this worker serves: its lease, its publishes, what falls due, and its dispatchers."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,14 +7,19 @@ from keylane.errors import BrokerError
 from keylane_broker.cluster.membership import Membership
 from keylane_broker.engine.codec import rows
 from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.messages import EndedLease
 from keylane_broker.engine.values import Lease
 from keylane_broker.worker.background import Background
 from keylane_broker.worker.clock import Clock, instant
 from keylane_broker.worker.consumer import Consumers
 from keylane_broker.worker.delays import Delays
 from keylane_broker.worker.dispatcher import Dispatcher
+from keylane_broker.worker.expiry import Expiry
+from keylane_broker.worker.gathering import Gathering
+from keylane_broker.worker.hot_keys import HotKeys
 from keylane_broker.worker.leased_partition import LeasedPartition
 from keylane_broker.worker.publisher import Publisher
+from keylane_broker.worker.retention import Retention
 
 
 class Partition(LeasedPartition):
@@ -31,6 +36,7 @@ class Partition(LeasedPartition):
         background: Background,
         session_ms: int,
         consumers: Consumers,
+        gathering: Gathering,
         on_forget: Callable[["Partition"], None],
     ) -> None:
         super().__init__(
@@ -44,10 +50,18 @@ class Partition(LeasedPartition):
         )
         self.dispatchers: dict[str, Dispatcher] = {}  # by subscription
         self._consumers = consumers
+        self._gathering = gathering
         self._on_forget = on_forget
-        self._delays = Delays(self, self.appended)
+        self._expiry = Expiry(self)
+        self._delays = Delays(self, self.appended, self._expiry.expect)
+        self.retention = Retention(self)
         self._publisher = Publisher(
-            self, notify=self._notify, appended=self.appended, expect=self._delays.expect
+            self,
+            self.dispatchers,
+            gathering,
+            appended=self.appended,
+            expect=self._delays.expect,
+            expires=self._expiry.expect,
         )
         self.publish = self._publisher.publish
 
@@ -55,6 +69,7 @@ class Partition(LeasedPartition):
 
     def appended(self, entry: int) -> None:
         """The log goes up to this entry now."""
+        self.retention.appended()
         for dispatcher in self.dispatchers.values():
             dispatcher.appended(entry)
 
@@ -70,7 +85,12 @@ class Partition(LeasedPartition):
         self._delays.expect(instant(lease.due_ms, lease.now_ms))
         self._delays.expect(instant(lease.marks_due_ms, lease.now_ms))
         self.engine.on_bodies_to_delete(self.topic, self.number)
+        self.engine.on_outbox(self.topic, self.number)
         asyncio.get_running_loop().call_soon(self._watch_sessions, lease)  # when it is ours
+        if lease.expires:
+            self._expiry.expect(0.0)
+        if lease.retains:
+            self.retention.look()
         if lease.sweep:
             self.background.start(self.engine.drop_unowed, self.topic, self.number)
 
@@ -89,6 +109,8 @@ class Partition(LeasedPartition):
     async def stop_calls(self) -> Lease | None:
         """Take no more calls, since another worker is to serve it; return the lease, to be released."""
         self._delays.forget()
+        self.retention.forget()
+        self._expiry.forget()
         return await super().stop_calls()
 
     def redirect_consumers(self) -> None:
@@ -99,9 +121,7 @@ class Partition(LeasedPartition):
             return
         for dispatcher in list(self.dispatchers.values()):
             dispatcher.redirect_consumers()
-        if not (
-            self.busy or self._publisher.busy or self.current_lease or self.taking
-        ):  # else at the next look
+        if not (self.busy or self.current_lease or self.taking):  # else at the next look
             self.forget()
 
     def end_consumers(self, error: BrokerError) -> None:
@@ -113,6 +133,8 @@ class Partition(LeasedPartition):
     def forget(self) -> None:
         """The partition is gone, or another worker's."""
         self._delays.forget()
+        self.retention.forget()
+        self._expiry.forget()
         self._on_forget(self)
         super().forget()
 
@@ -128,9 +150,23 @@ class Partition(LeasedPartition):
                 mode,
                 delivery,
                 consumers=self._consumers,
+                gathering=self._gathering,
                 on_idle=self._remove_dispatcher,
             )
         return dispatcher
+
+    @property
+    def hot_keys(self) -> HotKeys:
+        """The keys that most messages were published under, since this worker serves it."""
+        return self._publisher.hot_keys
+
+    async def tell_ended(self, ended: list[EndedLease]) -> None:
+        """An operator has ended leases: tell the consumers, behind what a fetch under way sends them."""
+        for name, dispatcher in list(self.dispatchers.items()):
+            its = [lease[1:] for lease in ended if lease.subscription == name]
+            if its:
+                await dispatcher.wait_for_fetch()
+                dispatcher.tell_ended(its)
 
     def _remove_dispatcher(self, dispatcher: Dispatcher) -> None:
         if self.dispatchers.get(dispatcher.subscription) is dispatcher:

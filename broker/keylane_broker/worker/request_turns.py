@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from keylane import wire
@@ -16,6 +17,7 @@ log = logging.getLogger("keylane.broker")
 _TURNS = 2  # heavy requests at a time: while Redis reads for one, the other is answered
 _HEAVY = {  # those that may read and answer a lot
     Type.PEEK,
+    Type.PURGE,
     Type.TOPICS,
     Type.DESCRIBE_TOPIC,
     Type.DESCRIBE_SUBSCRIPTION,
@@ -23,6 +25,8 @@ _HEAVY = {  # those that may read and answer a lot
     Type.READ,
     Type.OFFSETS,
     Type.OWED,
+    Type.WITHDRAW,
+    Type.PARKED,
 }
 
 Reply = tuple[wire.Properties, bytes]
@@ -65,36 +69,42 @@ class RequestTurns:
 
     def begin(self, frame: Frame) -> None:
         """Start on a request; of those that may read and answer a lot, few at a time."""
+        if frame.type not in _HEAVY:
+            self.start(frame.sequence, partial(self._handle, frame))
+            return
         self.under_way += 1
         self._connection.regulate()
-        if frame.type not in _HEAVY:
-            self._background.start(self._answer, frame)
-            return
         self._heavy.append(frame)
         if self._turns < _TURNS:
             self._turns += 1
             self._background.start(self._answer_in_turn)
+
+    def start(self, sequence: int, handle: Callable[[], Awaitable[Reply]]) -> None:
+        """Start on what answers a request."""
+        self.under_way += 1
+        self._connection.regulate()
+        self._background.start(self._answer, sequence, handle)
 
     async def _answer_in_turn(self) -> None:
         try:
             while self._heavy and self._connection.alive and not self._background.stopping:
                 frame = self._heavy.popleft()
                 await self.drained.wait()
-                await self._answer(frame)
+                await self._answer(frame.sequence, partial(self._handle, frame))
         finally:
             self._turns -= 1
 
-    async def _answer(self, frame: Frame) -> None:
+    async def _answer(self, sequence: int, handle: Callable[[], Awaitable[Reply]]) -> None:
         connection = self._connection
         try:
             if self._background.stopping:
                 raise Unavailable("the worker is stopping")
-            reply, body = await self._handle(frame)
-            connection.send(reply, frame.sequence, body)
+            reply, body = await handle()
+            connection.send(reply, sequence, body)
         except Exception as error:
             if not isinstance(error, BrokerError):
-                log.exception("a bug, while handling a frame of type %d from %s", frame.type, connection.peer)
-            connection.refuse(error, frame.sequence)
+                log.exception("a bug, while answering a request of %s", connection.peer)
+            connection.refuse(error, sequence)
         finally:
             self.under_way -= 1
             connection.regulate()

@@ -1,17 +1,25 @@
 """Settles what consumers were sent: acks, nacks and extensions of leases, and the room that they make."""
 
 from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from msgspec import Meta
 
 from keylane import wire
-from keylane.errors import InvalidArgument, Unavailable
+from keylane.errors import InvalidArgument, SubscriptionNotFound, Unavailable
 from keylane_broker.engine.bodies import names_within, pack_names
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.receipts import Receipts
+from keylane_broker.engine.receipts import Receipts, receipts_of
 from keylane_broker.engine.values import Lease, SettleResult
+from keylane_broker.store.keys import PLACE
 from keylane_broker.worker.body_deletion import DeletingClient
 from keylane_broker.worker.clock import instant
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.request_turns import Reply
+
+# Bounded before memory is set aside.
+_RECEIPTS = Annotated[list[str | int], Meta(max_length=wire.MAX_BATCH * 4)]
 
 
 async def settle(
@@ -35,12 +43,26 @@ async def settle(
         # Its connection may have ended meanwhile, and another have the name and what it holds.
         return context.partitions.consumers.get(*consumer.identity) or consumer
 
+    counts = context.engine.store.counters.subscription(consumer.topic, name)
+
     def make_room(done: Receipts, result: SettleResult) -> None:
+        stale = sum(part.last - part.first + 1 for part in result.stale)
+        counts.stale += stale
+        if isinstance(request, wire.Ack):
+            counts.acked += done.messages - stale
+        elif isinstance(request, wire.Nack) and request.charged:
+            counts.nacked += done.messages - stale
+        else:
+            counts.released += done.messages - stale
         _make_room(present(), request.partition, done, result, result.returned if nacked else None)
 
     async def call(step: Callable[[Engine, Lease], Awaitable[SettleResult]]) -> SettleResult:
         try:
             return await partition.call(step, consumer.incarnation)
+        except SubscriptionNotFound as error:
+            if PLACE not in name:
+                raise
+            raise Unavailable("the session of the consumer has ended, and its place with it") from error
         except Unavailable:  # and yet it may have been done
             if dispatcher is not None:
                 dispatcher.recount([present()])
@@ -62,12 +84,13 @@ async def settle(
             dispatcher.expect(instant(result.deadline_ms, result.now_ms))
         return result
     if isinstance(request, wire.Ack):
-        names = _names(request.bodies)
+        bodies = known_bodies(request)
+        names = _names(bodies)
         result = await call(
             lambda engine, lease: engine.ack(lease, name, receipts, names, consumer=whose, on_step=make_room)
         )
         for record, entries in result.records:
-            gone = names_within(request.bodies or [], entries)
+            gone = names_within(bodies or [], entries)
             context.bodies.recorded(connection, (consumer.topic, request.partition), record, gone)
     else:
         result = await call(
@@ -78,6 +101,7 @@ async def settle(
                 delay_ms=request.delay_ms,
                 until_ms=request.until_ms,
                 charged=request.charged,
+                reason=request.reason,
                 consumer=whose,
                 on_step=make_room,
             )
@@ -91,13 +115,45 @@ async def settle(
     return result
 
 
+def reply_to(result: SettleResult) -> Reply:
+    """Return what to answer."""
+    return wire.SettleReply(
+        [number for stale in result.stale for number in stale],
+        result.deadline_ms,
+        [number for part in result.returned for number in part],
+    ), b""
+
+
+def receipts_in(body: memoryview) -> Receipts:
+    """Return the receipts of a frame, checked."""
+    return receipts_of(wire.unpack(body, _RECEIPTS))
+
+
+def known_bodies(request: wire.Ack) -> list[int | str] | None:
+    """Return the bodies that a client names, checked; None if they are to be looked up.
+
+    A name after an "@" is that of a body of another topic, as dead letters have it: it is not taken on trust.
+    """
+    bodies = request.bodies
+    if not bodies:
+        return bodies
+    _check_bodies(bodies)
+    return None if "\n@" in "\n".join(["", *bodies[1::2]]) else bodies  # type: ignore[list-item]
+
+
+def _check_bodies(bodies: list[int | str]) -> None:
+    """Raise InvalidArgument unless they are entry and name of each body."""
+    entries, names = set(map(type, bodies[::2])), set(map(type, bodies[1::2]))
+    if (
+        len(bodies) % 2 or entries != {int} or names != {str} or max(map(len, bodies[1::2])) > wire.MAX_UID  # type: ignore[arg-type]
+    ):
+        raise InvalidArgument(f"bodies are entry, name, …, names of up to {wire.MAX_UID} bytes")
+
+
 def _names(bodies: list[int | str] | None) -> str | None:
-    """Return entry and name of each body as the scripts want them, checked; None where nothing is said."""
+    """Return entry and name of each body as the scripts want them; None where nothing is said."""
     if not bodies:
         return None if bodies is None else ""
-    entries, names = set(map(type, bodies[::2])), set(map(type, bodies[1::2]))
-    if len(bodies) % 2 or entries != {int} or names != {str} or max(map(len, bodies[1::2])) > wire.MAX_UID:  # type: ignore[arg-type]
-        raise InvalidArgument(f"bodies are entry, name, …, names of up to {wire.MAX_UID} bytes")
     return pack_names(bodies)
 
 

@@ -31,7 +31,10 @@ _ClickError: Any = typer.BadParameter.__mro__[1]  # whichever copy of click type
 ServerOption = Annotated[
     str | None,
     typer.Option(
-        "--server", metavar="URL", help="Broker URL.", show_default=f"$KEYLANE_SERVER, else {DEFAULT_SERVER}"
+        "--server",
+        metavar="URL",
+        help="Broker URL; by default $KEYLANE_SERVER, else port 9999 of this machine.",
+        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.", show_default=False)]
@@ -88,10 +91,10 @@ P = ParamSpec("P")
 Action = Callable[Concatenate[R, P], Any]
 
 
-def new_app(help_text: str) -> typer.Typer:
-    """A command with commands."""
+def new_app(help_text: str, *, completion: bool = False) -> typer.Typer:
+    """A command with commands; with `completion` it tells shells what can be typed."""
     return typer.Typer(
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=help_text
+        no_args_is_help=True, add_completion=completion, pretty_exceptions_enable=False, help=help_text
     )
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -13,7 +14,7 @@ if TYPE_CHECKING:  # rich takes a while to import, which --json does not need
     from rich.console import Console, RenderableType
     from rich.progress import Progress
 
-__all__ = ["CommandError", "Failure", "Output", "UsageError", "progress_bar"]
+__all__ = ["CommandError", "Failure", "Output", "UsageError", "make_table", "progress_bar"]
 
 UNFOLDED = 1_000  # columns, where a program reads
 
@@ -68,7 +69,7 @@ class Output:
         if self.json:
             self.document(value)
         else:
-            self.out.print(_table(columns, rows))
+            self.out.print(make_table(columns, rows))
 
     def properties(self, value: object) -> None:
         """Print a value as JSON, or its fields as a table."""
@@ -76,7 +77,9 @@ class Output:
         if self.json:
             self.document(fields)
         else:
-            self.out.print(_table(None, [(name.replace("_", " "), field) for name, field in fields.items()]))
+            self.out.print(
+                make_table(None, [(name.replace("_", " "), field) for name, field in fields.items()])
+            )
 
     def document(self, value: object) -> None:
         """Print a value as one line of JSON."""
@@ -139,7 +142,7 @@ def progress_bar() -> "Progress":
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def _table(columns: Sequence[str] | None, rows: Sequence[Sequence[object]]) -> "RenderableType":
+def make_table(columns: Sequence[str] | None, rows: Sequence[Sequence[object]]) -> "RenderableType":
     """A plain table; numbers to the right, what is too long for the terminal folded."""
     from rich import box
     from rich.table import Table
@@ -153,7 +156,8 @@ def _table(columns: Sequence[str] | None, rows: Sequence[Sequence[object]]) -> "
         show_header=columns is not None,
     )
     for place, column in enumerate(columns or ["", ""]):
-        numbers = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+        cells = [row[place] for row in rows if row[place] not in (None, "")]
+        numbers = bool(cells) and all(isinstance(cell, int | float) for cell in cells)
         made.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in row))
@@ -171,4 +175,6 @@ def _shown(cell: object) -> str:
         return ", ".join(f"{name} {_shown(value)}" for name, value in cell.items()) or "-"
     if isinstance(cell, float):
         return f"{cell:g}"
+    if isinstance(cell, datetime):
+        return f"{cell:%Y-%m-%d %H:%M:%S}Z"  # all of them are in UTC
     return f"{cell:,}" if isinstance(cell, int) else str(cell)

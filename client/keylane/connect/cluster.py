@@ -1,6 +1,7 @@
 """The cluster as a client sees it: whom to ask, and who serves the partitions of the topics in use."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
@@ -20,7 +21,7 @@ from keylane.errors import (
     SubscriptionBusy,
 )
 from keylane.payloads.bodies import Bodies
-from keylane.retry import backoff
+from keylane.retry import pause
 from keylane.wire import Frame, Properties
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class Cluster(Events):
         seeds: str | Iterable[str],
         *,
         token: str | None,
+        tls: ssl.SSLContext | None,
         timeout: float,
         on_time_drift: Callable[[float], None] | None,
         bodies: Bodies,
@@ -50,7 +52,7 @@ class Cluster(Events):
         self._token = token
         self._bodies = bodies
         self.store = bodies.kind
-        self._pool = Pool(parse_seeds(seeds), token, self, self)
+        self._pool = Pool(parse_seeds(seeds), token, tls, self, self)
         self._asked: dict[asyncio.Future[Frame], Connection] = {}  # what another worker can answer as well
         self._loop: asyncio.AbstractEventLoop | None = None  # since it is open
         self._closed = False
@@ -157,7 +159,7 @@ class Cluster(Events):
             except SubscriptionBusy:
                 raise  # the one who has it may well keep it: the application decides
             except BrokerError as error:
-                wait = backoff(attempt)
+                wait = pause(error, attempt)
                 if not (repeatable and error.retriable) or loop.time() + wait > end:
                     raise
             attempt += 1

@@ -8,14 +8,9 @@ from collections.abc import Callable
 from typing import cast
 
 from keylane import errors, wire
-from keylane.errors import BrokerError, ConnectionClosed, DurabilityNotReached, Fenced, ProtocolError
+from keylane.errors import BrokerError, ConnectionClosed, Fenced, ProtocolError, error_named
 from keylane.wire import Frame, Properties, Type
 
-_ERRORS = {
-    item.code: item
-    for item in vars(errors).values()
-    if isinstance(item, type) and issubclass(item, BrokerError)
-}
 _LOST_AFTER = 3  # heartbeat intervals without a byte from the other side
 _SILENCE = 2.0  # seconds without a byte from a worker that owes an answer, until it is suspected
 
@@ -34,10 +29,7 @@ Redirected.code = Fenced.code  # to users it is the same
 
 def error_from(said: wire.Error) -> BrokerError:
     """Return the exception for what an ERROR frame says."""
-    kind = _ERRORS.get(said.code, BrokerError)
-    if kind is DurabilityNotReached:
-        return DurabilityNotReached(said.message, stored=said.stored)
-    return kind(said.message)
+    return error_named(said.code, said.message, stored=said.stored, retry_after=said.retry_ms / 1_000)
 
 
 def give_up(answer: asyncio.Future[Frame], error: BrokerError) -> None:
@@ -101,6 +93,14 @@ class Connection(asyncio.Protocol):
     def silent(self) -> bool:
         """Whether the worker owes an answer and has said nothing for a while."""
         return self._suspected > self._heard
+
+    @property
+    def session_left(self) -> float:
+        """Seconds that the sessions of our consumers last at least, if the worker is no more.
+
+        It has renewed them as long as we heard it, every third of a session, or somewhat later.
+        """
+        return self.info.session_ms / 2_000 - (self._loop.time() - self._heard)
 
     @property
     def busy(self) -> bool:

@@ -99,21 +99,27 @@ def _abort(protocol: Any) -> None:
 
 
 async def connect(
-    host: str, port: int, *, tls: bool, token: str | None, events: Events, resolver: Resolver
+    host: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None,
+    token: str | None,
+    events: Events,
+    resolver: Resolver,
 ) -> Connection:
     """Open a connection and greet the worker; OSError if nobody is there."""
-    context = ssl.create_default_context() if tls else None
     address = wire.address_of(host, port)
     addresses = await resolver.addresses(host)
-    connection = await open_any(lambda: Connection(address, events), host, addresses, port, context)
+    connection = await open_any(lambda: Connection(address, events), host, addresses, port, tls)
     try:
         await connection.greet(token)
     except BaseException as error:
         connection.end(ConnectionClosed("the worker did not greet"))
-        if isinstance(error, ConnectionClosed) and not tls:
-            raise ConnectionClosed(
-                f"{error} before the worker greeted; for a TLS port use keylanes://"
-            ) from error
+        if isinstance(error, ConnectionClosed) and tls is None:
+            hint = (
+                "" if "HTTP" in str(error) else " before the worker greeted; for a TLS port use keylanes://"
+            )
+            raise ConnectionClosed(f"{error}{hint}") from error
         raise
     connection.begin_heartbeats()
     return connection

@@ -92,7 +92,14 @@ class Owner(Protocol):
 class Pool:
     """The workers that a client has to do with; `home` is the one that is asked what any could answer."""
 
-    def __init__(self, seeds: list[Seed], token: str | None, events: Events, owner: Owner) -> None:
+    def __init__(
+        self,
+        seeds: list[Seed],
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        events: Events,
+        owner: Owner,
+    ) -> None:
         self.home: Peer | None = None
         self.error: BrokerError | None = None
         self.tasks = Tasks()
@@ -100,6 +107,7 @@ class Pool:
         self._resolver = Resolver(self.tasks)
         self._seeds = seeds
         self._token = token
+        self._tls = tls
         self._events = events
         self._owner = owner
         self._peers: dict[str, Peer] = {}
@@ -193,7 +201,7 @@ class Pool:
             async with asyncio.timeout(ATTEMPT):
                 connection = await connect(
                     *seed[:2],
-                    tls=seed.tls,
+                    tls=self._context() if seed.tls else None,
                     token=self._token,
                     events=self._events,
                     resolver=self._resolver,
@@ -202,6 +210,11 @@ class Pool:
             raise ConnectionFailed(f"no worker at {address} ({_why(error)})") from error
         self.learn(connection.info)
         return connection
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
     # What peers tell
 
@@ -287,8 +300,11 @@ class Pool:
                     self._led_to.pop(address, None)
         if isinstance(error, ConnectionFailed):
             cause = error.__cause__ or error
-            unknown = isinstance(cause, socket.gaierror)
-            advice = "check the name of the host" if unknown else "start one with `keylane serve`"
+            advice = "start one with `keylane serve`"
+            if isinstance(cause, socket.gaierror):
+                advice = "check the name of the host"
+            elif isinstance(cause, ssl.SSLCertVerificationError):
+                advice = "set SSL_CERT_FILE to the certificate of its authority, or pass tls="
             error = ConnectionFailed(f"no broker at {self.where} ({_why(cause)}); {advice}")
         raise error or ConnectionFailed(f"no other worker answers at {self.where}")
 

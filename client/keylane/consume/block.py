@@ -31,6 +31,7 @@ class Block:
         "fetches",
         "gone",
         "handed",
+        "held",
         "lane_deadlines",
         "ledgers",
         "names",
@@ -53,6 +54,7 @@ class Block:
         self.retries: dict[int, int]
         ranges, self.texts, retries, lanes = wire.unpack(frame.body, _BODY)
         self.partition = data.partition
+        self.held = data.held  # it was before this consumer asked: delivered to one of its name
         self.token = data.token
         self.ledgers = data.ledgers
         self.entries: Sequence[int]  # of each index

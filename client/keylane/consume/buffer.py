@@ -86,9 +86,12 @@ class Buffer:
         self._at = to
 
     def _alive(self, block: Block, index: int, now: float) -> bool:
-        if now < self._leases.deadline(block, index):
+        if self._leases.is_doubtful(block, now):
+            self._leases.let_go([block.partition])  # it comes again if it is ours
+        elif now < self._leases.deadline(block, index):
             return True
-        self._leases.lapse(block, index)
+        else:
+            self._leases.lapse(block, index)
         return False
 
     def _note(self, block: Block, index: int, now: float) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Iterator
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import partial
@@ -29,6 +29,7 @@ from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument
 from keylane.payloads.bodies import Bodies
 from keylane.tasks import finished
 from keylane.times import Seconds, seconds
+from keylane.tracing import processing
 from keylane.types import Outcome
 from keylane.wire import Frame
 
@@ -68,6 +69,7 @@ class Consumer:
             on_open=self._opened,
             on_data=self._received,
             on_leases_ended=self._leases_ended,
+            on_cut_off=self._cut_off,
             on_void=self._void,
             on_end=self._ended,
         )
@@ -83,15 +85,18 @@ class Consumer:
         )
         self._unreadable = Unreadable(topic, self.leases, self._settler.submit)
         self._downloads = Downloads(topic, bodies)
-        self.origin = Origin(topic, lambda: cluster.drift, self.leases, self._settler, self._downloads)
+        drift, process = (lambda: cluster.drift), processing(subscription)
+        self.origin = Origin(topic, drift, self.leases, self._settler, self._downloads, process)
         self._buffer = Buffer(self.origin, (patience or PATIENCE) / 10)
         self._handlers: Handlers | None = None
         if options.handler is not None:
             said = f"consumer {self.name} of {topic!r}"
             self._handlers = Handlers(options.handler, options.concurrency, said, self._take_one, self.hand)
         self._on_stale = options.on_stale
+        self._stale = 0  # messages that were settled too late since that was last logged
         self._permits = options.permits
         self._waiting: list[asyncio.Future[None]] = []
+        self._mode = "shared"
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -101,9 +106,14 @@ class Consumer:
         return self._closed
 
     @property
+    def error(self) -> BrokerError | None:
+        """What has ended it for good."""
+        return self._streams.error
+
+    @property
     def mode(self) -> str:
         """The subscription's mode."""
-        return self.leases.mode
+        return self._mode
 
     # Opening and closing
 
@@ -253,16 +263,28 @@ class Consumer:
         return await self._settler.many(ACK, spans_of(messages, self.origin))
 
     async def nack(
-        self, messages: Iterable[Message], delay: Seconds | None = None, *, until: datetime | None = None
+        self,
+        messages: Iterable[Message],
+        delay: Seconds | None = None,
+        *,
+        until: datetime | None = None,
+        reason: str | None = None,
     ) -> list[Outcome]:
         """Nack messages. Returns "settled" or "stale" for each, in the order given."""
-        return await self._settler.many(nack_kind(delay, until), spans_of(messages, self.origin))
+        return await self._settler.many(nack_kind(delay, until, reason), spans_of(messages, self.origin))
 
     async def extend(
         self, messages: Iterable[Message], seconds: Seconds | None = None, *, until: datetime | None = None
     ) -> list[Outcome]:
         """Extend leases from now. Returns "settled" or "stale" for each, in the order given."""
         return await self._settler.many(extend_kind(seconds, until), spans_of(messages, self.origin))
+
+    def offer_permits(self, held: Mapping[int, int], more: int) -> None:
+        """Let each worker send so many more than are held of its partitions, instead of sharing permits.
+
+        For somebody who takes messages now and then: with 0 nothing comes that nobody has asked for.
+        """
+        self._streams.offer_permits(held, more)
 
     async def pause(self) -> None:
         """Stop deliveries at once; messages that the application does not have go back uncharged."""
@@ -293,8 +315,10 @@ class Consumer:
         return self._reopening.foreseeing(partitions)
 
     def _opened(self, partitions: Collection[int], reply: wire.SubscribeReply) -> None:
-        self.leases.mode = reply.mode
+        self._mode = reply.mode
+        self.leases.mode = "shared" if reply.mode == "multicast" else reply.mode  # what the lanes are
         self.leases.lease = reply.lease_ms / 1000
+        self.leases.reach(partitions)
         self._reopening.reopen(partitions, reply.held)
 
     def _received(self, frame: Frame, data: wire.Data) -> None:
@@ -333,6 +357,9 @@ class Consumer:
         if in_hands := [span for span in spans if span[0].states[span[1]] == HANDED]:
             self._settler.submit(NACK, in_hands)
 
+    def _cut_off(self, partitions: Collection[int], until: float) -> None:
+        self.leases.cut_off(partitions, until)
+
     def _void(self, partitions: Collection[int]) -> None:
         """A worker has let go of the consumer."""
         self.leases.clear(partitions)
@@ -343,11 +370,28 @@ class Consumer:
         self._wake()
 
     def _tell_stale(self, block: Block, index: int) -> None:
+        self._stale += 1
+        if self._stale == 1:
+            try:
+                asyncio.get_running_loop().call_soon(self._warn_of_stale, block.id(index))
+            except RuntimeError:  # a thread tells it, after the client was closed: no others will follow
+                self._warn_of_stale(block.id(index))
         if self._on_stale is not None:
             try:
                 self._on_stale(Message(block, index, self.origin))
             except Exception:
                 _log.exception("on_stale failed for message %s", block.id(index))
+
+    def _warn_of_stale(self, first: str) -> None:
+        """Log once for all that were found stale together."""
+        _log.warning(
+            "%s: %d messages were settled after their leases had ended, and may be delivered again: %s%s",
+            f"consumer {self.name} of {self.origin.topic!r}",
+            self._stale,
+            first,
+            " and others" if self._stale > 1 else "",
+        )
+        self._stale = 0
 
     # Waiting
 

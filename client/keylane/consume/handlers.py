@@ -14,7 +14,7 @@ import anyio
 from keylane.bridge import Bridge
 from keylane.consume.block import BUFFERED
 from keylane.consume.message import Message
-from keylane.consume.receipts import ACK, NACK
+from keylane.consume.receipts import ACK, failure_kind
 from keylane.consume.sync_message import SyncMessage
 from keylane.errors import BrokerError, InvalidArgument
 from keylane.tasks import Tasks
@@ -145,6 +145,10 @@ class Handlers:
         if not await self._hand(message):  # it has gone back, perhaps with an earlier one of its lane
             return
         settle_later = message._origin.settler.settle_later
+        processing = message._origin.processing
+        failure: BaseException | None = None
+        if processing is not None:
+            processing.begin(message)
         try:
             _handling.set(asyncio.current_task())
             if self._is_async:
@@ -155,12 +159,16 @@ class Handlers:
                     result.close()
                     raise InvalidArgument("the handler returns a coroutine: define it with `async def`")
         except BaseException as error:
+            failure = error
             if not self._is_failure(error):
                 raise
             _log.exception("the handler failed for message %s of %r", message.id, message.topic)
-            settle_later(block, index, NACK)
+            settle_later(block, index, failure_kind(error))
         else:
             settle_later(block, index, ACK)
+        finally:
+            if processing is not None:
+                processing.end(message, failure)
 
     def _is_failure(self, error: BaseException) -> bool:
         """Return whether an error is about the message, rather than about us or the whole program."""

@@ -1,6 +1,8 @@
 """Lanes: which messages are delivered in order, and when the lease of a lane ends."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import eq
 from time import monotonic
 
 from keylane.consume.block import HANDED, Block, Span
@@ -16,7 +18,8 @@ class Lanes:
         self.mode = "shared"
         self.lease = 30.0  # seconds
         self.blocks: dict[Block, None] = {}  # those with a message that is neither settled nor stale
-        self._moved: dict[int, dict[str, float]] = {}  # partition -> lane -> deadline, where it has moved
+        # Partition -> key, "" for all of it -> deadline of the lane, where it has moved.
+        self._moved: dict[int, dict[str, float]] = {}
         self._many: dict[int, int] = {}  # partition -> lanes, to look whether they are too many
         # Lanes that were given more than a lease -> until when.
         self._extended: dict[tuple[int, str], float] = {}
@@ -36,7 +39,7 @@ class Lanes:
         if not lane:
             return block.deadlines.get(index, block.deadline)
         own = block.lane_deadlines.get(lane, block.deadline)
-        moved = self._moved.get(block.partition, {}).get(lane, 0.0)
+        moved = self._moved.get(block.partition, {}).get(lane[1:], 0.0)
         return max(own, moved, self._extended.get((block.partition, lane), 0.0) if self._extended else 0.0)
 
     def extend_lanes(self, spans: Iterable[Span], deadline: float) -> None:
@@ -67,11 +70,10 @@ class Lanes:
             partition = block.partition
             lanes = self._moved.setdefault(partition, {})
             if self.mode != "key_shared":
-                lanes["="] = deadline
+                lanes[""] = deadline
             else:
-                for key in block.texts[start * 3 : stop * 3 : 3]:
-                    if key:
-                        lanes["=" + key] = deadline
+                lanes.update(dict.fromkeys(block.texts[start * 3 : stop * 3 : 3], deadline))
+                lanes.pop("", None)  # messages without a key have no lane
         count = len(self._moved.get(partition, ()))
         if count > self._many.get(partition, _LANES):
             self._many[partition] = 2 * sum(block.open for block in self.blocks) + _LANES
@@ -82,7 +84,14 @@ class Lanes:
         """Lanes come and go with their keys: keep those of which something is held."""
         held = {self.lane(block, index) for block, index in self.each() if block.partition == partition}
         lanes = self._moved[partition]
-        self._moved[partition] = {lane: lanes[lane] for lane in held if lane in lanes}
+        self._moved[partition] = {key: lanes[key] for lane in held if (key := lane[1:]) in lanes}
+
+    def apart(self, block: Block, start: int, stop: int) -> list[str] | None:
+        """Return the lane of each message of a span if no two neighbours have the same key, else None."""
+        keys = block.texts[start * 3 : stop * 3 : 3]
+        if self.mode != "key_shared" or any(map(eq, keys, islice(keys, 1, None))):
+            return None
+        return ["=" + key if key else "" for key in keys]
 
     def runs(self, block: Block, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
         """Cut a span into what one receipt can stand for: consecutive entries of one lane."""

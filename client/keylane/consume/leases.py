@@ -26,9 +26,14 @@ class Leases(Lanes):
         self.credit = credit
         self._give_back = give_back
         self._in_order: dict[int, dict[int, Block]] = {}  # partition -> entry -> its newest block, in lanes
+        # Partitions that no worker serves us -> until when what we have of them cannot be with others.
+        self._cut_off: dict[int, float] = {}
         self._overlaid: dict[Block, None] = {}  # those of which something has come again
         # Lanes being nacked -> the nacks that are not answered, each with its entry.
         self._rewinding: dict[tuple[int, str], dict[tuple[Block, int], int]] = {}
+        # What has come of these meanwhile: sent before, and void, if what is nacked comes again. But
+        # a dead letter does not, and what was behind it comes by itself.
+        self._withheld: dict[tuple[int, str], list[Span]] = {}
 
     def perhaps(self, block: Block, index: int) -> str:
         """Return what else may be true of a lease that has ended."""
@@ -62,7 +67,7 @@ class Leases(Lanes):
         with self._lock:
             if self.paused or block.states[index] != BUFFERED:
                 return False
-            if now >= block.soonest and now >= self.deadline(block, index):
+            if now >= block.soonest and (now >= self.deadline(block, index) or self.is_doubtful(block, now)):
                 return False
             # Its time first: the loop looks at any moment, and a signal may end this at any.
             block.taken[index] = self.active = now
@@ -86,10 +91,35 @@ class Leases(Lanes):
                         withdrawn.append((block, index, index + 1))
         return withdrawn
 
+    # While a partition is not served
+
+    def cut_off(self, partitions: Collection[int], until: float) -> None:
+        """No worker serves partitions: after that time our session may be over, and others have it all."""
+        self._cut_off.update(dict.fromkeys(partitions, until))
+        for block in self.blocks:
+            if block.partition in partitions:
+                block.soonest = min(block.soonest, until)
+
+    def is_doubtful(self, block: Block, now: float) -> bool:
+        """Return whether what we have of a block's partition may be with others."""
+        return now >= self._cut_off.get(block.partition, now + 1)
+
+    def reach(self, partitions: Collection[int]) -> None:
+        """A worker serves partitions again, and lists what is ours: also what was not to be handed out."""
+        now = monotonic()
+        self.let_go([at for at in partitions if self._cut_off.pop(at, now + 1) <= now])
+
+    def let_go(self, partitions: Collection[int]) -> None:
+        """Forget what the application does not have of partitions."""
+        blocks = [block for block in self.blocks if block.partition in partitions]
+        for block, start, stop in self.withdraw((block, 0, len(block)) for block in blocks):
+            for index in range(start, stop):
+                self.stale(block, index)
+
     # Taking in
 
     def add(self, block: Block) -> None:
-        """A block has come; what follows a nack that is under way is void."""
+        """A block has come; what follows a nack that is under way is withheld."""
         if self.mode != "shared":
             self._forget_older(block)
             if self._extended:
@@ -100,7 +130,7 @@ class Leases(Lanes):
                 places = self._in_order.setdefault(block.partition, {})
                 places.update(dict.fromkeys(block.entries, block))
         if self._rewinding:
-            self._void_rewound(block)
+            self._withhold(block)
 
     def _forget_older(self, block: Block) -> None:
         """A lane comes again, perhaps before we knew that its leases ended: the old token settles no more."""
@@ -120,20 +150,24 @@ class Leases(Lanes):
         if old.states[index] <= HANDED:
             self._close(old, index, STALE)
 
-    def _void_rewound(self, block: Block) -> None:
+    def _withhold(self, block: Block) -> None:
         firsts: dict[str, int] = {}  # lane -> from which entry on it is being nacked
         for index, entry in enumerate(block.entries):
             lane = self.lane(block, index)
-            nacks = self._rewinding.get((block.partition, lane)) if lane else None
+            place = block.partition, lane
+            nacks = self._rewinding.get(place) if lane else None
             if nacks is None:
                 continue
             if lane not in firsts:
                 firsts[lane] = min(nacks.values())
             if entry <= firsts[lane]:
                 if block.states[index] == BUFFERED:  # else it is listed because the nack is still on its way
-                    del self._rewinding[block.partition, lane]  # this is what the nacks brought back
-            elif block.states[index] == BUFFERED:
-                self._close(block, index, STALE)
+                    del self._rewinding[place]  # this is what the nacks brought back
+                    for old, start, stop in self._withheld.pop(place, ()):
+                        for at in range(start, stop):
+                            self.stale(old, at)
+            elif withheld := self.withdraw([(block, index, index + 1)]):
+                self._withheld.setdefault(place, []).extend(withheld)
 
     # Letting go
 
@@ -256,8 +290,12 @@ class Leases(Lanes):
                     if first is not None and block.entries[index] > first:
                         self._close(block, index, STALE)
 
-    def rewound(self, spans: Iterable[Span]) -> None:
-        """The nack was answered: what comes now counts, unless another of its lane is under way."""
+    def rewound(self, spans: Iterable[Span]) -> list[Span]:
+        """The nack was answered: what comes now counts, unless another of its lane is under way.
+
+        Returns what was withheld, to be given back: if it is void, the worker says so and nothing happens.
+        """
+        withheld: list[Span] = []
         if self._rewinding:
             for block, start, stop in spans:
                 for index in range(start, stop):
@@ -265,3 +303,5 @@ class Leases(Lanes):
                     nacks = self._rewinding.get(place, {})
                     if nacks.pop((block, index), None) is not None and not nacks:
                         del self._rewinding[place]
+                        withheld += self._withheld.pop(place, ())
+        return [span for span in withheld if span[0].states[span[1]] == SETTLING]

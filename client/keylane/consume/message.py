@@ -10,10 +10,11 @@ from typing import NamedTuple, overload
 from keylane.consume.block import Block, Span
 from keylane.consume.downloads import Downloads
 from keylane.consume.leases import Leases
-from keylane.consume.receipts import ACK, GIVE_BACK, NACK, SettleKind, extend_kind, nack_kind
+from keylane.consume.receipts import ACK, GIVE_BACK, SettleKind, extend_kind, failure_kind, nack_kind
 from keylane.consume.settler import Settler
 from keylane.errors import InvalidArgument
 from keylane.times import Seconds, moment
+from keylane.tracing import Processing
 
 
 class Origin(NamedTuple):
@@ -24,6 +25,7 @@ class Origin(NamedTuple):
     leases: Leases
     settler: Settler
     downloads: Downloads
+    processing: Processing | None = None  # traces what the application does
 
 
 class Message:
@@ -139,15 +141,22 @@ class Message:
         """Ack the message. Raises StaleReceipt if its lease has ended."""
         await self._origin.settler.one(ACK, self._block, self._index)
 
-    async def nack(self, delay: Seconds | None = None, *, until: datetime | None = None) -> None:
-        """Nack the message: it is redelivered, by default after the subscription's backoff."""
-        await self._origin.settler.one(nack_kind(delay, until), self._block, self._index)
+    async def nack(
+        self, delay: Seconds | None = None, *, until: datetime | None = None, reason: str | None = None
+    ) -> None:
+        """Nack the message: it is redelivered, by default after the subscription's backoff.
+
+        If that was its last retry, the reason goes into its history: see dead_letters().
+        """
+        await self._origin.settler.one(nack_kind(delay, until, reason), self._block, self._index)
 
     async def extend(self, seconds: Seconds | None = None, *, until: datetime | None = None) -> None:
         """Extend its lease to so many seconds from now, or until a time."""
         await self._origin.settler.one(extend_kind(seconds, until), self._block, self._index)
 
     async def __aenter__(self) -> "Message":
+        if self._origin.processing is not None:
+            self._origin.processing.begin(self)
         return self
 
     async def __aexit__(
@@ -156,15 +165,17 @@ class Message:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._origin.settler.settle_later(self._block, self._index, kind_after(kind)):
+        if self._origin.processing is not None:
+            self._origin.processing.end(self, error)
+        if self._origin.settler.settle_later(self._block, self._index, kind_after(error)):
             await asyncio.sleep(0)  # much is to be sent: a loop that never waits must let that happen
 
 
-def kind_after(error: type[BaseException] | None) -> SettleKind:
+def kind_after(error: BaseException | None) -> SettleKind:
     """Return how to settle a message when its block ends; what is no Exception is not about the message."""
     if error is None:
         return ACK
-    return NACK if issubclass(error, Exception) else GIVE_BACK
+    return failure_kind(error) if isinstance(error, Exception) else GIVE_BACK
 
 
 class Batch(Sequence[Message]):

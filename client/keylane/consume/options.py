@@ -3,12 +3,12 @@
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import getpid
 from typing import NamedTuple
 
 from keylane import wire
-from keylane.checks import check_callable, check_request
+from keylane.checks import as_dict, check_callable, check_request
 from keylane.consume.handlers import Handler
 from keylane.consume.message import Message
 from keylane.errors import InvalidArgument
@@ -31,6 +31,8 @@ class ConsumerOptions(NamedTuple):
     partitions: Sequence[int] | None
     handler: Handler | None
     concurrency: int
+    keys: str | None = None
+    filter: Mapping[str, str | None] | None = None
 
     def request(self, topic: str, subscription: str, name: str) -> wire.Subscribe:
         """Return what to ask of the workers. Raises InvalidArgument if an option is not valid."""
@@ -51,6 +53,8 @@ class ConsumerOptions(NamedTuple):
             milliseconds("lease", self.lease),
             self.permits,
             None if self.partitions is None else list(self.partitions),
+            keys=self.keys,
+            filter=as_dict("filter", self.filter),
         )
         check_request(request)
         return request

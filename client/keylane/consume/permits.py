@@ -66,6 +66,18 @@ class Permits(Generic[H]):
         self._scarce = self._total < sum(1 for weight in weights.values() if weight)
         self._balance()
 
+    def offer(self, held: Mapping[H, int], more: int) -> None:
+        """Let each holder have what is held of it out, and as many more: nobody knows who has some.
+
+        So more may come than one wants; of fewer than before, what is out stays out.
+        """
+        self._aims = {holder: held.get(holder, 0) + more for holder in self._limits}
+        self._total = sum(self._aims.values())
+        self._scarce = False
+        for holder, aim in self._aims.items():
+            if by := aim - self._limits[holder]:
+                self._change(holder, by)
+
     def departed(self, holder: H, partitions: Collection[int], permits: int) -> None:
         """Partitions have left a holder, and with them the permits of what is held of them."""
         permits = min(permits, self._limits.get(holder, 0))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from keylane import wire
@@ -11,6 +12,7 @@ from keylane.errors import InvalidArgument, ProtocolError
 from keylane.times import Seconds, instant_ms, milliseconds
 from keylane.wire import MAX_BATCH, Properties, Type
 
+_REASON = 1_000  # characters of why a message is nacked
 _MAX_MESSAGES = 10_000  # that the receipts of one frame may stand for
 
 
@@ -21,13 +23,14 @@ class SettleKind(NamedTuple):
     delay_ms: int | None = None
     until_ms: int | None = None
     charged: bool = True
+    reason: str = ""
 
     def properties(self, stream: int, partition: int, batch: "ReceiptBatch") -> Properties:
         """Return the properties of the frame that says so."""
         if self.type == Type.ACK:
             return wire.Ack(stream, partition, _names(batch))
         if self.type == Type.NACK:
-            return wire.Nack(stream, partition, self.delay_ms, self.until_ms, self.charged)
+            return wire.Nack(stream, partition, self.delay_ms, self.until_ms, self.charged, self.reason)
         return wire.Extend(stream, partition, self.delay_ms, self.until_ms)
 
 
@@ -36,11 +39,19 @@ NACK = SettleKind(int(Type.NACK))
 GIVE_BACK = SettleKind(int(Type.NACK), charged=False)
 
 
-def nack_kind(delay: Seconds | None, until: datetime | None) -> SettleKind:
+def nack_kind(delay: Seconds | None, until: datetime | None, reason: str | None = None) -> SettleKind:
     """Return the kind of a nack as the application asks for it."""
     if delay is not None and until is not None:
         raise InvalidArgument("nack takes either delay or until, not both")
-    return SettleKind(int(Type.NACK), milliseconds("delay", delay), instant_ms("until", until))
+    if not isinstance(reason, str | None):
+        raise InvalidArgument(f"reason is {reason!r:.60}: use text")
+    why = (reason or "")[:_REASON]
+    return SettleKind(int(Type.NACK), milliseconds("delay", delay), instant_ms("until", until), reason=why)
+
+
+def failure_kind(error: BaseException) -> SettleKind:
+    """Return the kind of a nack after an error: its type and text go into the message's history."""
+    return NACK._replace(reason=f"{type(error).__name__}: {error}"[:_REASON])
 
 
 def extend_kind(seconds: Seconds | None, until: datetime | None) -> SettleKind:
@@ -77,7 +88,15 @@ def receipt_batches(lanes: Lanes, spans: Iterable[Span]) -> Iterator[ReceiptBatc
     """Receipts for messages of one partition, cut to what a frame may carry."""
     batch, messages = ReceiptBatch([], [], []), 0
     for block, begin, end in spans:
-        entries, token = block.entries, block.token
+        entries, token, count = block.entries, block.token, end - begin
+        fits = len(batch.places) + count <= MAX_BATCH and messages + count <= _MAX_MESSAGES
+        if fits and (names := lanes.apart(block, begin, end)):  # as mostly: a receipt for each message
+            single = entries[begin:end]
+            batch.flat.extend(chain.from_iterable(zip(names, repeat(token), single, single, strict=False)))
+            batch.places.extend((block, at, at + 1) for at in range(begin, end))
+            batch.spans.append((block, begin, end))
+            messages += count
+            continue
         for lane, start, stop in lanes.runs(block, begin, end):
             if len(batch.places) == MAX_BATCH or messages + stop - start > _MAX_MESSAGES:
                 if begin < start:

@@ -81,6 +81,7 @@ class SettleCalls:
         on_extended: Callable[[float], None],
         on_stale: Callable[[Block, int], None],
         on_end: Callable[[SettleGroup], None],
+        give_back: Callable[[list[Span]], object],
     ) -> None:
         self.under_way: dict[SettleGroup, None] = {}  # those that are not answered
         self._leases = leases
@@ -88,6 +89,7 @@ class SettleCalls:
         self._on_extended = on_extended  # hears the new deadline
         self._on_stale = on_stale
         self._on_end = on_end
+        self._give_back = give_back
         self._tasks = Tasks()
         self._quiet = asyncio.Event()  # set when nothing is under way, for who waits for that
 
@@ -158,8 +160,8 @@ class SettleCalls:
     def _end(self, group: SettleGroup, error: Exception | None) -> None:
         """Tell those who wait what became of a group."""
         del self.under_way[group]
-        if group.kind.type == Type.NACK:
-            self._leases.rewound(group.spans)
+        if group.kind.type == Type.NACK and (withheld := self._leases.rewound(group.spans)):
+            self._give_back(withheld)
         for waiter in group.waiters:
             waiter.answered(error)
         for block, start, stop in group.spans if group.later else ():

@@ -7,7 +7,7 @@ from time import monotonic
 
 from keylane.consume.block import HANDED, SETTLED, SETTLING, STALE, Block, Span
 from keylane.consume.leases import Leases
-from keylane.consume.receipts import ACK, SettleKind, bodies_in
+from keylane.consume.receipts import ACK, GIVE_BACK, SettleKind, bodies_in
 from keylane.consume.settle_calls import SettleCalls, SettleGroup, SettleWaiter
 from keylane.consume.streams import Streams
 from keylane.errors import ConnectionClosed, StaleReceipt
@@ -32,7 +32,7 @@ class Settler:
         delete_bodies: Callable[[list[str]], None],
     ) -> None:
         self._leases = leases
-        self._calls = SettleCalls(leases, streams, on_extended, on_stale, self._ended)
+        self._calls = SettleCalls(leases, streams, on_extended, on_stale, self._ended, self._give_back)
         self._on_stale = on_stale  # hears of what was settled in the background, and too late
         self._delete_bodies = delete_bodies
         self._groups: dict[tuple[int, SettleKind, bool], SettleGroup] = {}
@@ -186,6 +186,11 @@ class Settler:
             self._on_stale(block, index)
             return False
         return True
+
+    def _give_back(self, spans: list[Span]) -> None:
+        """Give back what came while a lane was being nacked; a consumer that closes gives back all it has."""
+        if not self._closed:
+            self.submit(GIVE_BACK, spans)
 
     def submit(self, kind: SettleKind, spans: list[Span]) -> asyncio.Future[None]:
         """Settle what the application has not asked for; the future is done when it is answered."""

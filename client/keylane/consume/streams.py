@@ -1,7 +1,8 @@
 """All streams of a consumer: which worker serves which of its partitions, and who does when that changes."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from time import monotonic
 
@@ -23,8 +24,8 @@ class Streams:
     """The workers' side of a consumer.
 
     `on_opening` is entered while a worker is asked for partitions. `on_open` hears which are open, and what
-    the worker said; `on_void` for which partitions all leases have ended; `on_end` the error that ends the
-    consumer for good.
+    the worker said; `on_cut_off` which are not any more, and until when what is held of them is ours;
+    `on_void` for which partitions all leases have ended; `on_end` the error that ends the consumer for good.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Streams:
         on_open: Callable[[Collection[int], wire.SubscribeReply], None],
         on_data: Callable[[Frame, wire.Data], None],
         on_leases_ended: Callable[[Frame, wire.Ended], None],
+        on_cut_off: Callable[[Collection[int], float], None],
         on_void: Callable[[Collection[int]], None],
         on_end: Callable[[BrokerError], None],
     ) -> None:
@@ -50,6 +52,7 @@ class Streams:
         self._numbers = numbers
         self._request = request
         self._on_open = on_open
+        self._on_cut_off = on_cut_off
         self._on_void = on_void
         self._on_end = on_end
         self._tasks = Tasks()
@@ -126,6 +129,14 @@ class Streams:
         if self._map is not None:
             self._map.watchers.pop(self._place, None)
             self._cluster.forget(self._map)
+
+    def offer_permits(self, held: Mapping[int, int], more: int) -> None:
+        """Let each worker have out what is held of its partitions, and as many more."""
+        holders: Counter[WorkerStream] = Counter()
+        for partition, count in held.items():
+            if (stream := self.serving(partition)) is not None:
+                holders[stream] += count
+        self.permits.offer(holders, more)
 
     def serving(self, partition: int) -> WorkerStream | None:
         """Return who serves a partition."""
@@ -220,6 +231,7 @@ class Streams:
                 self.permits.repeat(stream)
             return
         del self._serving[partition]
+        self._on_cut_off([partition], stream.certain_until)
         self.permits.departed(stream, [partition], permits)
         self._share()
         stream.release(partition)
@@ -229,9 +241,10 @@ class Streams:
 
     def closed(self, stream: WorkerStream, partitions: set[int], void: bool) -> None:
         """A worker has ended its part, or its connection has ended."""
-        for partition in partitions:
-            if self._serving.get(partition) is stream:
-                del self._serving[partition]
+        served = [partition for partition in partitions if self._serving.get(partition) is stream]
+        for partition in served:
+            del self._serving[partition]
+        self._on_cut_off(served, stream.certain_until)
         self.permits.lost(stream, partitions)
         if void:
             self._on_void(partitions)

@@ -109,15 +109,19 @@ class SyncMessage:
         """Ack the message. Raises StaleReceipt if its lease has ended."""
         self._wait(self._message.ack)
 
-    def nack(self, delay: Seconds | None = None, *, until: datetime | None = None) -> None:
+    def nack(
+        self, delay: Seconds | None = None, *, until: datetime | None = None, reason: str | None = None
+    ) -> None:
         """Nack the message: it is redelivered, by default after the subscription's backoff."""
-        self._wait(lambda: self._message.nack(delay, until=until))
+        self._wait(lambda: self._message.nack(delay, until=until, reason=reason))
 
     def extend(self, seconds: Seconds | None = None, *, until: datetime | None = None) -> None:
         """Extend its lease to so many seconds from now, or until a time."""
         self._wait(lambda: self._message.extend(seconds, until=until))
 
     def __enter__(self) -> "SyncMessage":
+        if (processing := self._message._origin.processing) is not None:
+            processing.begin(self._message)
         return self
 
     def __exit__(
@@ -129,8 +133,10 @@ class SyncMessage:
         if kind is not None and self._bridge.forked:
             return  # a child on its way out: the message is its parent's
         message = self._message
+        if (processing := message._origin.processing) is not None:
+            processing.end(message, error)
         settle_later = message._origin.settler.settle_later
-        self._bridge.gather(settle_later, message._block, message._index, kind_after(kind))
+        self._bridge.gather(settle_later, message._block, message._index, kind_after(error))
 
     def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         return self._bridge.call(work)

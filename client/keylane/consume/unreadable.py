@@ -39,4 +39,5 @@ class Unreadable:
                 self._leases.credit(block.partition, 1)
                 continue
             delay_ms = _DELAY_MS << min(block.retries.get(block.entries[index], 0), 8)
-            self._submit(SettleKind(int(wire.Type.NACK), delay_ms), [(block, index, index + 1)])
+            kind = SettleKind(int(wire.Type.NACK), delay_ms, reason=f"nobody can read it: {fault}")
+            self._submit(kind, [(block, index, index + 1)])

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from time import monotonic
 from typing import Protocol
 
 from keylane import wire
@@ -69,6 +70,7 @@ class WorkerStream:
         self.wanted: set[int] = set()
         self.open: set[int] = set()
         self.current: Connection | None = None  # on which its stream is open
+        self.certain_until = 0.0  # until when what was open here last is ours, though it is open no more
         self._owner = owner
         self._limit = 0  # permits
         self._gone = 0  # permits that have gone with partitions from this stream
@@ -202,6 +204,7 @@ class WorkerStream:
         self._opening, limit = partitions, self._limit
         self._quiet.clear()
         asked = connection.request(self._owner.request(partitions, limit))
+        asked.add_done_callback(self._forget_listed)
         try:
             reply = wire.properties_of(await asyncio.shield(asked), wire.SubscribeReply)
         except BaseException as error:
@@ -231,6 +234,16 @@ class WorkerStream:
         for frame in early:
             self._pushed(connection, frame)
 
+    def _forget_listed(self, answer: asyncio.Future[Frame]) -> None:
+        """A worker that has served us before may have sent something before it let us in once more.
+
+        It is among what is listed now, and must not overtake what another worker has leased to us before it.
+        """
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        if wire.properties_of(answer.result(), wire.SubscribeReply).held is not None:
+            self._early = [frame for frame in self._early if not _is_leased(frame)]
+
     # What the worker pushes
 
     def _pushed(self, connection: Connection, frame: Frame) -> None:
@@ -249,6 +262,7 @@ class WorkerStream:
                 self._early.append(frame)
             else:
                 self._gone += to.permits
+                self._reckon()
                 self._owner.moved(self, to.partition, to.address, to.permits)
         elif frame.type == Type.ENDED:
             ended = wire.properties_of(frame, wire.Ended)
@@ -265,12 +279,23 @@ class WorkerStream:
     def _lost(self, closed: asyncio.Future[BrokerError]) -> None:
         self._break(closed.result(), void=False)
 
+    def _reckon(self) -> None:
+        """Something is open here no more: know for how long it is ours."""
+        if self.current is not None:
+            self.certain_until = monotonic() + self.current.session_left
+
     def _break(self, error: BrokerError, *, void: bool) -> None:
+        self._reckon()
         self._let_go()
         lost, self.open = self.open, set()
         self._last_error = error
         self._owner.closed(self, lost, void)
         self.wake()
+
+
+def _is_leased(frame: Frame) -> bool:
+    """Return whether a frame brings messages that are not settled yet."""
+    return frame.type == Type.DATA and wire.properties_of(frame, wire.Data).settled is None
 
 
 def final(error: BrokerError) -> bool:

@@ -5,19 +5,23 @@ and deleted when nobody is owed the message any more. The lifetime is a safety n
 never came to be is gone some time after it has passed. One whose message is there lives on, however long.
 """
 
+import ssl
 from importlib import import_module
 
 from keylane.errors import InvalidArgument
-from keylane.payloads.store import PayloadStore, is_redis, public
+from keylane.payloads.store import PayloadStore, has_password, is_http, is_redis, public
 
-__all__ = ["PayloadStore", "import_store", "is_redis", "open_store", "public"]
+__all__ = ["PayloadStore", "has_password", "import_store", "is_http", "is_redis", "open_store", "public"]
 
 
-def open_store(url: str, *, lifetime: float) -> PayloadStore:
+def open_store(
+    url: str, *, lifetime: float, token: str | None = None, tls: ssl.SSLContext | None = None
+) -> PayloadStore:
     """Open the store at a URL; it connects when first used.
 
     `lifetime` is in seconds. Redis stores are redis://, rediss://, unix://, redis+cluster:// and
-    redis+sentinel://host:port/master, everything else is for fsspec: file:///…, s3://…, memory://….
+    redis+sentinel://host:port/master; keylane+http:// and keylane+https:// are that of the workers, who are
+    shown `token`; everything else is for fsspec: file:///…, s3://…, memory://….
     """
     if lifetime <= 0:
         raise InvalidArgument(f"the lifetime of bodies is {lifetime} s: use more than 0")
@@ -31,6 +35,10 @@ def open_store(url: str, *, lifetime: float) -> PayloadStore:
         from keylane.payloads.redis import RedisStore
 
         return RedisStore(url, lifetime=lifetime)
+    if is_http(url):
+        from keylane.payloads.http import HttpStore
+
+        return HttpStore(url, token=token, tls=tls)
     from keylane.payloads.files import open_files
 
     return open_files(url, lifetime=lifetime)
@@ -38,4 +46,5 @@ def open_store(url: str, *, lifetime: float) -> PayloadStore:
 
 def import_store(url: str) -> None:
     """Import what a store at a URL needs: for longer than an event loop should stand still."""
-    import_module("keylane.payloads.redis" if is_redis(url) else "keylane.payloads.files")
+    kind = "redis" if is_redis(url) else "http" if is_http(url) else "files"
+    import_module(f"keylane.payloads.{kind}")

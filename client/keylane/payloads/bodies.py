@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TypeVar
 
 from keylane.errors import BrokerError, InvalidArgument, Overloaded
-from keylane.payloads import PayloadStore, import_store, is_redis, open_store, public
+from keylane.payloads import PayloadStore, import_store, is_http, is_redis, open_store, public
 from keylane.retry import backoff
 from keylane.tasks import Tasks
 from keylane.threads import in_thread
 from keylane.wire import InfoReply
+from keylane.wire.about import by_home, home_of
 
 _AT_ONCE = 1_000  # names in one call of the store
 _TEND = 3_600.0  # seconds between two looks at a topic's bodies,
@@ -35,6 +37,9 @@ class Bodies:
         greeting: Callable[[], Awaitable[InfoReply]],
         owed: Callable[[str, str], Awaitable[set[str]]],
         now: Callable[[], float],
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if not isinstance(payloads, PayloadStore | str | None):
             raise InvalidArgument(
@@ -44,6 +49,9 @@ class Bodies:
         self._own = self._store is None  # to close
         self._url = payloads if isinstance(payloads, str) else None
         self._named = payloads is not None  # by the application: whatever the cluster says
+        self._pinned = ""  # whatever the cluster says, where it is the cluster's own
+        self._token, self._tls = token, tls  # for workers who keep bodies,
+        self._http: dict[str, None] = {}  # and where they do, as long as no store has been told
         self._greeting = greeting  # waits for a connection if there is none
         self._owed = owed  # which names of a topic are needed still, before a name or all
         self._cluster_time = now
@@ -57,8 +65,12 @@ class Bodies:
 
     @property
     def kind(self) -> str:
-        """Which store it is, as workers are told."""
-        return "own" if self._named else "advertised"
+        """Which store it is, as workers are told: they delete from their own, whoever named it."""
+        return "own" if self._named and not is_http(self._url or "") else "advertised"
+
+    def pin(self, url: str) -> None:
+        """Know the cluster's store without being told: workers tell others to come to themselves."""
+        self._pinned = url
 
     @property
     def where(self) -> str:
@@ -69,10 +81,21 @@ class Bodies:
         """A worker says where the store is: after a restart it may be elsewhere."""
         self._greetings += 1
         self._beside = info.payloads_beside
-        if not self._named and self._store is not None and (info.payloads or None) != self._url:
-            _log.warning("bodies are stored in %s from now on", public(info.payloads) or "no store")
+        url = self._pinned or info.payloads or None
+        if not self._named and self._store is not None and url != self._url:
+            _log.warning("bodies are stored in %s from now on", public(url or "") or "no store")
             self._tasks.start(self._store.close())  # who waits for it goes on with the new one
             self._store = None
+        self._learn(info)
+
+    def _learn(self, info: InfoReply) -> None:
+        """A store of workers is where they are."""
+        if info.http:
+            self._http[info.http] = None
+        if (learn := getattr(self._store, "learn", None)) is not None:
+            for address in self._http:
+                learn(address)
+            self._http.clear()
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]], durability: str = "memory") -> None:
         """Store bodies under their names, for messages that are to be published with a durability."""
@@ -94,20 +117,67 @@ class Bodies:
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies; None for one that is not there."""
+        return await self._at_home(topic, names, self._get)
+
+    async def _get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         if len(names) <= _AT_ONCE:
             return await self._ask(topic, names, lambda store, some: store.get(topic, some))
         found: list[bytes | None] = []
         for start in range(0, len(names), _AT_ONCE):
-            found += await self.get(topic, names[start : start + _AT_ONCE])
+            found += await self._get(topic, names[start : start + _AT_ONCE])
         return found
+
+    async def get_some(self, topic: str, names: Sequence[str], room: int) -> list[bytes | bool | None]:
+        """Read the first of these bodies, as far as there is room; True in place of one that is large."""
+        store = self._store or await self._open()
+        return await store.get_some(topic, names, room)
+
+    async def write(
+        self, topic: str, name: str, parts: AsyncIterator[bytes], durability: str | None = None
+    ) -> int:
+        """Store a body that comes in parts; returns its length."""
+        store = self._store or await self._open()
+        self._tend_soon(topic, store)
+        size = await store.write(topic, name, parts)
+        if durability == "fsync" and (self._named or not self._beside):
+            await store.sync(topic, [name])
+        return size
+
+    async def read(self, topic: str, name: str) -> AsyncIterator[bytes] | None:
+        """Return the parts of a body, None if it is not there."""
+        store = self._store or await self._open()
+        return await store.read(topic, name)
+
+    async def sync(self, topic: str, names: Sequence[str]) -> None:
+        """Return when bodies are on disk."""
+        await (self._store or await self._open()).sync(topic, names)
+
+    async def drop(self, topic: str, names: Sequence[str]) -> None:
+        """Delete bodies, now."""
+        await (self._store or await self._open()).delete(topic, names)
 
     async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
         """Return which bodies exist."""
+        return await self._at_home(topic, names, self._has)
+
+    async def _has(self, topic: str, names: Sequence[str]) -> list[bool]:
         found: list[bool] = []
         for start in range(0, len(names), _AT_ONCE):
             some = names[start : start + _AT_ONCE]
             found += await self._ask(topic, some, lambda store, some: store.has(topic, some))
         return found
+
+    async def _at_home(
+        self, topic: str, names: Sequence[str], ask: Callable[[str, Sequence[str]], Awaitable[list[T]]]
+    ) -> list[T]:
+        """Ask for bodies where they are stored: those of dead letters are in other topics."""
+        if not any(name[:1] == "@" for name in names):
+            return await ask(topic, names)
+        found: dict[int, T] = {}
+        for home, places in by_home(topic, names).items():
+            answers = await ask(home, [home_of(topic, names[at])[1] for at in places])
+            found.update(zip(places, answers, strict=True))
+        return [found[at] for at in range(len(names))]
 
     async def _ask(
         self,
@@ -138,7 +208,8 @@ class Bodies:
     def _tend_soon(self, topic: str, store: PayloadStore, period: float = _TEND) -> None:
         """Have the store look after a topic's bodies now and then; where it is the workers', they do so."""
         now = monotonic()
-        theirs = not self._named and is_redis(self._url or "")
+        url = self._url or ""
+        theirs = (not self._named and is_redis(url)) or is_http(url)
         if not theirs and now - self._tended.get(topic, float("-inf")) >= min(period, self._period):
             self._tended[topic] = now
             self._tasks.start(self._tend(topic, store))
@@ -154,6 +225,7 @@ class Bodies:
 
         It is `doubtful` when the store may have yet to carry out what stores them.
         """
+        names = [name for name in names if name[:1] != "@"]  # others may need those: workers know
         if names:
             self._pending.setdefault(topic, []).extend(names)
             if doubtful:
@@ -174,7 +246,9 @@ class Bodies:
 
     async def _delete_for(self, topic: str, names: Sequence[str], done: Callable[[], None]) -> None:
         try:
-            await (self._store or await self._open()).delete(topic, names)
+            store = self._store or await self._open()
+            for home, places in by_home(topic, names).items():
+                await store.delete(home, [home_of(topic, names[at])[1] for at in places])
             done()
         except Exception as error:
             _log.warning(
@@ -205,7 +279,7 @@ class Bodies:
         info = await self._greeting()
         if self._store is None:
             if not self._named:
-                self._url = info.payloads or None
+                self._url = self._pinned or info.payloads or None
             if self._url is None:
                 raise InvalidArgument(
                     "the cluster advertises no payload store: pass payloads='redis://…' (or file:///…, "
@@ -216,7 +290,8 @@ class Bodies:
             if self._store is None:  # nobody else has opened it meanwhile
                 lifetime = info.payload_lifetime_ms / 1000 or _LIFETIME
                 self._period = min(_TEND, lifetime / 8)
-                self._store = open_store(url, lifetime=lifetime)
+                self._store = open_store(url, lifetime=lifetime, token=self._token, tls=self._tls)
+                self._learn(info)
         return self._store
 
     async def _delete(self) -> None:

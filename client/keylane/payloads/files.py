@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane.ksuid import EPOCH, first_at, raw
-from keylane.payloads.store import Owed, PayloadStore, cannot_sync, public
+from keylane.payloads.store import PART, Owed, PayloadStore, cannot_sync, gathered, public
 from keylane.threads import in_threads
 
 _AT_ONCE = 8  # threads
@@ -211,6 +211,21 @@ def _write_into_folder(path: str, content: bytes) -> None:
     raise FileNotFoundError(errno.ENOENT, "somebody keeps removing the folder", os.path.dirname(path))
 
 
+def _append(path: str, content: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(content)
+
+
+def _read_at(path: str, start: int) -> bytes | None:
+    """Return a part of a file, None if there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(PART)
+    except FileNotFoundError:
+        return None
+
+
 class FileStore(PayloadStore):
     """Bodies as files; the work is done in threads."""
 
@@ -248,6 +263,41 @@ class FileStore(PayloadStore):
     async def delete(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies; missing ones are not an error."""
         await self._work(self._files.remove, list(set(self._paths(topic, names).values())))
+
+    async def write(self, topic: str, name: str, parts: AsyncIterator[bytes]) -> int:
+        """Store a body that comes in parts; files of this machine have it on disk as it comes."""
+        if not isinstance(self._files, LocalFiles):
+            return await super().write(topic, name, parts)
+        path, size = _path(self._folder(topic), name), 0
+        unfinished = f"{path}.{token_hex(4)}"
+        try:
+            await self._work(_write_into_folder, unfinished, b"")
+            async for part in gathered(parts):
+                await self._work(_append, unfinished, part)
+                size += len(part)
+            await self._work(os.replace, unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                self._files.remove([unfinished])
+            raise
+        return size
+
+    async def read(self, topic: str, name: str) -> AsyncIterator[bytes] | None:
+        """Return the parts of a body, None if it is missing."""
+        path = self._paths(topic, [name]).get(name)
+        if path is None or not isinstance(self._files, LocalFiles):
+            return await super().read(topic, name)
+        first = await self._work(_read_at, path, 0)
+        return None if first is None else self._parts(path, first)
+
+    async def _parts(self, path: str, part: bytes | None) -> AsyncIterator[bytes]:
+        at = 0
+        while part:
+            yield part
+            at += len(part)
+            part = await self._work(_read_at, path, at)
+            if part is None:
+                raise Unavailable("a body was deleted while it was read")
 
     async def close(self) -> None:
         """Stop sweeping."""

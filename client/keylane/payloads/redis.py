@@ -1,9 +1,13 @@
-"""Bodies in Redis: hashes by time, `kl:bodies:<topic>:<first 6 characters of the names>`, name -> body."""
+"""Bodies in Redis: hashes by time, `kl:bodies:<topic>:<first 6 characters of the names>`, name -> body.
+
+Large ones, and those that are streamed, are in parts: see redis_parts.
+"""
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -25,12 +29,11 @@ from keylane.errors import (
     MessageTooLarge,
     Unavailable,
 )
-from keylane.payloads.store import Owed, PayloadStore, cannot_sync, public
+from keylane.payloads.redis_parts import PREFIX, join_parts, parts_key, read_parts, write_parts
+from keylane.payloads.store import Owed, PayloadStore, cannot_sync, gathered, public, sliced
 from keylane.redis.connection import Command, RedisConnection
 from keylane.redis.errors import PASSING, named, passes
 from keylane.redis.urls import close_client, open_client
-
-PREFIX = "kl:bodies"
 
 _ANY_SERVER = 1024 * 1024  # bytes of a value that every server takes,
 _MOST_SERVERS = 512 * 1024 * 1024  # and that most do
@@ -39,11 +42,13 @@ _CONNECT = 2.0  # seconds for each step of connecting
 _ANSWER = 10.0  # seconds for an answer
 _SYNC_MS = 5_000  # for the disk
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between attempts; the last one repeats
+_SOME = 1_000  # bodies of which some are read
 _KEPT = 10_000  # names in one go
 _AT_ONCE = 16  # calls under way, each with a connection of its own
 _BUCKET = 6  # characters of a name: an eighth of a second
 _RUNS = 16  # of names whose bodies are together: with more they are better sorted
 _PUT_BYTES = 16 * 1024 * 1024  # in one transaction, which the server keeps in memory until it runs
+_LARGE = 16 * 1024 * 1024  # bytes: what is larger is in parts, so that nobody has to read it at once
 
 # Lua takes a few thousand arguments in one call.
 _STORE = """
@@ -76,9 +81,14 @@ class RedisStore(PayloadStore):
 
     async def put(self, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
         """Store bodies under their names; all are stored when this returns."""
-        await self._check_sizes(bodies)
-        for some in _slices(bodies):
+        small = [pair for pair in bodies if len(pair[1]) <= _LARGE]
+        await self._check_sizes(small)
+        for some in _slices(small):
             await self._run(self._storing(topic, dict(some)))
+        if len(small) < len(bodies):
+            for name, body in bodies:
+                if len(body) > _LARGE:
+                    await self._write(topic, name, sliced(body))
 
     async def _check_sizes(self, bodies: Sequence[tuple[str, bytes]]) -> None:
         """Refuse what is more than the server takes: it would end the connection, and not say why."""
@@ -101,38 +111,107 @@ class RedisStore(PayloadStore):
         runs = [list(run) for _, run in itertools.groupby(names, _head)]
         if len(runs) <= _RUNS:  # as they mostly come, by time
             answers = await self._run([("HMGET", _key(topic, run[0]), *run) for run in runs])
-            return list(itertools.chain.from_iterable(answers))
+            return await self._with_large(topic, names, list(itertools.chain.from_iterable(answers)))
         buckets = _by_bucket(topic, names)
         answers = await self._run([("HMGET", key, *some) for key, some in buckets.items()])
         found: dict[str, bytes | None] = {}
         for some, values in zip(buckets.values(), answers, strict=True):
             found.update(zip(some, values, strict=True))
-        return [found[name] for name in names]
+        return await self._with_large(topic, names, [found[name] for name in names])
+
+    async def get_some(self, topic: str, names: Sequence[str], room: int) -> list[bytes | bool | None]:
+        """Read the first of these bodies, as far as there is room; True in place of one that is large."""
+        names = names[:_SOME]
+        sizes = await self._run([("HSTRLEN", _key(topic, name), name) for name in names])
+        fits = [size <= room // 2 for size in sizes]
+        used = list(itertools.accumulate(size if fit else 0 for size, fit in zip(sizes, fits, strict=True)))
+        count = max(1, bisect_right(used, room))
+        small = [name for name, fit in zip(names[:count], fits, strict=False) if fit]
+        found: dict[str, bytes | bool | None] = dict.fromkeys(names[:count], True)
+        buckets = _by_bucket(topic, small)
+        answers = await self._run([("HMGET", key, *some) for key, some in buckets.items()])
+        for some, values in zip(buckets.values(), answers, strict=True):
+            found.update(zip(some, values, strict=True))
+        missing = [name for name, body in found.items() if body is None]
+        answers = await self._run([("EXISTS", parts_key(topic, name)) for name in missing])
+        found.update((name, True) for name, there in zip(missing, answers, strict=True) if there)
+        return [found[name] for name in names[:count]]
+
+    async def _with_large(
+        self, topic: str, names: Sequence[str], found: list[bytes | None]
+    ) -> list[bytes | None]:
+        """Look for what was not found among the bodies in parts."""
+        if None in found:
+            places = [place for place, body in enumerate(found) if body is None]
+            large = await join_parts(self._run, topic, [names[place] for place in places])
+            for place, body in zip(places, large, strict=True):
+                found[place] = body
+        return found
 
     async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
         """Which bodies are there, in the order asked for."""
         places = [(key, name) for key, some in _by_bucket(topic, names).items() for name in some]
         answers = await self._run([("HEXISTS", key, name) for key, name in places])
         found = {name: bool(answer) for (_, name), answer in zip(places, answers, strict=True)}
+        others = [name for name, there in found.items() if not there]
+        answers = await self._run([("EXISTS", parts_key(topic, name)) for name in others])
+        found.update(zip(others, map(bool, answers), strict=True))
         return [found[name] for name in names]
 
     async def delete(self, topic: str, names: Sequence[str]) -> None:
         """Delete bodies; missing ones are not an error."""
-        await self._run([("HDEL", key, *some) for key, some in _by_bucket(topic, names).items()])
+        buckets = _by_bucket(topic, names)
+        answers = await self._run([("HDEL", key, *some) for key, some in buckets.items()])
+        # What was not there may be in parts.
+        others = [
+            name
+            for some, deleted in zip(buckets.values(), answers, strict=True)
+            if deleted < len(some)
+            for name in some
+        ]
+        await self._run([("UNLINK", parts_key(topic, name)) for name in others])
 
     async def keep(self, topic: str, names: Sequence[str]) -> None:
         """Let bodies live on for another lifetime."""
-        await self._run([("PEXPIRE", key, self._lifetime_ms) for key in _by_bucket(topic, names)])
+        keys = [*_by_bucket(topic, names), *(parts_key(topic, name) for name in names)]
+        await self._run([("PEXPIRE", key, self._lifetime_ms) for key in keys])
 
     async def sync(self, topic: str, names: Sequence[str]) -> None:
         """Return when bodies are on the disks of their servers; InvalidArgument if these cannot say."""
-        await self._insist(self._sync, list(_by_bucket(topic, names)))
+        buckets = _by_bucket(topic, names)
+        places = [(key, name) for key, some in buckets.items() for name in some]
+        there = await self._run([("HEXISTS", key, name) for key, name in places])
+        keys = {
+            key if found else parts_key(topic, name): None
+            for (key, name), found in zip(places, there, strict=True)
+        }
+        await self._insist(self._sync, list(keys))
 
     async def tend(self, topic: str, owed: Owed, now: float) -> None:
         """Let all bodies live on that are needed still."""
         names = list(await owed(""))
         for start in range(0, len(names), _KEPT):
             await self.keep(topic, names[start : start + _KEPT])
+
+    async def write(self, topic: str, name: str, parts: AsyncIterator[bytes]) -> int:
+        """Store a body that comes in parts; returns its length."""
+        gathering = gathered(parts)
+        first = await anext(gathering, b"")
+        second = await anext(gathering, b"")
+        if not second:
+            await self.put(topic, [(name, first)])
+            return len(first)
+        return await self._write(topic, name, _behind((first, second), gathering))
+
+    async def _write(self, topic: str, name: str, parts: AsyncIterator[bytes]) -> int:
+        return await write_parts(self._run, parts_key(topic, name), parts, self._lifetime_ms)
+
+    async def read(self, topic: str, name: str) -> AsyncIterator[bytes] | None:
+        """Return the parts of a body, None if it is missing."""
+        [body] = await self._run([("HGET", _key(topic, name), name)])
+        if body is not None:
+            return sliced(body)
+        return await read_parts(self._run, parts_key(topic, name))
 
     async def close(self) -> None:
         """Close all connections; whoever waits for the server to come back is told."""
@@ -270,6 +349,13 @@ class RedisStore(PayloadStore):
         return Unavailable(f"{server} refuses a command: {str(error) or type(error).__name__}")
 
 
+async def _behind(first: Sequence[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for part in first:
+        yield part
+    async for part in rest:
+        yield part
+
+
 def _raise_first(answers: Sequence[Any]) -> None:
     """Raise the first error among answers, and among those of a transaction."""
     for answer in answers:
@@ -310,11 +396,9 @@ def _slices(bodies: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str,
 
 def _open(url: str) -> Any:
     """Return redis-py's client for a URL."""
-    # One slot that has moved is no reason to close all connections, others' calls with them.
-    cluster = {"reinitialize_steps": 0, "socket_timeout": _ANSWER}
     scheme = url.partition("://")[0]
     try:
-        return open_client(url, _CONNECT, cluster=cluster, decode_responses=False)
+        return open_client(url, _CONNECT, cluster={"socket_timeout": _ANSWER}, decode_responses=False)
     except ValueError:
         # Its text, and so its chain, can quote a part of the password.
         raise InvalidArgument(

@@ -6,10 +6,14 @@ never came to be is gone some time after it has passed. One whose message is the
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from keylane.errors import InvalidArgument
 from keylane.redis import SCHEMES
+
+PART = 1024 * 1024  # bytes of a body that are in memory at a time, where it is streamed
+HTTP = ("keylane+http", "keylane+https")  # of a store that workers serve
+_SOME = 8  # bodies that are read at once where nobody knows how large they are
 
 Owed = Callable[[str], Awaitable[set[str]]]
 
@@ -24,6 +28,14 @@ class PayloadStore(ABC):
     @abstractmethod
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies, in the order of `names`; None for each that is missing."""
+
+    async def get_some(self, topic: str, names: Sequence[str], room: int) -> list[bytes | bool | None]:
+        """Read the first of these bodies, at least one, as far as there is room for so many bytes.
+
+        In place of one that is large it returns True: it has to be read alone.
+        """
+        found = await self.get(topic, names[:_SOME])
+        return [True if body is not None and len(body) > room // 2 else body for body in found]
 
     async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
         """Return which bodies exist, in the order of `names`, without reading them where the store can."""
@@ -49,9 +61,43 @@ class PayloadStore(ABC):
         `now` is the cluster's unix time, by which names are made.
         """
 
+    async def write(self, topic: str, name: str, parts: AsyncIterator[bytes]) -> int:
+        """Store a body that comes in parts, and return its length; half of one is never seen.
+
+        Stores that can do so hold no more than a part in memory.
+        """
+        body = b"".join([part async for part in parts])
+        await self.put(topic, [(name, body)])
+        return len(body)
+
+    async def read(self, topic: str, name: str) -> AsyncIterator[bytes] | None:
+        """Return the parts of a body, None if it is missing."""
+        [body] = await self.get(topic, [name])
+        return None if body is None else sliced(body)
+
     @abstractmethod
     async def close(self) -> None:
         """Close connections and threads."""
+
+
+async def sliced(body: bytes) -> AsyncIterator[bytes]:
+    """Yield the parts of a body."""
+    for start in range(0, len(body), PART):
+        yield body[start : start + PART]
+
+
+async def gathered(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield what comes in chunks of any size in parts that are full, but for the last."""
+    waiting, size = list[bytes](), 0
+    async for chunk in chunks:
+        waiting.append(chunk)
+        size += len(chunk)
+        while size >= PART:
+            joined = b"".join(waiting)
+            yield joined[:PART]
+            waiting, size = [joined[PART:]], size - PART
+    if size:
+        yield b"".join(waiting)
 
 
 def cannot_sync(store: str, reason: str) -> InvalidArgument:
@@ -65,6 +111,21 @@ def cannot_sync(store: str, reason: str) -> InvalidArgument:
 def is_redis(url: str) -> bool:
     """Return whether a URL is that of a store in Redis."""
     return url.partition("://")[0] in SCHEMES
+
+
+def is_http(url: str) -> bool:
+    """Return whether a URL is that of a store which workers serve by HTTP."""
+    return url.partition("://")[0] in HTTP
+
+
+def has_password(url: str) -> bool:
+    """Return whether a URL has credentials in it.
+
+    >>> has_password("redis://:secret@db:6379/0"), has_password("redis://db:6379/0")
+    (True, False)
+    """
+    rest = url.partition("://")[2]
+    return "password=" in rest.partition("?")[2] or ("@" in rest and not rest.startswith("/"))
 
 
 def public(url: str) -> str:

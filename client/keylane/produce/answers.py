@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from keylane import wire
-from keylane.errors import PublishFailed
+from keylane.errors import BacklogFull, PublishFailed
 from keylane.produce.columns import Tally
 from keylane.produce.publish_frame import PublishWaiter
 from keylane.types import Published
@@ -26,15 +26,24 @@ def all_published(answers: Sequence[Published | Exception]) -> list[Published]:
     ) from errors[0]
 
 
+def _backlog_full() -> BacklogFull:
+    return BacklogFull(
+        "the backlog of the topic is full, and the message was not stored: publish it again when consumers "
+        "have caught up, or raise backlog_quota or backlog_quota_bytes"
+    )
+
+
 def count_answers(waiter: PublishWaiter, reply: wire.PublishReply) -> Tally:
     """Count the answers for the messages of one call in one frame."""
     start, count = waiter.start, waiter.count
     repeated = [
         waiter.frame.flat[place * 3 + 1] for place in reply.duplicates if start <= place < start + count
     ]
+    if any(start <= place < start + count for place in reply.full):
+        raise _backlog_full()
     rest = count - len(repeated)
-    stored, unowed = (0, rest) if reply.unowed else (rest, 0)
-    return Tally(stored, len(repeated), unowed, tuple(repeated))
+    unowed = rest if reply.unowed else sum(start <= place < start + count for place in reply.unmatched)
+    return Tally(rest - unowed, len(repeated), unowed, tuple(repeated))
 
 
 def read_answers(
@@ -45,19 +54,23 @@ def read_answers(
         return []
     start, count = waiter.start, waiter.count
     uids = waiter.frame.flat[start * 3 + 1 : (start + count) * 3 : 3]
-    if not reply.duplicates and not reply.unowed and not reply.delayed:
+    if not (reply.duplicates or reply.unowed or reply.delayed or reply.unmatched or reply.full):
         first = reply.first + start
         return [
             Published(partition, uid, reply.ledger, entry, durability)
             for entry, uid in enumerate(uids, first)
         ]
-    entry = reply.first + start - sum(place < start for place in reply.duplicates)
+    unmatched = set(reply.unmatched)
+    full = set(reply.full)
+    entry = reply.first + start - sum(place < start for place in reply.duplicates.keys() | unmatched | full)
     found: list[Published | Exception] = []
     for place, uid in enumerate(uids, start):
         if (first_id := reply.duplicates.get(place)) is not None:
             ledger, _, number = first_id.partition("-")
             found.append(Published(partition, uid, int(ledger), int(number), durability, duplicate=True))
-        elif reply.unowed:
+        elif place in full:
+            found.append(_backlog_full())
+        elif reply.unowed or place in unmatched:
             found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
         elif reply.delayed:
             found.append(Published(partition, uid, 0, 0, durability, delayed=True))

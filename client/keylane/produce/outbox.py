@@ -19,7 +19,7 @@ from keylane.produce.publish_frame import PublishFrame, PublishWaiter, State
 from keylane.produce.queue_limit import QueueLimit
 from keylane.produce.route import Route
 from keylane.produce.uploads import Upload, Uploads, store_bodies
-from keylane.retry import backoff
+from keylane.retry import pause
 from keylane.tasks import Tasks
 from keylane.wire import MAX_BATCH, Frame
 
@@ -217,6 +217,7 @@ class Outbox:
                 again=self._again,
                 due_ms=frame.dues,
                 incarnation=self.incarnation,
+                extras=frame.extras or None,
             ),
             wire.pack(frame.flat),
         )
@@ -243,7 +244,7 @@ class Outbox:
                 if refused:
                     self._refuse(frame, refused)
                 return None
-            await asyncio.sleep(backoff(attempt))
+            await asyncio.sleep(pause(self._error, attempt))
             attempt += 1
 
     def _refuse(self, frame: PublishFrame, refused: dict[int, Exception]) -> None:
@@ -372,7 +373,7 @@ class Outbox:
         try:
             while self._started:
                 if not known and self._route.connection is not None:
-                    await asyncio.sleep(backoff(self._attempt, 0.02, 1.0))
+                    await asyncio.sleep(pause(self._error, self._attempt, 0.02, 1.0))
                 self._attempt += 1
                 if await self._reach(known):
                     break

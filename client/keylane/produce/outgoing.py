@@ -9,6 +9,28 @@ from keylane.times import instant_ms, milliseconds, now_ms
 from keylane.types import Body, OutgoingMessage
 from keylane.wire import MAX_ABOUT, MAX_KEY, MAX_UID, pack_about, partition_of
 
+MAX_PRIORITY = 9
+
+
+class StoredBody(bytes):
+    """A body that the payload store has already, under a name that is a KSUID: only its length is here."""
+
+    name: str
+    _size: int
+
+    @classmethod
+    def of(cls, name: str, size: int) -> "StoredBody":
+        """Return what stands for it."""
+        body = cls()
+        body.name, body._size = name, size
+        return body
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bool__(self) -> bool:
+        return self._size > 0
+
 
 class Slice:
     """Messages of one call for one partition and durability, and their places in the call.
@@ -16,7 +38,17 @@ class Slice:
     The slices of a partition are in the order of the call; what is for later is in slices of its own.
     """
 
-    __slots__ = ("bodies", "dues", "durability", "flat", "incarnation", "partition", "places", "text")
+    __slots__ = (
+        "bodies",
+        "dues",
+        "durability",
+        "extras",
+        "flat",
+        "incarnation",
+        "partition",
+        "places",
+        "text",
+    )
 
     def __init__(self, partition: int, durability: str) -> None:
         self.partition = partition
@@ -24,6 +56,7 @@ class Slice:
         self.dues: list[int] = []  # when each is due, by the cluster's clock; empty for now
         self.flat: list[str] = []
         self.bodies: dict[int, tuple[str, bytes]] = {}
+        self.extras: dict[int, tuple[int, int]] = {}  # when it expires, by the cluster's clock; its priority
         self.places: list[int] = []
         self.text = 0  # characters, when they have been counted
         self.incarnation = 0  # of the topic by whose number of partitions they were placed
@@ -44,7 +77,12 @@ def sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: flo
 
 def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.0) -> Slice:
     """Do what `sort` does for the only message of a call."""
-    if message.partition is not None or message.data is not None or message.attributes or _is_later(message):
+    if (
+        message.partition is not None
+        or message.data is not None
+        or message.attributes
+        or _is_special(message)
+    ):
         (item,) = sort([message], count, group, drift)
         return item
     key, uid = message.key or "", message.uid
@@ -88,8 +126,24 @@ def _empty_uid(uid: object) -> InvalidArgument:
     return InvalidArgument(f"uid is {uid!r}: omit it to have one generated, or use non-empty text")
 
 
-def _is_later(message: OutgoingMessage) -> bool:
-    return message.delay is not None or message.deliver_at is not None
+def _is_special(message: OutgoingMessage) -> bool:
+    return message.delay is not None or message.deliver_at is not None or _has_extras(message)
+
+
+def _has_extras(message: OutgoingMessage) -> bool:
+    return message.ttl is not None or message.expires_at is not None or message.priority is not None
+
+
+def _extras(message: OutgoingMessage, now: float) -> tuple[int, int]:
+    """Return when a message expires, in ms, 0 where it does not say; and its priority."""
+    priority = message.priority or 0
+    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
+        raise InvalidArgument(f"priority is {priority!r:.60}: use a number from 0 to {MAX_PRIORITY}")
+    if message.ttl is None:
+        return instant_ms("expires_at", message.expires_at) or 0, priority
+    if message.expires_at is not None:
+        raise InvalidArgument("a message has both ttl and expires_at: use one")
+    return round(now) + (milliseconds("ttl", message.ttl) or 0), priority
 
 
 def _due(message: OutgoingMessage, now: float) -> int:
@@ -127,6 +181,8 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
             abouts = {}
         body = b"" if message.data is None else _bytes_of(message.data)
         size = len(body)
+        if type(body) is StoredBody:
+            name = body.name
         if uid and body:  # it may be a duplicate: the name of its body must not be that of the first
             about = pack_about(now, group, texts(same), size=size, body=name)
         elif (known := abouts.get(size)) is not None:
@@ -141,6 +197,8 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
             slices.append(item)
         if later:
             item.dues.append(_due(message, now + drift * 1000))
+        if message.ttl is not None or message.expires_at is not None or message.priority is not None:
+            item.extras[len(item.places)] = _extras(message, item.dues[-1] if later else now + drift * 1000)
         if body:
             item.bodies[len(item.places)] = (name, body)
         item.flat += (key or "", uid or name, about)

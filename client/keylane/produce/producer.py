@@ -110,7 +110,9 @@ class Producer:
             _withdraw(call)
             self._end(topic, call)
             raise
-        if reply is not None and not (reply.duplicates or reply.unowed or reply.delayed):  # as mostly
+        if reply is not None and not (  # as mostly
+            reply.duplicates or reply.unowed or reply.delayed or reply.unmatched or reply.full
+        ):
             self._end(topic, call)
             uid, number = waiter.frame.flat[waiter.start * 3 + 1], reply.first + waiter.start
             return Published(item.outbox.partition, uid, reply.ledger, number, item.durability)

@@ -60,6 +60,7 @@ class PublishFrame:
         "created",
         "dues",
         "durability",
+        "extras",
         "flat",
         "gone",
         "leaving",
@@ -81,6 +82,7 @@ class PublishFrame:
         self.answer: asyncio.Future[Frame] | None = None  # that is waited for; None if it was never sent
         self.flat: list[str] = []  # key, uid, about, …
         self.bodies: dict[int, tuple[str, bytes]] = {}  # place in the frame -> name, body
+        self.extras: dict[int, tuple[int, int]] = {}  # place in the frame -> as in Slice
         self.waiters: list[PublishWaiter] = []
         self.size = 0  # messages
         self.text = 0  # characters
@@ -108,6 +110,9 @@ class PublishFrame:
             if (body := item.bodies.get(place)) is not None:
                 self.bodies[place - start + self.size] = body
                 length += len(body[1])
+        for place, its in item.extras.items() if item.extras else ():
+            if start <= place < start + count:
+                self.extras[place - start + self.size] = its
         if count < size:
             flat = flat[start * 3 : (start + count) * 3]
             text = sum(map(len, flat))
@@ -162,6 +167,9 @@ class PublishFrame:
             if self.dues is not None:
                 del self.dues[place]
         self.bodies = {place - bisect_left(gone, place): body for place, body in self.bodies.items()}
+        self.extras = {
+            place - bisect_left(gone, place): its for place, its in self.extras.items() if place not in gone
+        }
         for waiter in self.waiters:
             before, within = bisect_left(gone, waiter.start), bisect_left(gone, waiter.start + waiter.count)
             waiter.start -= before
@@ -170,13 +178,14 @@ class PublishFrame:
 
     def unused(self, reply: wire.PublishReply) -> list[str]:
         """Return the names of bodies that no message in the log needs."""
-        if not self.bodies or not (reply.duplicates or reply.unowed):
+        if not self.bodies or not (reply.duplicates or reply.unowed or reply.unmatched or reply.full):
             return []
+        unmatched = {*reply.unmatched, *reply.full}
         return [
             name
             for place, (name, _) in self.bodies.items()
             # Sent twice, a duplicate may be this very message, and the body in use.
-            if (not self.resent if place in reply.duplicates else reply.unowed)
+            if (not self.resent if place in reply.duplicates else reply.unowed or place in unmatched)
         ]
 
     def may_be_stored(self, error: BaseException) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from keylane.errors import BrokerError, ConnectionClosed
 from keylane.payloads.bodies import Bodies
+from keylane.produce.outgoing import StoredBody
 from keylane.produce.publish_frame import PublishFrame
 from keylane.tasks import Tasks
 
@@ -100,7 +101,7 @@ class Uploads:
         wanted = [upload for upload in company if not upload.cancelled]
         bodies = [body for upload in wanted for body in upload.frame.bodies.values()]
         try:
-            await self._bodies.put(topic, bodies, durability)
+            await self._bodies.put(topic, _not_stored(bodies), durability)
         except Exception:  # because of one of them, perhaps
             for upload in wanted:
                 if not upload.cancelled:  # meanwhile
@@ -118,6 +119,11 @@ def _may_join(company: list[Upload], upload: Upload) -> bool:
     return together and not company[0].task.cancelling()
 
 
+def _not_stored(bodies: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Leave out what the store has already."""
+    return [pair for pair in bodies if type(pair[1]) is not StoredBody]
+
+
 async def store_bodies(bodies: Bodies, topic: str, frame: PublishFrame) -> dict[int, Exception]:
     """Store the bodies of a frame. Returns the errors of those that the store refuses for good, by place.
 
@@ -128,7 +134,8 @@ async def store_bodies(bodies: Bodies, topic: str, frame: PublishFrame) -> dict[
     while rest:
         places = rest.pop()
         try:
-            await bodies.put(topic, [frame.bodies[place] for place in places], frame.durability)
+            some = _not_stored([frame.bodies[place] for place in places])
+            await bodies.put(topic, some, frame.durability)
         except Exception as error:
             if frame.strict or (isinstance(error, BrokerError) and error.retriable):
                 raise

@@ -22,8 +22,10 @@ async def take_socket(connection: Any) -> tuple[asyncio.StreamReader, asyncio.St
     """Let a connection of redis-py connect, then take its streams over."""
     try:
         await connection.connect()
-    except BaseException:
+    except BaseException as error:
         await connection.disconnect(nowait=True)
+        if isinstance(error, RuntimeError):  # uvloop's, where the other side hangs up while we say hello
+            raise exceptions.ConnectionError(f"the connection was lost: {error}") from error
         raise
     streams = connection._reader, connection._writer
     connection._reader = connection._writer = None

@@ -30,9 +30,9 @@ def open_client(url: str, timeout: float, *, cluster: dict[str, Any] | None = No
     if mark and scheme == "redis+cluster":
         first, *others = rest.split(",")
         nodes = [ClusterNode(*_host_and_port(other.partition("/")[0], 6379)) for other in others]
-        return RedisCluster.from_url(
-            f"redis://{first}", startup_nodes=nodes, **{**options, **(cluster or {})}
-        )
+        # One slot that has moved is no reason to close all connections, others' calls with them.
+        options = {**options, "reinitialize_steps": 0, **(cluster or {})}
+        return RedisCluster.from_url(f"redis://{first}", startup_nodes=nodes, **options)
     if mark and scheme == "redis+sentinel":
         return _behind_sentinel(url, once, options)
     raise ValueError(f"cannot connect to {url!r}: use {_KINDS}")

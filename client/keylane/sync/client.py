@@ -12,6 +12,7 @@ with Client("keylane://localhost") as client:
 import asyncio
 import atexit
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,6 +22,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
 
+from keylane import tracing
 from keylane.async_client import AsyncClient
 from keylane.bridge import Bridge, LoopThread
 from keylane.consume.message import Message
@@ -31,7 +33,10 @@ from keylane.produce.answers import all_published
 from keylane.produce.columns import Columns, Tally
 from keylane.sync.administration import SyncAdministration
 from keylane.sync.consumer import SyncConsumer
+from keylane.sync.dead_letters import SyncDeadLetters
 from keylane.sync.reading import SyncReading
+from keylane.sync.single_messages import SyncSingleMessages
+from keylane.sync.tokens import SyncTokens
 from keylane.times import Position, Seconds, seconds
 from keylane.types import (
     Body,
@@ -48,7 +53,7 @@ _log = logging.getLogger("keylane.client")
 _open: "set[Client]" = set()
 
 
-class Client(SyncAdministration, SyncReading):
+class Client(SyncAdministration, SyncDeadLetters, SyncSingleMessages, SyncTokens, SyncReading):
     """A client of a Keylane cluster, to be used as a context manager. For the arguments see AsyncClient.
 
     Callbacks (`on_time_drift`, `on_stale`) run on the event loop's thread and must not block.
@@ -59,6 +64,7 @@ class Client(SyncAdministration, SyncReading):
         seeds: str | Iterable[str] | None = None,
         *,
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
         payloads: PayloadStore | str | None = None,
         producer_group: str | None = None,
         on_time_drift: Callable[[float], None] | None = None,
@@ -67,6 +73,7 @@ class Client(SyncAdministration, SyncReading):
         self._client = AsyncClient(
             seeds,
             token=token,
+            tls=tls,
             payloads=payloads,
             producer_group=producer_group,
             on_time_drift=on_time_drift,
@@ -134,23 +141,22 @@ class Client(SyncAdministration, SyncReading):
         durability: str | None = None,
         delay: Seconds | None = None,
         deliver_at: datetime | None = None,
+        ttl: Seconds | None = None,
+        expires_at: datetime | None = None,
+        priority: int | None = None,
     ) -> Published:
         """Publish a message; returns once it is stored as durably as asked for.
 
         With `delay` or `deliver_at` it is held back until then, and has no id before.
         """
-        return self._call(
-            self._client.publish,
-            topic,
-            data,
-            key=key,
-            attributes=attributes,
-            partition=partition,
-            uid=uid,
-            durability=durability,
-            delay=delay,
-            deliver_at=deliver_at,
+        message = OutgoingMessage(
+            data, key, attributes, partition, uid, durability, delay, deliver_at, ttl, expires_at, priority
         )
+        publish_one = self._client._producer.publish_one
+        if (tracer := tracing.tracer()) is None:
+            return self._call(publish_one, topic, message)
+        with tracing.publish_span(tracer, topic) as span:  # the context is the caller's
+            return span.published(self._call(publish_one, topic, span.stamped(message)))
 
     def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
         """Publish messages, those of a partition in the order given; returns once all are stored.
@@ -159,6 +165,12 @@ class Client(SyncAdministration, SyncReading):
         `published` has the result of each. If all fail in the same way, raises that error, such as
         TopicNotFound.
         """
+        if (tracer := tracing.tracer()) is None:
+            return self._publish_many(topic, messages)
+        with tracing.publish_span(tracer, topic) as span:  # the context is the caller's
+            return self._publish_many(topic, span.all_stamped(messages))
+
+    def _publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
         # The caller's iterable runs in the caller's thread: it may block.
         published: list[Published | Exception] = []
         rest = iter(messages)
@@ -208,6 +220,8 @@ class Client(SyncAdministration, SyncReading):
         permits: int = 1_000,
         lease: Seconds | None = None,
         auto_extend: bool | Seconds = True,
+        keys: str | None = None,
+        filter: Mapping[str, str | None] | None = None,
         on_stale: Callable[[Message], None] | None = None,
         partitions: Sequence[int] | None = None,
         handler: Callable[[SyncMessage], Any] | None = None,
@@ -224,6 +238,8 @@ class Client(SyncAdministration, SyncReading):
             permits=permits,
             lease=lease,
             auto_extend=auto_extend,
+            keys=keys,
+            filter=filter,
             on_stale=on_stale,
             partitions=partitions,
             handler=handler,

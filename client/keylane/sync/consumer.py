@@ -106,10 +106,17 @@ class SyncConsumer:
         return outcomes
 
     def nack(
-        self, messages: Iterable[SyncMessage], delay: Seconds | None = None, *, until: datetime | None = None
+        self,
+        messages: Iterable[SyncMessage],
+        delay: Seconds | None = None,
+        *,
+        until: datetime | None = None,
+        reason: str | None = None,
     ) -> list[Outcome]:
         """Nack messages. Returns "settled" or "stale" for each, in the order given."""
-        outcomes: list[Outcome] = self._call(self._consumer.nack, _inner(messages), delay, until=until)
+        outcomes: list[Outcome] = self._call(
+            self._consumer.nack, _inner(messages), delay, until=until, reason=reason
+        )
         return outcomes
 
     def extend(

@@ -56,15 +56,17 @@ def about_faults(abouts: Sequence[str], *, stored: bool = False) -> dict[int, st
     return {place: fault for place, about in enumerate(abouts) if (fault := check(about))}
 
 
-def _fault(text: str) -> str:
+def _fault(text: str, stored: bool = False) -> str:
     fields = text.split(" ", 3)
     if len(fields) < 4:
         return f"its about text has {len(fields)} of 4 fields: produced_ms, group, body, attributes"
     produced, _, where, attributes = fields
     if not re.fullmatch(_TIME, produced, re.ASCII):
         return f"produced_ms is {produced!r:.40}: use ms since 1970, up to 14 digits"
-    if not re.fullmatch(_WHERE, where, re.ASCII):
-        return f"its body is {where!r:.40}: use nothing, a size of up to 15 digits, or <size>:<name>"
+    if not re.fullmatch(_WHERE, where, re.ASCII) or (not stored and ":@" in where[:17]):
+        return (
+            f"its body is {where!r:.40}: use nothing, a size of up to 15 digits, or <size>:<name>, without @"
+        )
     if attributes:
         try:
             _attributes(attributes)
@@ -77,7 +79,7 @@ def _stored_fault(text: str) -> str:
     published, _, said = text.partition(" ")
     if not re.fullmatch(_TIME, published, re.ASCII):
         return f"published_ms is {published!r:.40}"
-    return _fault(said)
+    return _fault(said, stored=True)
 
 
 def unpack_about(text: str, uid: str = "") -> About:
@@ -89,7 +91,7 @@ def unpack_about(text: str, uid: str = "") -> About:
         int(produced),
         group,
         int(size or 0),
-        body or (uid if size else ""),
+        body or (_plain(uid) if size else ""),
         _attributes(attributes) if attributes else {},
     )
 
@@ -97,7 +99,7 @@ def unpack_about(text: str, uid: str = "") -> About:
 def body_name(uid: str, text: str) -> str:
     """Return the name of a message's body out of what is stored about it, "" where it has none."""
     where = text.split(" ", 4)[3:4]  # none, where a client of another kind says other things
-    return where[0].partition(":")[2] or uid if where and where[0] else ""
+    return where[0].partition(":")[2] or _plain(uid) if where and where[0] else ""
 
 
 def body_places(texts: Sequence[str]) -> list[str]:
@@ -108,7 +110,38 @@ def body_places(texts: Sequence[str]) -> list[str]:
 
 def body_names(uids: Sequence[str], places: Sequence[str]) -> list[str]:
     """Return the name of each message's body, "" where it has none, out of where it is."""
-    return [place and (place.partition(":")[2] or uid) for place, uid in zip(places, uids, strict=False)]
+    return [
+        place and (place.partition(":")[2] or _plain(uid)) for place, uid in zip(places, uids, strict=False)
+    ]
+
+
+def _plain(uid: str) -> str:
+    """Return the name of a body that is stored under its message's uid."""
+    return "@" + uid if uid[:1] == "@" else uid
+
+
+def home_of(topic: str, name: str) -> tuple[str, str]:
+    """Return the topic in which a body is stored, and its name there.
+
+    The body of a dead letter stays where it is: the name says so, after an "@".
+
+    >>> home_of("orders.dead", "@orders:3:1794803456029:17:1794803456030/3Aq0xK")
+    ('orders', '3Aq0xK')
+    """
+    while name[:1] == "@":
+        if name[1:2] == "@":
+            return topic, name[1:]
+        place, _, name = name[1:].partition("/")
+        topic = place.partition(":")[0]
+    return topic, name
+
+
+def by_home(topic: str, names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the places of names by the topics in which the bodies are stored."""
+    found: dict[str, list[int]] = {}
+    for at, name in enumerate(names):
+        found.setdefault(home_of(topic, name)[0], []).append(at)
+    return found
 
 
 def body_sizes(places: Sequence[str]) -> list[int]:
@@ -124,7 +157,8 @@ def body_size(text: str) -> int:
 _TIME = r"\d{1,14}+"
 _WHERE = r"(?:\d{1,15}+(?::[^ ]*+)?+)?+"
 _TEXT = r'"[^"\\\x00-\x1f]*+"'  # JSON as most write it; what is written in another way is looked at alone
-_LINE = rf"{_TIME} [^ \n]*+ {_WHERE} (?:\{{(?:{_TEXT}:{_TEXT}(?:,{_TEXT}:{_TEXT})*+)?+\}})?+\n"
+_OWN = r"(?:\d{1,15}+(?::(?!@)[^ ]*+)?+)?+"  # in this topic, as producers may say
+_LINE = rf"{_TIME} [^ \n]*+ {_OWN} (?:\{{(?:{_TEXT}:{_TEXT}(?:,{_TEXT}:{_TEXT})*+)?+\}})?+\n"
 _SAID = re.compile(f"(?:{_LINE})*+", re.ASCII).fullmatch
 _STORED = re.compile(f"(?:{_TIME} {_LINE})*+", re.ASCII).fullmatch
 _json = msgspec.json.Encoder().encode

@@ -21,6 +21,7 @@ MAX_FRAME = 16 * 1024 * 1024  # bytes after the length; a broker can set its own
 _HEADER = struct.Struct(">IIQQI")
 _U32 = struct.Struct(">I")
 _LEAST = _HEADER.size + _U32.size - 4  # the length of a frame with neither properties nor body
+_HTTP = (b"HTTP", b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"PATC", b"OPTI")  # as its first bytes go
 
 
 class Type(IntEnum):
@@ -62,6 +63,18 @@ class Type(IntEnum):
     DELETE_BODIES = 34  # worker: delete these from the payload store; answered with OK by the client
     ENDED = 35  # worker: leases have ended that nobody has settled
     OWED = 36
+    SKIP = 37
+    DELETE_MESSAGE = 38
+    PURGE = 39
+    EXPLAIN = 40
+    HOT_KEYS = 41
+    WITHDRAW = 44
+    PARKED = 45
+    UNPARK = 46
+    MOVE_KEY = 47
+    CREATE_TOKEN = 60
+    TOKENS = 61
+    REVOKE_TOKEN = 62
 
 
 class Frame(NamedTuple):
@@ -174,7 +187,10 @@ class FrameReader:
     def _length(self, data: bytes | bytearray, at: int) -> int:
         (length,) = _U32.unpack_from(data, at)
         if not _LEAST <= length <= self.limit:
-            raise ProtocolError(f"a frame of {length} bytes: from {_LEAST} to {self.limit} are allowed")
+            said = f"a frame of {length} bytes: from {_LEAST} to {self.limit} are allowed"
+            if bytes(data[at : at + 4]) in _HTTP:
+                said += "; it speaks HTTP, whose port (--http-port) is another than that of frames (--port)"
+            raise ProtocolError(said)
         return int(length)
 
 

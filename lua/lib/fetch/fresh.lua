@@ -1,18 +1,37 @@
 -- fresh: serve what lies after the cursor, in stretches of consecutive entries.
 --
--- Needs  subscription ledgers lane lanes fetch/capacity fetch/leasing
+-- Needs  subscription ledgers lane lanes fetch/capacity fetch/leasing fetch/unskipped
 
 -- Reads the next entries of a log with holes, as many as may be served.
 local function read_ahead(call, heap)
   local ahead, count = { at = 1 }, math.min(permits_left(heap), call.limit)
-  local found = redis.call('XRANGE', log, id_of(call.cursor + 1), '+', 'COUNT', count)
+  local found, is_all = read_unskipped(call, count, last_entry)
   for index, item in ipairs(found) do
     ahead[index] = entry_of(item[1])
+  end
+  if is_all then
+    ahead[#ahead + 1] = END -- nothing comes after these
+  end
+  return ahead
+end
+
+-- Serves what a filtered subscription is owed instead of what lies after its cursor: the next of its matches, as many
+-- as may be served. Up to `sparse` some may have left the log.
+local function aim_at_matches(call, heap)
+  local ahead, count, passed = { at = 1 }, math.min(permits_left(heap), math.max(call.limit, 0)), 0
+  local found = redis.call('ZRANGEBYSCORE', call.matches, '-inf', '+inf', 'LIMIT', 0, count)
+  for _, member in ipairs(found) do
+    local entry = tonumber(string.match(member, '^%d+'))
+    if entry > call.sparse or #redis.call('XRANGE', log, id_of(entry), id_of(entry)) == 1 then
+      ahead[#ahead + 1] = entry
+    elseif #ahead == 0 then
+      passed = entry
+    end
   end
   if #found < count then
     ahead[#ahead + 1] = END -- nothing comes after these
   end
-  return ahead
+  call.ahead, call.sparse, call.cursor = ahead, END, math.max(call.cursor, passed)
 end
 
 -- Returns the next consecutive entries, at most `most` of them, or nil.
@@ -37,16 +56,17 @@ local function next_fresh(call, heap, most)
   return first, last
 end
 
--- Shared: runs, in shares, so that consumers with the same room get the same; `others` are those that are not named.
-local function share_runs(call, heap, others)
-  local share = math.ceil((last_entry - call.cursor) / math.max(#heap + others, 1))
+-- Shared: runs, in shares, so that consumers with the same room get the same of what is `fresh`; `others` are those
+-- that are not named.
+local function share_runs(call, heap, fresh, others)
+  local share = math.ceil(fresh / math.max(#heap + others, 1))
   local consumer = roomiest(heap)
   while consumer and call.limit > 0 and call.cursor < last_entry do
     local first, last = next_fresh(call, heap, math.min(share, consumer.permits, call.limit))
     if not first then
       return
     end
-    lease_to(consumer, new_record(RUN .. first, '', 0, leased_text(first, last, call.token)))
+    begin_run(first, last, call.token, consumer)
     deliver(call, consumer, first, last)
     call.cursor = last
     consumer = roomiest(heap)

@@ -13,8 +13,10 @@ local function begin_call(limit, token, sparse)
     cursor = cursor, -- the last entry that it has passed
     sparse = sparse, -- the entry up to which the log may have holes
     deliveries = {}, -- consumer index, first, last, ...
-    kept_deadlines = {}, -- lane, deadline, ...: lanes whose deadline is not counted from now
+    keeping = {}, -- consumers that have `kept` the deadlines of lanes
     redelivered = {}, -- entries that were delivered before, or waited
+    wishes = nil, -- lane -> consumer, where an operator has moved keys; and those that were fulfilled
+    granted = {},
     lost = {}, -- first, last, ...: entries that the log should have and has not
   }
 end
@@ -44,17 +46,42 @@ local function lease_to(consumer, record)
   record.consumer, record.lease_ms, record.deadline = consumer.name, consumer.lease_ms, consumer.deadline
 end
 
--- Tells the caller the deadline of a lane that was held before this call, and stays as it is.
+-- Returns who gets a free lane that was moved: the consumer, if it has room, else nil.
+local function wished_for(call, capacity, lane)
+  local consumer = capacity.by_name[call.wishes[lane]]
+  if consumer and consumer.permits > 0 then
+    call.granted[#call.granted + 1], call.wishes[lane] = lane, nil
+    return consumer
+  end
+end
+
+-- Notes a lane that a consumer held before this call: its deadline stays as it is, and the caller is told.
 local function keep_deadline(call, consumer, lane)
-  local kept = call.kept_deadlines
+  local kept = consumer.kept
+  if not kept then
+    kept = {}
+    consumer.kept = kept
+    call.keeping[#call.keeping + 1] = consumer
+  end
   kept[#kept + 1] = lane
-  kept[#kept + 1] = tonumber(redis.call('ZSCORE', leases_of(deadlines, consumer), lane))
+end
+
+-- Returns {lane, deadline, ...} of the lanes whose deadline is not counted from now.
+local function kept_deadlines(call)
+  local found, at = {}, 0
+  for _, consumer in ipairs(call.keeping) do
+    for index, deadline in ipairs(map_with('ZMSCORE', leases_of(deadlines, consumer.name), consumer.kept)) do
+      found[at + 1], found[at + 2] = consumer.kept[index], tonumber(deadline)
+      at = at + 2
+    end
+  end
+  return found
 end
 
 -- Adds first..last to what is leased of a key's lane.
 local function lease_more(call, consumer, record, first, last)
   if not record.deadline and not record.told then
-    keep_deadline(call, consumer.name, record.lane)
+    keep_deadline(call, consumer, record.lane)
     record.told = true
   end
   if record.open and record.open[2] == first - 1 then -- goes on where this call's last addition ended

@@ -1,6 +1,6 @@
 -- waiting: serve lanes whose messages came back, or had to stay behind others.
 --
--- Needs  subscription queue lane lanes runs fetch/capacity fetch/leasing
+-- Needs  subscription queue lane lanes runs fetch/capacity fetch/leasing fetch/wishes
 
 local LANE_EFFORT, STRETCH_EFFORT = 3, 2 -- for a lane that is served, and for each stretch or run of it
 
@@ -116,6 +116,14 @@ local function serve_waiting(call, capacity)
       break
     end
     local consumer = capacity.by_name[item.owner] or item.owner == '' and roomiest(heap)
+    if call.wishes and item.owner == '' and call.wishes[item.lane] then
+      consumer = wished_for(call, capacity, item.lane)
+      if not consumer then -- it waits for that one
+        local record = get_lane(item.lane)
+        record.due = now + WISH_LOOK
+        touch(record)
+      end
+    end
     if consumer and consumer.permits > 0 then
       call.effort = call.effort - LANE_EFFORT
       local record = get_lane(item.lane)
@@ -133,7 +141,8 @@ end
 -- Returns when the next lane of `owner` falls due.
 local function next_ready(owner)
   local member = redis.call('ZRANGEBYLEX', ready, '[' .. owner .. '\0', '(' .. owner .. '\1', 'LIMIT', 0, 1)[1]
-  return member and tonumber((parse_ready(member, owner))) or END
+  local due = member and tonumber((parse_ready(member, owner))) or END
+  return due < END - 1 and due or END -- else it is parked
 end
 
 -- Returns the next instant at which a waiting lane can be served, END for never; and {consumer index, due, ...} of

@@ -18,7 +18,18 @@ from keylane_spark.reports.spans import WIDTHS
 KINDS = {"complete": "good", "incomplete": "bad", "unproven": "doubt"}
 SHOWN = 200  # of a long list; the JSON has more of it
 DRAWN = 6  # subscriptions in one picture
-LINES = ("published", "delivered", "acked", "committed", "nacked", "timed_out", "crashed", "released", "lost")
+LINES = (
+    "published",
+    "delivered",
+    "acked",
+    "committed",
+    "filtered",
+    "nacked",
+    "timed_out",
+    "crashed",
+    "released",
+    "lost",
+)
 
 
 def write_audit(found: Audit, out: str, files: Files) -> None:
@@ -74,9 +85,9 @@ def _subscriptions(page: Page, found: Audit) -> None:
         ],
     )
     page.note(
-        "settled: acked, committed, dead-lettered, expired. backlog: not settled yet; never delivered: of "
-        "the backlog. let go: the subscription was deleted or sought past them. not owed: older than the "
-        "subscription, and gone before it began. Only what is lost breaks the promise."
+        "settled: acked, committed, dead-lettered, expired, skipped, deleted, filtered. backlog: not settled "
+        "yet; never delivered: of the backlog. let go: the subscription was deleted or sought past them. not "
+        "owed: older than the subscription, and gone before it began. Only what is lost breaks the promise."
     )
     some = found.subscriptions[:SHOWN]
     parts: dict[str, list[int]] = {state: [getattr(one, state) for one in some] for state in STATES}

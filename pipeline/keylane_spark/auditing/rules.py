@@ -16,7 +16,9 @@ from keylane_spark.snapshot import PartitionState, Snapshot
 FOREVER = 2**62  # an offset after all others
 
 # States of messages for a subscription. Of these only `lost` is a failure.
-SETTLED = "settled"  # acked, committed, dead-lettered or expired
+SETTLED = (
+    "settled"  # acked, committed, dead-lettered, expired, skipped, deleted, redriven, purged or filtered
+)
 BACKLOG = "backlog"  # not settled yet: in the log, or newer than the first look at it
 LET_GO = "let_go"  # the subscription was deleted, or sought past it
 NOT_OWED = "not_owed"  # older than the subscription, and no sign that it was still in the log then
@@ -48,10 +50,15 @@ KINDS = {
     "committed": ACKED,
     "dead_lettered": SETTLED_OTHERWISE,
     "expired": SETTLED_OTHERWISE,
+    "skipped": SETTLED_OTHERWISE,
+    "deleted": SETTLED_OTHERWISE,
+    "filtered": SETTLED_OTHERWISE,
+    "redriven": SETTLED_OTHERWISE,
+    "purged": SETTLED_OTHERWISE,
     "lost": MISSING,
 }
 # Signs that an entry was in the log: of others, since it was settled. A commit is none: it passes holes, too.
-HANDLED = ("acked", "dead_lettered", "expired")
+HANDLED = ("acked", "dead_lettered", "expired", "skipped", "deleted", "filtered", "redriven", "purged")
 # After one of these the subscription does not keep an entry in the log any more.
 DONE = (ACKED, SETTLED_OTHERWISE, MISSING)
 

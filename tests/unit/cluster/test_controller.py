@@ -15,6 +15,7 @@ class Cluster:
 
     def __init__(self, topics: dict[str, int], workers: dict[str, str]) -> None:
         self.topics = topics
+        self.spreads: dict[str, int] = {}
         self.states = workers
         self.version = 0
         self.placed: dict[str, list[str]] = {}
@@ -31,8 +32,8 @@ class Cluster:
             for name, state in self.states.items()
         ]
 
-    async def partition_counts(self) -> dict[str, int]:
-        return dict(self.topics)
+    async def shapes(self) -> dict[str, tuple[int, int]]:
+        return {topic: (count, self.spreads.get(topic, 1)) for topic, count in self.topics.items()}
 
     async def assign(self, version: int, changes: dict[str, list[str] | None]) -> bool:
         if self.ahead:

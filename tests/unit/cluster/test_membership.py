@@ -4,11 +4,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NoReturn
 
 import pytest
 from fakeredis import FakeServer
 
 from keylane.errors import InvalidArgument, Unavailable
+from keylane_broker.engine.values import Owners, TopicSettings
+from keylane_broker.store.keys import partition_keys
 from tests.support.ownership import epochs, holders
 from tests.support.peer import Elsewhere, publish
 from tests.support.small_worker import SmallWorker
@@ -111,27 +114,48 @@ async def test_a_worker_whose_heart_stands_still_for_longer_than_its_leases_writ
             await publish(peer, "t", 0, "too late")
 
 
+async def silence(all: list[SmallWorker], duration: float) -> None:
+    """Let Redis be away from workers."""
+    run = {worker.name: worker.engine.store.run for worker in all}
+
+    async def refuse(*_: object, **__: object) -> object:
+        await asyncio.sleep(1)
+        raise Unavailable("Redis cannot be reached")
+
+    for worker in all:
+        worker.engine.store.run = refuse  # type: ignore[method-assign, assignment]
+    await asyncio.sleep(duration)
+    for worker in all:
+        worker.engine.store.run = run[worker.name]  # type: ignore[method-assign]
+
+
 @in_virtual_time
 async def test_a_silent_cluster_is_given_time_to_be_heard_before_anybody_is_declared_dead(
     server: FakeServer,
 ) -> None:
     async with workers(server, 3) as all:
         before, owners = await holders(all[0].engine), (await all[0].engine.owners()).topics
-        run = {worker.name: worker.engine.store.run for worker in all}
-
-        async def silence(*_: object, **__: object) -> object:
-            await asyncio.sleep(1)
-            raise Unavailable("Redis cannot be reached")
-
-        for worker in all:
-            worker.engine.store.run = silence  # type: ignore[method-assign, assignment]
-        await asyncio.sleep(3 * LEASE)
-        for worker in all:
-            worker.engine.store.run = run[worker.name]  # type: ignore[method-assign]
+        await silence(all, 3 * LEASE)
         for _ in range(100):
             await asyncio.sleep(LEASE / 20)
             assert (await all[0].engine.owners()).topics == owners
         assert await holders(all[0].engine) == before
+
+
+@in_virtual_time
+@pytest.mark.parametrize("duration", [0.7 * LEASE, 3 * LEASE])
+async def test_who_was_found_dead_stays_so_though_the_others_could_not_be_heard_either(
+    server: FakeServer, duration: float
+) -> None:
+    async with workers(server, 3) as [first, *others]:
+        await first.kill()
+        await asyncio.sleep(3 * LEASE)
+        assert served(others).total() == 6
+        owners = (await others[0].engine.owners()).topics
+        await silence(others, duration)
+        for _ in range(100):
+            await asyncio.sleep(LEASE / 20)
+            assert (await others[0].engine.owners()).topics == owners
 
 
 @in_virtual_time
@@ -145,3 +169,45 @@ async def test_the_last_worker_that_serves_cannot_be_drained(server: FakeServer)
         await first.membership.drain("w0", False)
         await asyncio.sleep(2 * LEASE)
         assert served([first, second]) == {"w0": 3, "w1": 3}
+
+
+class Unwalked(dict[str, list[str]]):
+    """Owners that may be looked up, and not walked over."""
+
+    def _walk(self) -> NoReturn:
+        raise AssertionError("all topics were walked over")
+
+    __iter__ = keys = values = items = _walk
+
+
+@in_virtual_time
+async def test_a_look_at_which_nothing_has_changed_costs_the_same_for_any_number_of_topics(
+    server: FakeServer,
+) -> None:
+    async with workers(server, 1) as [only]:
+        membership = only.membership
+        membership.owners = Unwalked(membership.owners)
+        membership._known = Owners(membership.version, membership.owners)
+        await membership.refresh()
+        assert [membership.report(report).partitions for report in membership.workers.values()] == [6]
+
+
+@in_virtual_time
+async def test_of_a_deleted_topic_no_lease_is_said_to_be_lost(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with workers(server, 2) as all:
+        await all[0].engine.delete_topic("t")
+        for worker in all:
+            await worker.partitions.renew_leases()
+        await all[0].membership.topics_changed("t")
+        await asyncio.sleep(3 * LEASE)
+        assert "lost the lease" not in caplog.text
+        await all[0].engine.create_topic("t", TopicSettings(6))
+        await all[0].membership.topics_changed()
+        await asyncio.sleep(3 * LEASE)
+        for place in await holders(all[0].engine):
+            await all[0].engine.store.command("DEL", partition_keys(*place).lease)
+        await asyncio.sleep(3 * LEASE)
+        assert "lost the lease" in caplog.text
+        assert set((await holders(all[0].engine)).values()) == {"w0", "w1"}

@@ -8,11 +8,10 @@ from fakeredis import FakeServer
 
 from keylane import wire
 from keylane.wire import Frame, Type
-from keylane_broker.engine.values import Lease
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.request_turns import Reply
 from tests.support.peer import Refused, messages, publish
-from tests.support.small_worker import SmallWorker
+from tests.support.small_worker import SmallWorker, before_storing
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -122,13 +121,12 @@ async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_unti
 ) -> None:
     async with SmallWorker(server, topic=("t", 1), max_inflight_bytes=1024 * 1024) as worker:
         peer, other = await worker.connect(), await worker.connect()
-        gate, publish_flat = asyncio.Event(), worker.engine.publish_flat
+        gate = asyncio.Event()
 
-        async def later(*arguments: Any) -> Any:
+        async def wait(_: int, __: int) -> None:
             await gate.wait()
-            return await publish_flat(*arguments)
 
-        worker.engine.publish_flat = later  # type: ignore[method-assign, assignment]
+        before_storing(worker, wait)
         body = messages(*(f"m{number}" for number in range(900)), key="k" * 1_000)
         begun = [peer.begin(wire.Publish("t", 0), body) for _ in range(5)]
         await asyncio.sleep(1)
@@ -146,13 +144,12 @@ async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_unti
 async def test_who_is_held_back_is_listened_to_again_when_others_have_made_room(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 2), max_inflight_bytes=1024 * 1024) as worker:
         large, small = await worker.connect(), await worker.connect()
-        gates, publish_flat = [asyncio.Event(), asyncio.Event()], worker.engine.publish_flat
+        gates = [asyncio.Event(), asyncio.Event()]
 
-        async def later(lease: Lease, flat: list[str]) -> Any:
-            await gates[lease.partition].wait()
-            return await publish_flat(lease, flat)
+        async def wait(partition: int, _: int) -> None:
+            await gates[partition].wait()
 
-        worker.engine.publish_flat = later  # type: ignore[method-assign]
+        before_storing(worker, wait)
         body = messages(*(f"m{number}" for number in range(900)), key="k" * 1_000)
         begun = [large.begin(wire.Publish("t", 0), body) for _ in range(2)]
         await asyncio.sleep(0.1)

@@ -10,6 +10,7 @@ class Outlet:
     def __init__(self) -> None:
         self.streams: dict[int, Consumer] = {}
         self.takes_more = True
+        self.writable = True
         self.alive = True
         self.sent: list[wire.Properties] = []
         self.answered: list[int] = []
@@ -72,10 +73,12 @@ def deliver(one: Consumer, partition: int, messages: int) -> None:
     one.unreserve(permits, permits - messages)
 
 
-def test_a_fetch_may_use_all_permits_where_there_is_one_partition_and_half_where_there_are_more() -> None:
+def test_a_fetch_may_use_all_permits_where_there_is_one_partition_and_a_share_where_there_are_more() -> None:
     assert consumer(1_000)[0].reserve() == 1_000
     one, _, _ = consumer(1_000, partitions=3)
-    assert [one.reserve() for _ in range(4)] == [500, 250, 125, 64]  # less than 64 is not worth a call
+    assert [one.reserve() for _ in range(4)] == [333, 222, 148, 99]
+    many, _, _ = consumer(1_000, partitions=64)
+    assert [many.reserve() for _ in range(2)] == [64, 64]  # less than 64 is not worth a call
     assert one.headroom == 1_000  # until something comes of them
 
 

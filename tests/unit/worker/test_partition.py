@@ -13,7 +13,7 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Lease
 from keylane_broker.errors import NotOwner
 from tests.support.peer import Elsewhere, Refused, Stream, messages, publish
-from tests.support.small_worker import SmallWorker
+from tests.support.small_worker import SmallWorker, before_storing
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -163,15 +163,17 @@ async def test_publishes_that_come_during_a_call_go_together_in_the_next(server:
         peer = await worker.connect()
         await Stream(peer, "t", "s", "c").open()  # without a subscription nothing is stored
         await publish(peer, "t", 0, "first")
-        store, sizes = worker.engine.publish_flat, list[int]()
+        begun, sizes = asyncio.Event(), list[int]()
 
-        async def slow(lease: Lease, flat: list[str]) -> Any:
-            sizes.append(len(flat) // 3)
+        async def wait(_: int, size: int) -> None:
+            sizes.append(size)
+            begun.set()
             await asyncio.sleep(0.1)
-            return await store(lease, flat)
 
-        worker.engine.publish_flat = slow  # type: ignore[method-assign]
-        answers = [peer.begin(wire.Publish("t", 0), messages(f"m{number}")) for number in range(9)]
+        before_storing(worker, wait)
+        answers = [peer.begin(wire.Publish("t", 0), messages("m0"))]
+        await begun.wait()
+        answers += [peer.begin(wire.Publish("t", 0), messages(f"m{number}")) for number in range(1, 9)]
         replies = [wire.properties_of(await answer, wire.PublishReply) for answer in answers]
         assert sizes == [1, 8]
         assert [reply.first for reply in replies] == list(range(replies[0].first, replies[0].first + 9))

@@ -1,20 +1,12 @@
 """What consumers ask: to be opened and closed, and to settle what they were sent."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from keylane import wire
 from keylane.errors import InvalidArgument
-from keylane_broker.engine.receipts import receipts_of
 from keylane_broker.worker import consumer_opening, settling
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.request_turns import DONE, Reply
-
-# Bounded before memory is set aside.
-_RECEIPTS = Annotated[list[str | int], Meta(max_length=wire.MAX_BATCH * 4)]
 
 
 async def subscribe(
@@ -37,13 +29,8 @@ async def settle(
     body: memoryview,
 ) -> Reply:
     consumer = _consumer(connection, request.stream)
-    receipts = receipts_of(wire.unpack(body, _RECEIPTS))
-    result = await settling.settle(context, connection, consumer, request, receipts)
-    return wire.SettleReply(
-        [number for stale in result.stale for number in stale],
-        result.deadline_ms,
-        [number for part in result.returned for number in part],
-    ), b""
+    receipts = settling.receipts_in(body)
+    return settling.reply_to(await settling.settle(context, connection, consumer, request, receipts))
 
 
 def _consumer(connection: Connection, stream: int) -> Consumer:

@@ -3,12 +3,18 @@
 import asyncio
 
 from keylane import wire
-from keylane.errors import IncompatibleVersion
+from keylane.errors import Forbidden, IncompatibleVersion, Unauthorized
+from keylane_broker.access.identity import Identity
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.request_turns import Reply
 
 _CLIENT = 100  # characters of who a client says it is, in the log
+
+
+def _other(identity: Identity, before: Identity) -> bool:
+    """Whether it is not the same somebody, whose JWT may be a newer one."""
+    return identity._replace(expires=0) != before._replace(expires=0)
 
 
 async def info(context: Context, connection: Connection, request: wire.Info, _: memoryview) -> Reply:
@@ -19,9 +25,18 @@ async def info(context: Context, connection: Connection, request: wire.Info, _: 
             f"the client speaks versions {oldest} to {newest} of the protocol, the broker "
             f"{wire.OLDEST_VERSION} to {wire.VERSION}: update the older one"
         )
+    try:
+        identity = await context.access.identify(request.token)
+    except Unauthorized:
+        asyncio.get_running_loop().call_soon(connection.close)
+        raise
+    if request.topic:
+        identity.require("observe", request.topic)
+    if (connection.streams or connection.opening) and _other(identity, connection.identity):
+        raise Forbidden("this connection has consumers that another token let in: open one for this token")
     if request.client and not connection.greeted:
         connection.peer += f" {request.client[:_CLIENT]!r}"
-    connection.greeted = True
+    connection.let_in(identity)
     if request.store and request.store != connection.store:
         connection.store = request.store
         context.bodies.joined()
@@ -47,6 +62,7 @@ async def info(context: Context, connection: Connection, request: wire.Info, _: 
             owners=[places.get(owner, -1) for owner in owners],
             payloads_beside=context.payloads_beside,
             incarnation=incarnation,
+            http=context.http_address(),
         ),
         b"",
     )

@@ -41,6 +41,7 @@ class InfoReply(Properties, frozen=True):
     # The store is the server that has the messages: bodies are as safe as these.
     payloads_beside: bool = False
     incarnation: int = 0  # of the topic asked for: another one of that name has another
+    http: str = ""  # host:port where this worker speaks HTTP to clients, "" where it does not
 
 
 class Moved(Properties, frozen=True):
@@ -77,6 +78,7 @@ class Error(Properties, frozen=True):
     message: str
     stored: bool = False  # of durability_not_reached
     stream: int | None = None
+    retry_ms: int = 0  # of overloaded: in how long it may be tried again, 0 where nobody knows
 
 
 class Redirect(Properties, frozen=True):

@@ -30,6 +30,8 @@ class Subscribe(Properties, frozen=True):
     partitions: list[int] | None = None  # None: all, if this worker owns all
     incarnation: int = 0  # of the topic that is meant, 0: any
     subscription_incarnation: int = 0  # as the answer before has said; 0: any, or one that is made now
+    keys: str | None = None  # as in CREATE_SUBSCRIPTION, as the next; both None: as it is
+    filter: dict[str, str | None] | None = None
 
 
 class SubscribeReply(Properties, frozen=True):
@@ -121,6 +123,7 @@ class Nack(Properties, frozen=True):
     delay_ms: int | None = None
     until_ms: int | None = None
     charged: bool = True
+    reason: str = ""  # for the history of those that have no retry left
 
 
 class Extend(Properties, frozen=True):

@@ -20,10 +20,12 @@ class Publish(Properties, frozen=True):
     again: bool = False
     due_ms: list[int] | None = None  # of each message: when it is to be published, by the cluster's clock
     incarnation: int = 0  # of the topic that is meant; topic_replaced if it is another by now. 0: any
+    # Place of a message -> when it expires, by the cluster's clock, or 0: as the topic says; its priority.
+    extras: dict[int, tuple[int, int]] | None = None
 
 
 class PublishReply(Properties, frozen=True):
-    """The messages that are not listed as duplicates took consecutive entries, or none if `unowed`."""
+    """Messages that are in no list took consecutive entries, or none if `unowed`."""
 
     ledger: int
     first: int
@@ -31,3 +33,5 @@ class PublishReply(Properties, frozen=True):
     unowed: bool = False  # there is no subscription: nothing was stored
     duplicates: dict[int, str] = {}  # place in the frame, from 0 -> id "<ledger>-<entry>" of the first
     delayed: bool = False  # the others wait and have no entries yet
+    unmatched: list[int] = []  # places of messages that no subscription's filter lets through: not stored
+    full: list[int] = []  # places of messages that the topic's backlog has no room for: not stored

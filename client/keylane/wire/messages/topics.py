@@ -13,6 +13,14 @@ class CreateTopic(Properties, frozen=True):
     dedupe_ms: int | None = None
     exist_ok: bool = False
     journal: int | None = None  # records to keep of what happens in each partition; None or 0: no journal
+    # What stays of messages that every subscription has settled: for so long, and so many bytes of bodies in
+    # all partitions together. Nothing, if both are 0; -1 is for ever; else 0 is no limit.
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    ttl_ms: int = 0  # after which messages expire that do not say when; 0 for never
+    backlog_quota: int = 0  # messages that all partitions together may have unsettled; 0 for no limit
+    backlog_quota_bytes: int = 0  # and bytes of their bodies
+    spread: int = 1  # its partitions are on every so-manieth worker: 1, on all, to 8
 
 
 class ChangeTopic(Properties, frozen=True):
@@ -21,7 +29,13 @@ class ChangeTopic(Properties, frozen=True):
     TYPE = Type.CHANGE_TOPIC
 
     topic: str
-    journal: int  # as in CREATE_TOPIC
+    journal: int | None = None  # as in CREATE_TOPIC, as the next ones; None: as it is
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    ttl_ms: int | None = None
+    backlog_quota: int | None = None
+    backlog_quota_bytes: int | None = None
+    spread: int | None = None
 
 
 class DeleteTopic(Properties, frozen=True):
@@ -52,10 +66,33 @@ class TopicReply(Properties, frozen=True):
 
     partitions: int
     dedupe_ms: int
-    retain: bool = False
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    ttl_ms: int = 0
+    backlog_quota: int = 0
     subscriptions: list[str] = []
-    messages: int = 0  # in the logs, not settled by every subscription
+    messages: int = 0  # in the logs: not settled by every subscription, or retained
     published: int = 0  # ever
     journal: int = 0  # as in CREATE_TOPIC
     delayed: int = 0  # not due yet; counted like messages
     incarnation: int = 0  # a topic of the same name that is made later has a larger one
+    backlog_quota_bytes: int = 0
+    spread: int = 1
+
+
+class HotKeys(Properties, frozen=True):
+    """HOT_KEYS: ask under which keys most is published; answered by OK with HotKeysReply.
+
+    A worker knows of the partitions that it serves. The body is an array: key, samples that had it, and by
+    how many that may be too high, of each of the hottest keys.
+    """
+
+    TYPE = Type.HOT_KEYS
+
+    topic: str
+
+
+class HotKeysReply(Properties, frozen=True):
+    """How many messages of its partitions a worker has looked at, of late."""
+
+    samples: int

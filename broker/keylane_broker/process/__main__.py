@@ -1,4 +1,4 @@
-"""A worker as a process of its own, run by the supervisor: `python -m keylane_broker.worker`.
+"""A worker as a process of its own, run by the supervisor: `python -m keylane_broker.process`.
 
 The order comes as one line of JSON on stdin, which then stays open: when it closes the supervisor is gone,
 and so is the worker at once. The report goes to stdout as one line of JSON, `{"address": …}` when the
@@ -20,6 +20,8 @@ import anyio
 
 from keylane.errors import BrokerError
 from keylane_broker.config import Settings
+from keylane_broker.errors import ServerError
+from keylane_broker.http.port import HttpPort
 from keylane_broker.logs import start_logging
 from keylane_broker.ports import listening_failed
 from keylane_broker.worker.worker import Worker
@@ -40,7 +42,7 @@ def main() -> None:
     order = json.loads(FileIO(STDIN, closefd=False).readline())
     settings = Settings.model_validate(order["settings"])
     threading.Thread(target=_die_with_the_supervisor, daemon=True).start()
-    start_logging(settings.log_level, order["worker_id"])
+    start_logging(settings.log_level, order["worker_id"], form=settings.log_format)
     # What has been imported stays; and a worker makes much garbage, but hardly any in cycles: a pause of some
     # milliseconds to look for these must not come often.
     gc.freeze()
@@ -54,6 +56,8 @@ def main() -> None:
         match _first(group):
             case BrokerError() as error:
                 _end(str(error))
+            case ServerError() as error:
+                _end(str(error))
             case OSError() as error:
                 _end(listening_failed(settings.host, settings.port, error))
             case _:
@@ -62,15 +66,25 @@ def main() -> None:
 
 async def _serve(settings: Settings, redis_url: str, worker_id: str) -> None:
     worker = Worker(settings, redis_url, worker_id=worker_id)
+    http = HttpPort(settings, worker)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_stop_on_signal, worker)
-        await worker.serve(lambda: _report(address=worker.address))
+
+        async def open_http() -> None:
+            await http.open()
+            _report(address=worker.address)
+
+        def begin() -> None:
+            tasks.start_soon(open_http)
+
+        tasks.start_soon(_stop_on_signal, worker, http)
+        await worker.serve(begin)
         tasks.cancel_scope.cancel()
 
 
-async def _stop_on_signal(worker: Worker) -> None:
+async def _stop_on_signal(worker: Worker, http: HttpPort) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
+            await http.close()  # first: it asks the worker for what it answers
             worker.stop(hand_over=number == signal.SIGTERM)
 
 

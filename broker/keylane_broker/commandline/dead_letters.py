@@ -1,0 +1,135 @@
+"""`keylane dlq`: list, show, redrive and purge dead letters."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from keylane import DeadLetter
+from keylane.commandline.output import UsageError, progress_bar
+from keylane.errors import MessageNotFound
+from keylane_broker.commandline.arguments import TopicArgument
+from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.confirming import YesOption, can_ask, confirm
+
+__all__ = ["dead_letters"]
+
+dead_letters = typer.Typer(
+    no_args_is_help=True, help="Dead letters: list, show, redrive and purge what has failed too often."
+)
+
+SubscriptionOption = Annotated[
+    str | None, typer.Option("--subscription", help="Only what failed in this one.", show_default=False)
+]
+IdOption = Annotated[
+    list[str] | None,
+    typer.Option("--id", help="Only this one, by its id or the one it had; repeat it.", show_default=False),
+]
+ReasonOption = Annotated[
+    str | None, typer.Option(help="Only where the reason has this in it.", show_default=False)
+]
+KeyOption = Annotated[str | None, typer.Option(help="Only of this key.", show_default=False)]
+AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
+
+
+@command(dead_letters, "list")
+async def list_dead_letters(
+    run: BrokerRun,
+    topic: TopicArgument,
+    subscription: SubscriptionOption = None,
+    reason: ReasonOption = None,
+    key: KeyOption = None,
+    limit: Annotated[int, typer.Option("--max", help="Maximum to show.", min=1)] = 100,
+) -> None:
+    """List the dead letters of a topic."""
+    found: list[DeadLetter] = []
+    async with run.client() as client:
+        async for letter in client.dead_letters(topic, subscription, reason=reason, key=key):
+            found.append(letter)
+            if len(found) == limit:
+                break
+    rows = [
+        (one.id, one.subscription, one.key, one.retries, one.last_failed_at, one.reason[:80]) for one in found
+    ]
+    run.table(found, ["id", "subscription", "key", "retries", "failed", "reason"], rows)
+
+
+@command(dead_letters, "show")
+async def show(
+    run: BrokerRun,
+    topic: TopicArgument,
+    id: Annotated[str, typer.Argument(metavar="ID", help="Its id, or the one it had.", show_default=False)],
+) -> None:
+    """Show a dead letter: its history, its attributes and its body."""
+    async with run.client() as client:
+        async for letter in client.dead_letters(topic, ids=[id]):
+            bodies = await client.bodies(letter.dead_letter_topic, [letter.body] if letter.body else [])
+            body = bodies[0] if bodies else b""
+            text = "(missing)" if body is None else body.decode("utf-8", "replace")
+            run.properties(
+                {**{name: getattr(letter, name) for name in letter.__struct_fields__}, "data": text}
+            )
+            return
+    raise MessageNotFound(f"no dead letter {id!r} of topic {topic!r}")
+
+
+@command(dead_letters, "redrive")
+async def redrive(
+    run: BrokerRun,
+    topic: TopicArgument,
+    subscription: SubscriptionOption = None,
+    id: IdOption = None,
+    reason: ReasonOption = None,
+    key: KeyOption = None,
+    every: AllOption = False,
+) -> None:
+    """Redrive dead letters: send them back to the subscriptions that they failed in."""
+    _check_choice("redrive", every, subscription, id, reason, key)
+    async with run.client() as client:
+        with _progress(run, "redriven") as tell:
+            count = await client.redrive(
+                topic, subscription=subscription, ids=id, reason=reason, key=key, progress=tell
+            )
+    run.say({"topic": topic, "redriven": count}, f"{count} dead letters of {topic!r} redriven")
+
+
+@command(dead_letters, "purge")
+async def purge(
+    run: BrokerRun,
+    topic: TopicArgument,
+    subscription: SubscriptionOption = None,
+    id: IdOption = None,
+    reason: ReasonOption = None,
+    key: KeyOption = None,
+    every: AllOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Purge dead letters: delete them with their bodies, for good; at a terminal it asks first."""
+    _check_choice("purge", every, subscription, id, reason, key)
+    if not yes and can_ask(run):
+        confirm(run, f"Purge {'all' if every else 'these'} dead letters of {topic!r}?")
+    async with run.client() as client:
+        with _progress(run, "purged") as tell:
+            count = await client.purge_dead_letters(
+                topic, subscription=subscription, ids=id, reason=reason, key=key, progress=tell
+            )
+    run.say({"topic": topic, "purged": count}, f"{count} dead letters of {topic!r} purged")
+
+
+def _check_choice(what: str, every: bool, *chosen: object) -> None:
+    if every == any(chosen):
+        raise UsageError(
+            f"which ones? {what} takes --all, or --id, --reason, --key and --subscription: all must fit"
+        )
+
+
+@contextmanager
+def _progress(run: BrokerRun, word: str) -> Iterator[Callable[[int], None]]:
+    """Show people how far it is."""
+    if run.json:
+        yield lambda _: None
+        return
+    with progress_bar() as bar:
+        task = bar.add_task(word, total=None)
+        yield lambda count: bar.update(task, completed=count)

@@ -1,0 +1,224 @@
+"""Single messages: settled for a subscription by an operator, or removed for all of them."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from keylane.errors import Forbidden, InvalidArgument, MessageLeased, MessageNotFound, TopicNotFound
+from keylane.wire import MAX_UID
+from keylane_broker.engine.answers import checked
+from keylane_broker.engine.base import EngineBase
+from keylane_broker.engine.codec import rows
+from keylane_broker.store.keys import PartitionKeys, check_name, partition_keys, subscription_keys
+from keylane_broker.store.store import Call
+
+_PAGE, _PAGES = 1_000, 10  # dead letters that are looked at in one call, and calls
+
+_ID = re.compile(r"(\d{1,14}):(\d{1,14}-\d{1,14})", re.ASCII)
+
+
+class EndedLease(NamedTuple):
+    """What a consumer of a subscription holds no more."""
+
+    subscription: str
+    consumer: str
+    token: int
+    first: int
+    last: int
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """Where a message is for a subscription; the states are those of wire.ExplainReply."""
+
+    state: str
+    key: str = ""
+    uid: str = ""
+    consumer: str = ""  # who has it
+    at_ms: int = 0  # until when it is leased, or from when on it is due
+    retries: int = 0
+    ahead: str = ""  # the id, without its partition, of the first message of its lane
+    ahead_consumer: str = ""  # who has that one
+    fresh: int = 0  # entries that come before it, after the cursor
+    mode: str = ""
+    paused: bool = False
+    sessions: int = 0  # consumers
+    active: str = ""  # of a failover
+    why: str = ""  # its lane is parked
+    dead_topic: str = ""  # that keeps it, or would, if it is a dead letter
+    letter: str = ""  # its uid there
+    handing: bool = False  # it is on its way there
+    chosen: bool = False  # the subscription has a filter
+    id: str = ""  # "<ledger>-<entry>"
+    dead_id: str = ""  # "<partition>:<ledger>-<entry>" in that topic, where it was found
+
+
+def ended_leases(flat: Sequence[Any]) -> list[EndedLease]:
+    """Return leases that have ended, as scripts list them."""
+    return [EndedLease(*row) for row in rows(list(flat), 5)]
+
+
+def parse_id(text: str) -> tuple[int, str] | None:
+    """Return partition and `<ledger>-<entry>` of a message's id, or None if it is none."""
+    found = _ID.fullmatch(text)
+    return (int(found[1]), found[2]) if found else None
+
+
+def cancel_keys(keys: PartitionKeys) -> list[str]:
+    """Return the keys of message/cancel."""
+    return [*keys, keys.delayed, keys.delayed_data, keys.bodies]
+
+
+class MessageOperations(EngineBase):
+    """What an operator, or a producer, does with one message; this needs no partition lease."""
+
+    async def skip(self, topic: str, subscription: str, id: str) -> tuple[int, list[EndedLease]]:
+        """Settle a message for one subscription; returns its partition, and the lease that ended with that.
+
+        MessageNotFound if the subscription is not owed it.
+        """
+        partition, stored_id = await self.place_of_id(topic, id)
+        keys = subscription_keys(topic, partition, subscription)
+        answer = await self.store.run("message/skip", keys, "", subscription, stored_id)
+        match checked(answer, topic, subscription, partition=partition):
+            case ["OK", ended, left, *_]:
+                if left:
+                    self.on_bodies_to_delete(topic, partition)
+                return partition, ended_leases(ended)
+        raise MessageNotFound(
+            f"subscription {subscription!r} of {topic!r} is not owed a message {id}: it is settled, or "
+            "there never was one"
+        )
+
+    async def delete_message(self, topic: str, id: str, *, uid: str = "", group: str = "") -> None:
+        """Remove a message for every subscription; MessageLeased if somebody holds it.
+
+        It must have this `uid`, if one is given. One of a producer group goes only for that `group`.
+        """
+        partition, stored_id = await self.place_of_id(topic, id)
+        keys = partition_keys(topic, partition).subscription("")
+        answer = await self.run_once_buried(
+            topic, partition, "message/delete", keys, "", "", stored_id, uid, group
+        )
+        match checked(answer, topic, partition=partition):
+            case ["LEASED", subscription, consumer, *_]:
+                raise MessageLeased(
+                    f"consumer {consumer!r} of subscription {subscription!r} has message {uid or id} of "
+                    f"{topic!r}: delete it when that is over, or skip it there"
+                )
+            case ["OTHER_GROUP", owner, *_]:
+                raise _forbidden(topic, uid or id, owner)
+            case ["NONE", *_]:
+                raise _not_found(topic, uid or id)
+        self.on_bodies_to_delete(topic, partition)
+
+    async def delete_by_uid(
+        self, topic: str, uid: str, *, partition: int | None = None, group: str = ""
+    ) -> None:
+        """Remove a message for later, or one whose uid is known still; as delete_message."""
+        stored = None
+        for number, answer in await self._ask_for(topic, uid, partition, group, look=False):
+            match answer:
+                case ["OTHER_GROUP", owner, *_]:
+                    raise _forbidden(topic, uid, owner)
+                case ["OK", *_]:
+                    self.on_bodies_to_delete(topic, number)
+                    return
+                case ["STORED", id, *_]:
+                    stored = f"{number}:{id}"
+        if stored is None:
+            raise _not_found(topic, uid)
+        await self.delete_message(topic, stored, uid=uid, group=group)
+
+    async def explain(
+        self, topic: str, subscription: str, message: str, partition: int | None = None
+    ) -> tuple[int, Whereabouts]:
+        """Return where a message is for a subscription, by its id or uid, and in which partition."""
+        if parse_id(message):
+            number, id = await self.place_of_id(topic, message)
+        else:
+            stored = None
+            for number, answer in await self._ask_for(topic, message, partition, "", look=True):
+                if answer[0] == "OK":
+                    return number, Whereabouts("delayed", uid=message, at_ms=answer[1])
+                if answer[0] == "STORED":
+                    stored = number, answer[1]
+            if stored is None:
+                return 0, Whereabouts("never_existed", uid=message)
+            number, id = stored
+        keys = subscription_keys(topic, number, subscription)
+        answer = await self.store.run("message/explain", keys, "", subscription, id, topic, number)
+        _, *facts = checked(answer, topic, subscription, partition=number)
+        facts[10] = facts[10] == "1"
+        facts[16:18] = map(bool, facts[16:18])
+        known = zip(Whereabouts.__struct_fields__, [*facts[:18], id, ""], strict=True)
+        found = Whereabouts(**dict(known))
+        if found.letter and (dead_id := await self._find_letter(found.dead_topic, number, found.letter)):
+            return number, msgspec.structs.replace(found, state="dead_lettered", dead_id=dead_id)
+        return number, found
+
+    async def _find_letter(self, dead_topic: str, source: int, uid: str) -> str:
+        """Return the id of a dead letter, if it is among the newest that its topic keeps; else ""."""
+        try:
+            partition = source % (await self.describe_topic(dead_topic)).partitions
+        except TopicNotFound:
+            return ""
+        end = "+"
+        for _ in range(_PAGES):
+            log = partition_keys(dead_topic, partition).log
+            [page] = await self.store.read_all([("XREVRANGE", log, end, "-", "COUNT", str(_PAGE))])
+            for id, fields in page:
+                if fields[3] == uid:
+                    return f"{partition}:{id}"
+            if len(page) < _PAGE:
+                break
+            end = f"({page[-1][0]}"
+        return ""
+
+    async def place_of_id(self, topic: str, id: str) -> tuple[int, str]:
+        """Return the partition of a message and its id there; raises for what is no id of the topic."""
+        check_name("topic", topic)
+        found = parse_id(id)
+        if found is None:
+            raise InvalidArgument(f"message {id[:60]!r}: use an id like '3:1-42'")
+        self.check_partition(topic, found[0], (await self.describe_topic(topic)).partitions)
+        return found
+
+    async def _ask_for(
+        self, topic: str, uid: str, partition: int | None, group: str, *, look: bool
+    ) -> list[tuple[int, list[Any]]]:
+        """Return what each partition says of a uid."""
+        if not uid or len(uid.encode()) > MAX_UID:
+            raise InvalidArgument(f"uid {uid[:60]!r}: use 1 to {MAX_UID} bytes")
+        count = (await self.describe_topic(topic)).partitions
+        self.check_partition(topic, partition, count)
+        arguments = ["", uid, group, "1" if look else ""]
+
+        def call(_: int, keys: PartitionKeys) -> Call:
+            return "message/cancel", cancel_keys(keys), arguments
+
+        if partition is not None:
+            answers = [
+                await self.store.run(*call(partition, partition_keys(topic, partition))[:2], *arguments)
+            ]
+            numbers = [partition]
+        else:
+            answers, numbers = await self.in_partitions(topic, count, call), list(range(count))
+        return [
+            (number, checked(answer, topic, partition=number))
+            for number, answer in zip(numbers, answers, strict=True)
+        ]
+
+
+def _forbidden(topic: str, message: str, owner: str) -> Forbidden:
+    return Forbidden(
+        f"message {message} of {topic!r} is of producer group {owner!r}: only a client of that group may "
+        "delete it"
+    )
+
+
+def _not_found(topic: str, message: str) -> MessageNotFound:
+    return MessageNotFound(
+        f"no message {message} in {topic!r}: all subscriptions have settled it, or there never was one"
+    )

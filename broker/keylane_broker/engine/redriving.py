@@ -1,0 +1,141 @@
+"""Dead letters that are sent back to where they failed, or deleted.
+
+What is redriven is a new message of the topic that it failed in, in the partition that it was in, behind all
+that is there. It is meant for the one subscription that it failed in, which its attribute `redriven.for`
+names: the others have had it, and pass it without handing it out.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from keylane.errors import InvalidName, TopicNotFound
+from keylane.wire.about import home_of
+from keylane.wire.ledgers import id_maker
+from keylane_broker.engine.addressing import REDRIVEN
+from keylane_broker.engine.answers import checked
+from keylane_broker.engine.base import EngineBase
+from keylane_broker.engine.entries import covering_ranges
+from keylane_broker.engine.subscriptions import read_records
+from keylane_broker.store.keys import check_name, partition_keys
+
+_HISTORY = "dead."  # what attributes with the history of a dead letter begin with
+_BATCH = 200  # dead letters in one call
+
+_attributes = msgspec.json.Decoder(dict[str, str]).decode
+_json = msgspec.json.Encoder().encode
+
+
+class _Letter(NamedTuple):
+    entry: int
+    topic: str  # that it failed in, as the next
+    subscription: str
+    partition: int
+    message: tuple[str, str, str]  # what is sent back: key, uid, about
+
+
+class RedriveOperations(EngineBase):
+    """Taking dead letters out of the topic that keeps them; this needs no partition lease."""
+
+    async def withdraw(
+        self,
+        topic: str,
+        partition: int,
+        entries: Sequence[int],
+        *,
+        purge: bool,
+        check_source: Callable[[str], None] = lambda _: None,
+    ) -> list[int]:
+        """Redrive dead letters of a partition, in their order, or delete them; returns those that went.
+
+        `check_source` raises for a topic that none is to be sent back to.
+
+        The rest is gone already, with a consumer of the dead-letter topic, or failed in a subscription that
+        no longer exists.
+        """
+        taken: list[int] = []
+        for start in range(0, len(entries), _BATCH):
+            some = sorted(set(entries[start : start + _BATCH]))
+            if purge:
+                taken += await self._take_out(topic, partition, "purged", "", 0, some, "")
+                continue
+            letters = await self._letters(topic, partition, some)
+            for source in {letter.topic for letter in letters}:
+                check_source(source)
+            for (source, number), group in groupby(letters, lambda letter: (letter.topic, letter.partition)):
+                own = list(group)
+                texts = _json([text for letter in own for text in letter.message]).decode()
+                numbers = [letter.entry for letter in own]
+                taken += await self._take_out(topic, partition, "redriven", source, number, numbers, texts)
+        if taken:
+            (self.on_bodies_to_delete if purge else self.on_outbox)(topic, partition)
+        return taken
+
+    async def _take_out(
+        self, topic: str, partition: int, how: str, to: str, number: int, entries: list[int], texts: str
+    ) -> list[int]:
+        keys = partition_keys(topic, partition).subscription("")
+        packed = _json(entries).decode()
+        answer: list[Any] = await self.store.run(
+            "subscription/withdraw", keys, "", "", how, to, number, packed, texts
+        )
+        return list(checked(answer, topic, partition=partition)[1])
+
+    async def _letters(self, topic: str, partition: int, entries: list[int]) -> list[_Letter]:
+        """Read dead letters, and make of each the message that it was; without those nobody waits for."""
+        ranges = covering_ranges([(entry, entry) for entry in entries])
+        keys, wanted = partition_keys(topic, partition), set(entries)
+        [ledgers] = await self.store.read_all([("HGET", keys.meta, "ledgers")])
+        id_of = id_maker(ledgers or "0:0")
+        found = await self.store.entries(keys.log, [(id_of(first), id_of(last)) for first, last in ranges])
+        letters = [
+            letter
+            for id, fields in (item for part in found for item in part)
+            if (entry := int(id.partition("-")[2])) in wanted
+            and (letter := _letter_of(entry, fields[1], fields[3], fields[5])) is not None
+        ]
+        there = {source: await self._subscriptions(source) for source in {one.topic for one in letters}}
+        return [letter for letter in letters if letter.subscription in there[letter.topic]]
+
+    async def _subscriptions(self, topic: str) -> set[str]:
+        """Return the subscriptions of a topic, none if it is gone."""
+        try:
+            await self.describe_topic(topic)
+        except TopicNotFound:
+            return set()
+        return {
+            name
+            for name, record in (await read_records(self.store, topic)).items()
+            if record.state != "deleting"
+        }
+
+
+def _letter_of(entry: int, key: str, uid: str, about: str) -> _Letter | None:
+    """Return a dead letter as the message that it was; None for what is none."""
+    fields = about.split(" ", 4)
+    if len(fields) < 5 or f'"{_HISTORY}id":"' not in fields[4]:
+        return None
+    try:
+        return _parsed(entry, key, uid, fields)
+    except (KeyError, ValueError, InvalidName):  # anybody can publish a message that says so
+        return None
+
+
+def _parsed(entry: int, key: str, uid: str, fields: list[str]) -> _Letter:
+    _, produced, group, where, text = fields
+    attributes = _attributes(text)
+    history = {
+        name.removeprefix(_HISTORY): attributes.pop(name)
+        for name in [*attributes]
+        if name.startswith(_HISTORY)
+    }
+    attributes[REDRIVEN] = history["subscription"]
+    size, _, body = where.partition(":")
+    if body.startswith(f"@{history['topic']}/"):  # it is at home there
+        where = f"{size}:{home_of(history['topic'], body)[1]}"
+    number = int(history["id"].partition(":")[0])
+    said = f"{produced} {group} {where} {_json(attributes).decode()}"
+    message = (key, history.get("uid", uid), said)
+    return _Letter(entry, check_name("topic", history["topic"]), history["subscription"], number, message)

@@ -1,0 +1,1 @@
+"""A worker as a process of its own: its binary port and its HTTP port."""

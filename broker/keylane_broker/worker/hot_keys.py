@@ -1,0 +1,76 @@
+"""Which keys of a partition most messages are published under: a bounded sketch of a sample.
+
+About one message in `EVERY` is looked at, in random steps, and counted as in space-saving: when twice `KEYS`
+have a count, those with the least make room, and a new key begins with the highest count that did, since it
+may have been among them. By that much its count may be too high, which is kept beside it. When there are
+many samples all counts are halved: the past fades.
+"""
+
+from random import random
+from typing import NamedTuple
+
+EVERY = 32  # messages for one sample
+_STEP = 2 * EVERY - 1
+KEYS = 256
+_SAMPLES = 65_536  # from which on counts are halved
+
+
+class Counted(NamedTuple):
+    """A key, how many samples had it, and by how many that may be too high."""
+
+    key: str
+    samples: int
+    error: int
+
+
+class HotKeys:
+    """The keys that messages of one partition were published under."""
+
+    __slots__ = ("_counts", "_errors", "_floor", "_wait", "samples")
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._wait = 0  # messages that pass before the next sample
+        self._floor = 0  # the highest count that has made room
+        self._counts: dict[str, int] = {}
+        self._errors: dict[str, int] = {}  # by how much a count may be too high
+
+    def add(self, flat: list[str]) -> None:
+        """Messages are published, flat as key, uid, about, …"""
+        count = len(flat) // 3
+        if self._wait >= count:
+            self._wait -= count
+            return
+        at, counts = self._wait, self._counts
+        while at < count:
+            key = flat[at * 3]
+            if key in counts:
+                counts[key] += 1
+            elif key:
+                self._begin(key)
+            self.samples += 1
+            at += 1 + int(random() * _STEP)  # whatever the order of keys: a fixed step could follow it
+        self._wait = at - count
+        if self.samples >= _SAMPLES:
+            self._fade()
+
+    def _begin(self, key: str) -> None:
+        """Count a key from now on."""
+        counts = self._counts
+        if len(counts) >= 2 * KEYS:
+            for coldest in sorted(counts, key=counts.__getitem__)[:KEYS]:
+                self._floor = counts.pop(coldest)
+                self._errors.pop(coldest, None)
+        counts[key] = self._floor + 1
+        if self._floor:
+            self._errors[key] = self._floor
+
+    def _fade(self) -> None:
+        self.samples, self._floor = self.samples // 2, self._floor // 2
+        self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
+        self._errors = {key: self._errors[key] // 2 for key in self._counts if key in self._errors}
+
+    def hottest(self, most: int) -> list[Counted]:
+        """Return the keys with the highest counts, hottest first."""
+        keys = sorted(self._counts, key=self._counts.__getitem__, reverse=True)[:most]
+        return [Counted(key, self._counts[key], self._errors.get(key, 0)) for key in keys]

@@ -1,0 +1,349 @@
+"""What somebody tries who has a token, and few rights: to reach other topics, or to stay when it ends."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from keylane import Client, Forbidden, OutgoingMessage, TopicNotFound, wire
+from tests.support.peer import Refused, Stream, connect, receipts
+from tests.support.running import RunningBroker
+from tests.support.waiting import wait_until
+
+ADMIN = "the token of an administrator"
+SOON = 60.0
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RunningBroker]:
+    with RunningBroker(http=True, auth=True, admin_token=ADMIN, partition_lease=1.0) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def admin(guarded: RunningBroker) -> Iterator[Client]:
+    with Client(guarded.url, token=ADMIN) as client:
+        yield client
+
+
+@pytest.fixture
+def own(admin: Client, topic: str) -> str:
+    """A topic that the intruder may use, with a subscription."""
+    admin.create_topic(topic, partitions=1)
+    admin.create_subscription(topic, "s")
+    return topic
+
+
+@pytest.fixture
+def other(admin: Client, topic: str) -> str:
+    """A topic that is none of their business."""
+    name = f"other-{topic}"
+    admin.create_topic(name, partitions=1)
+    admin.create_subscription(name, "s")
+    return name
+
+
+def http(broker: RunningBroker, token: str) -> httpx.Client:
+    return httpx.Client(
+        base_url=broker.http_urls[0], headers={"Authorization": f"Bearer {token}"}, timeout=SOON
+    )
+
+
+def test_dead_letters_go_only_where_one_may_publish(
+    guarded: RunningBroker, admin: Client, own: str, other: str
+) -> None:
+    token = admin.create_token("reader", [f"consume:{own}", f"admin:mine-{own}", f"produce:kept-{own}"]).token
+    admin.create_topic(f"mine-{own}", partitions=1)
+    admin.create_subscription(f"mine-{own}", "s")
+    with Client(guarded.url, token=token) as client, http(guarded, token) as web:
+        with pytest.raises(Forbidden, match=f"produce:{other}"):
+            client.create_subscription(own, "evil", max_retries=0, dead_letter=other)
+        with pytest.raises(Forbidden, match=f"produce:{other}"):
+            client.change_subscription(f"mine-{own}", "s", dead_letter=other)
+        said = {"name": "evil", "max_retries": 0, "dead_letter": other}
+        assert web.post(f"/v1/topics/{own}/subscriptions", json=said).status_code == 403
+        said = {"dead_letter": other}
+        assert web.patch(f"/v1/topics/mine-{own}/subscriptions/s", json=said).status_code == 403
+        client.create_subscription(own, "usual", dead_letter=f"{own}.dead")
+        client.create_subscription(own, "elsewhere", dead_letter=f"kept-{own}")
+    assert admin.describe_topic(own).subscriptions == ["elsewhere", "s", "usual"]
+
+
+async def test_a_forged_dead_letter_is_not_redriven_into_another_topic(
+    guarded: RunningBroker, admin: Client, own: str, other: str
+) -> None:
+    token = admin.create_token("owner", [f"admin:{own}"]).token
+    history = {"dead.id": "0:1-1", "dead.topic": other, "dead.subscription": "s", "dead.reason": "none"}
+    with Client(guarded.url, token=token) as client:
+        forged = await asyncio.to_thread(client.publish, own, b"forged", attributes=history)
+        garbled = [
+            await asyncio.to_thread(client.publish, own, b"garbled", attributes=attributes)
+            for attributes in (
+                {"dead.id": "x"},
+                {**history, "dead.topic": "no name"},
+                {**history, "dead.id": "x"},
+            )
+        ]
+    async with connect(guarded.urls[0], token) as peer:
+        withdraw = wire.Withdraw(own, 0, False)
+        with pytest.raises(Refused, match="forbidden"):
+            await peer.answer(withdraw, wire.pack([forged.entry]))
+        entries = wire.pack([one.entry for one in garbled])
+        assert (await peer.ask(withdraw, wire.WithdrawReply, entries)).taken == 0
+    assert admin.peek(other, "s") == []
+    assert admin.describe_topic(own).messages == 4
+
+
+async def test_an_ack_does_not_delete_bodies_of_another_topic(
+    guarded: RunningBroker, admin: Client, own: str, other: str
+) -> None:
+    token = admin.create_token("reader", [f"consume:{own}", f"observe:{other}"]).token
+    for topic in (other, own, own):
+        await asyncio.to_thread(admin.publish, topic, b"a body")
+    [theirs] = await asyncio.to_thread(admin.peek, other, "s")
+    async with connect(guarded.urls[0], token) as peer:
+        stream = Stream(peer, own, "s", "c")
+        await stream.open()
+        first, second = await stream.receive(2)
+        for item in (first, second):
+            bodies: list[int | str] = [item.entry, f"@{other}/{theirs.uid}"]
+            await peer.answer(wire.Ack(stream.number, 0, bodies), receipts("shared", item))
+    wait_until(lambda: not names_of_bodies(guarded, own))
+    assert names_of_bodies(guarded, other) == [theirs.uid]
+
+
+def names_of_bodies(broker: RunningBroker, topic: str) -> list[str]:
+    with redis.Redis.from_url(broker.redis_url, decode_responses=True) as connection:
+        return [
+            name for key in connection.scan_iter(f"kl:bodies:{topic}:*") for name in connection.hkeys(key)
+        ]
+
+
+def test_an_error_names_no_topic_that_is_not_to_be_seen(
+    guarded: RunningBroker, admin: Client, own: str, other: str
+) -> None:
+    wrong = other[:-1]
+    token = admin.create_token("guesser", [f"admin:{wrong}"]).token
+    with Client(guarded.url, token=token) as client, http(guarded, token) as web:
+        with pytest.raises(TopicNotFound) as refused:
+            client.describe_topic(wrong)
+        with pytest.raises(TopicNotFound) as unpublished:
+            client.publish(wrong, b"1")
+        answers = [
+            web.get(f"/v1/topics/{wrong}"),
+            web.post(f"/v1/topics/{wrong}/messages", json={"messages": [{"data": "1"}, {"data": "2"}]}),
+        ]
+    assert answers[0].json()["code"] == "topic_not_found"
+    for text in (str(refused.value), str(unpublished.value), *(answer.text for answer in answers)):
+        assert f"no topic '{wrong}'" in text
+        assert other not in text
+    with pytest.raises(TopicNotFound, match=f"did you mean '{other}'"):
+        admin.describe_topic(wrong)
+
+
+async def test_a_consumer_goes_with_the_token_that_let_it_in(
+    guarded: RunningBroker, admin: Client, own: str
+) -> None:
+    made = admin.create_token("reader", [f"consume:{own}"])
+    another = admin.create_token("another", ["observe:nothing"])
+    async with connect(guarded.urls[0], made.token) as peer:
+        await peer.ask(wire.Info(token=another.token), wire.InfoReply)  # it has no consumers yet
+        await peer.ask(wire.Info(token=made.token, topic=own), wire.InfoReply)
+        await Stream(peer, own, "s", "c").open()
+        with pytest.raises(Refused, match="forbidden"):
+            await peer.answer(wire.Info(token=another.token))
+        await peer.ask(wire.Info(token=made.token), wire.InfoReply)
+        admin.revoke_token(made.id)
+        said = await peer.push(wire.Error)
+        assert said.code == "unauthorized"
+
+
+@pytest.mark.slow
+def test_what_is_under_way_by_http_ends_with_its_token(
+    guarded: RunningBroker, admin: Client, own: str
+) -> None:
+    made = admin.create_token("reader", [f"admin:{own}*"])
+    quiet = f"/v1/topics/{own}-quiet"
+    admin.create_topic(f"{own}-quiet", partitions=1)
+    admin.create_subscription(f"{own}-quiet", "s")
+    ended = threading.Event()
+
+    def lines() -> Iterator[bytes]:
+        while not ended.wait(0.05):
+            yield b'{"data": "again and again"}\n' * 500  # published at once
+
+    with (
+        http(guarded, made.token) as web,
+        ThreadPoolExecutor() as threads,
+        web.stream("GET", f"/v1/topics/{own}/subscriptions/s/events") as events,
+    ):
+        poll = threads.submit(web.post, f"{quiet}/subscriptions/s/lease", json={"wait": 60})
+        kind = {"Content-Type": "application/x-ndjson"}
+        stream = threads.submit(web.post, f"/v1/topics/{own}/messages", content=lines(), headers=kind)
+        received = events.iter_lines()
+        try:
+            while not next(received).startswith("data: "):
+                pass
+            wait_until(lambda: "http-worker-0" in admin.describe_subscription(f"{own}-quiet", "s").consumers)
+            admin.revoke_token(made.id)
+            assert not list(received)[-1]  # it ends as a stream should
+            for answer in (poll.result(SOON), stream.result(SOON)):
+                assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+        finally:
+            ended.set()
+    assert "Traceback" not in guarded.log()
+
+
+def test_an_event_id_that_is_none_is_refused(guarded: RunningBroker, admin: Client, own: str) -> None:
+    with http(guarded, ADMIN) as web:
+        answer = web.get(f"/v1/topics/{own}/subscriptions/s/events", headers={"Last-Event-ID": "none"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+    assert "Traceback" not in guarded.log()
+
+
+# Where nobody needs a token
+
+
+@pytest.fixture(scope="module")
+def open_broker() -> Iterator[RunningBroker]:
+    with RunningBroker(http=True, heartbeat=0.3, max_connections=20) as broker:
+        yield broker
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://example.com"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:1"},
+        {"Host": "rebound.example.com:8080"},
+        {
+            "Host": "rebound.example.com",
+            "Origin": "http://rebound.example.com",
+            "Sec-Fetch-Site": "same-origin",
+        },
+    ],
+)
+def test_a_page_of_another_site_cannot_use_the_browser_of_who_visits_it(
+    open_broker: RunningBroker, headers: dict[str, str], topic: str
+) -> None:
+    with httpx.Client(base_url=open_broker.http_urls[0], timeout=SOON) as web:
+        # What a browser sends without asking first.
+        said = {"Content-Type": "text/plain", **headers}
+        answer = web.post("/v1/topics", content=f'{{"name": "{topic}"}}', headers=said)
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+        assert web.get("/v1/topics", headers=headers).status_code == 403
+        assert topic not in web.get("/v1/topics").json()["topics"]
+
+
+def test_programs_and_its_own_pages_are_let_in(open_broker: RunningBroker) -> None:
+    url = open_broker.http_urls[0]
+    port = url.rpartition(":")[2]
+    for headers in (
+        {},
+        {"Host": f"localhost:{port}"},
+        {"Host": f"[::1]:{port}"},
+        {"Host": f"keylane.localhost:{port}"},
+        {"Origin": url},
+        {"Origin": f"http://localhost:{port}", "Host": f"localhost:{port}"},
+        {"Origin": "https://proxy.example.com", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+    ):
+        assert httpx.get(f"{url}/v1/info", headers=headers).status_code == 200, headers
+
+
+@pytest.mark.slow
+def test_who_sends_a_byte_now_and_then_holds_no_place(open_broker: RunningBroker) -> None:
+    url, place = open_broker.http_urls[0], open_broker.workers[0].settings
+    refused = b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
+    slow = [socket.create_connection(("127.0.0.1", place.http_port)) for _ in range(place.max_connections)]
+    try:
+        wait_until(lambda: httpx.get(f"{url}/healthz").status_code == 503)  # there is room for none
+        for number, one in enumerate(slow):
+            with contextlib.suppress(OSError):
+                one.sendall((b"GET / HTTP/1.1\r\nX: ", refused, b"")[number % 3])
+        ended = threading.Event()
+
+        def trickle() -> None:
+            while not ended.wait(0.1):
+                for one in slow:
+                    with contextlib.suppress(OSError):
+                        one.sendall(b"x")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        try:
+            wait_until(lambda: httpx.get(f"{url}/healthz").status_code == 200)
+        finally:
+            ended.set()
+            thread.join()
+    finally:
+        for one in slow:
+            one.close()
+
+
+def test_a_request_that_says_twice_how_long_it_is_is_refused_with_what_follows(
+    open_broker: RunningBroker, topic: str
+) -> None:
+    made = f'{{"name": "{topic}"}}'.encode()
+    hidden = b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(made),
+        made,
+    )
+    outer = b"POST /v1/cluster/rebalance HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    request = outer + b"Content-Length: %d\r\n\r\n0\r\n\r\n%b" % (len(hidden) + 5, hidden)
+    with socket.create_connection(("127.0.0.1", open_broker.workers[0].settings.http_port)) as connection:
+        connection.settimeout(SOON)
+        connection.sendall(request)
+        answer = b""
+        while part := connection.recv(65_536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert topic not in httpx.get(f"{open_broker.http_urls[0]}/v1/topics").json()["topics"]
+
+
+def test_who_is_not_known_yet_gets_no_memory_for_a_large_frame(guarded: RunningBroker) -> None:
+    with socket.create_connection(("127.0.0.1", guarded.settings.port)) as connection:
+        connection.settimeout(SOON)
+        connection.sendall((1024 * 1024).to_bytes(4, "big") + bytes(100_000))
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65_536):
+                answer += part
+    [frame] = wire.FrameReader().feed(answer)
+    assert wire.properties_of(frame, wire.Error).code == "protocol_error"
+
+
+async def test_bodies_are_deleted_by_those_who_may_use_their_topic(tmp_path: Path, topic: str) -> None:
+    with RunningBroker(auth=True, admin_token=ADMIN, payloads=f"file://{tmp_path}") as broker:
+        with Client(broker.url, token=ADMIN) as admin:
+            stranger = admin.create_token("stranger", ["observe:*"]).token
+            user = admin.create_token("user", [f"consume:{topic}"]).token
+            admin.create_topic(topic, partitions=1)
+            admin.create_subscription(topic, "s")
+            await asyncio.to_thread(admin.publish_many, topic, [OutgoingMessage(b"a body")] * 10)
+        async with (
+            connect(broker.urls[0], stranger) as curious,
+            connect(broker.urls[0], user) as deleting,
+            connect(broker.urls[0], user) as consuming,
+        ):
+            await curious.ask(wire.Info(token=stranger, store="advertised"), wire.InfoReply)
+            await deleting.ask(wire.Info(token=user, store="advertised"), wire.InfoReply)
+            stream = Stream(consuming, topic, "s", "c")
+            await stream.open()
+            for item in await stream.receive(10):
+                await stream.ack(item)
+            for _ in range(10):
+                await deleting.push(wire.DeleteBodies)
+            await curious.echo()
+            assert not curious.has(wire.DeleteBodies)

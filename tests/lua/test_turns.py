@@ -1,0 +1,333 @@
+"""The scripts for the ordinary case: what they do, and that they do nothing where it is not one."""
+
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from keylane.errors import Overloaded
+from keylane_broker.engine.engine import Engine
+from keylane_broker.engine.filters import Filter
+from keylane_broker.engine.values import Capacity, Outgoing, Receipt, SubscriptionSettings, TopicSettings
+from keylane_broker.limits import FOREVER
+from loadtest.topology import single_server
+from tests.support.story import HOUR_MS, Story, entries, message, part, receipts
+from tests.support.turns import ack_whole, turn
+
+ROOM = [Capacity("c", 100)]
+
+
+async def opened(engine: Engine, topic: str, mode: str = "shared", **settings: int) -> Story:
+    """A subscription that has passed what was published."""
+    story = await Story.begin(engine, topic, TopicSettings(**settings))
+    await story.subscribe(mode=mode, consumers=("c", "d"))
+    await story.publish("a")  # the first one begins a generation of marks
+    await story.ack(*receipts(await story.fetch()))
+    return story
+
+
+async def leased(story: Story, *keys: str, name: str = "s") -> list[Receipt]:
+    """Receipts of messages that a turn has published and leased."""
+    told = await turn(story.engine, story.lease, name, [message(key) for key in keys], ROOM)
+    assert told is not None
+    return receipts(story.engine.as_result(story.lease, ROOM, told.fetched).deliveries)
+
+
+async def state(story: Story) -> list[object]:
+    """All that there is of the partition but its time."""
+    prefix = story.keys.lease.removesuffix("lease")
+    found = sorted(await story.engine.store.keys_like(prefix.replace("[", "\\[") + "*"))
+    commands = {"hash": ("HGETALL",), "zset": ("ZRANGE", "0", "-1", "WITHSCORES"), "string": ("GET",)}
+    values: list[object] = []
+    for key in found:
+        kind = str(await story.engine.store.command("TYPE", key))
+        word, *rest = commands.get(kind, ("XRANGE", "-", "+"))
+        value = await story.engine.store.command(word, key, *rest)
+        values.append((key, {**value, "clock": ""} if key == story.keys.meta else value))
+    return values
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_a_turn_publishes_and_leases_and_the_next_one_settles(
+    engine: Engine, topic: str, mode: str
+) -> None:
+    story = await opened(engine, topic, mode)
+    messages = [message("a"), message("b")]
+    first = await turn(engine, story.lease, "s", messages, ROOM)
+    assert first is not None
+    assert (first.published.first, first.published.stored, first.fetched.cursor) == (2, 2, 3)
+    [share] = first.fetched.shares
+    assert (share.consumer, share.flat[1::3]) == ("c", [one.uid for one in messages])
+    held = await engine.list_leases(story.lease, "s", "c")
+    assert entries(held) == [2, 3]
+    given = receipts(engine.as_result(story.lease, ROOM, first.fetched).deliveries)
+    assert sorted(receipts(held)) == sorted(given)
+    second = await turn(engine, story.lease, "s", [message("a")], ROOM, given)
+    assert second is not None
+    assert await story.log() == [4]
+    assert entries(await engine.list_leases(story.lease, "s", "c")) == [4]
+    rest = receipts(engine.as_result(story.lease, ROOM, second.fetched).deliveries)
+    assert await ack_whole(engine, story.lease, "s", rest)
+    assert await story.log() == []
+
+
+async def test_a_turn_leases_as_much_as_there_is_room_for(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    rooms = [Capacity("c", 1), Capacity("d", 1)]
+    told = await turn(engine, story.lease, "s", [message() for _ in range(3)], rooms)
+    assert told is not None
+    assert [(share.consumer, share.ranges) for share in told.fetched.shares] == [("c", [2, 2]), ("d", [3, 3])]
+    assert (told.fetched.cursor, told.fetched.more) == (3, True)
+    assert await story.take() == [4]
+
+
+async def test_those_who_are_not_named_get_their_shares_later(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    told = await turn(engine, story.lease, "s", [message() for _ in range(6)], ROOM, others=2)
+    assert told is not None
+    assert told.fetched.shares[0].ranges == [2, 3]
+
+
+async def test_a_message_joins_those_of_its_key_with_their_deadline(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic, "key_shared")
+    await leased(story, "a")
+    rooms = [Capacity("d", 100, 60_000), Capacity("c", 1, 60_000)]
+    told = await turn(engine, story.lease, "s", [message("a")], rooms)
+    assert told is not None
+    assert [share.consumer for share in told.fetched.shares] == ["c"]
+    [before, after] = (await engine.list_leases(story.lease, "s", "c"))[:2]
+    assert before.deadline_ms == after.deadline_ms == told.fetched.kept[1]
+
+
+async def _journal(story: Story) -> None:
+    await story.engine.change_topic(story.topic, journal=100)
+
+
+async def _other_worker(story: Story) -> None:
+    await story.engine.release(story.lease)
+    await story.engine.acquire(story.topic, 0, "w2", 60_000)
+
+
+async def _expired_lease(story: Story) -> None:
+    await story.engine.store.command("DEL", story.keys.lease)
+
+
+async def _behind(story: Story) -> None:
+    await story.publish("a")
+
+
+async def _waiting(story: Story) -> None:
+    await story.publish("a")
+    await story.nack(*receipts(await story.fetch()), delay_ms=HOUR_MS)
+
+
+async def _delayed(story: Story) -> None:
+    later = int(time.time() * 1_000) + HOUR_MS
+    await story.engine.delay(story.lease, [message()], [later])
+
+
+async def _paused(story: Story) -> None:
+    await story.engine.pause_subscription(story.topic, "s", True)
+
+
+async def _gone(story: Story) -> None:
+    await story.engine.leave(story.lease, "s", "c")
+
+
+async def _deleted(story: Story) -> None:
+    await story.engine.delete_subscription(story.topic, "s")
+
+
+async def _filtered(story: Story) -> None:
+    settings = SubscriptionSettings(filter=Filter(keys="b*"))
+    await story.engine.create_subscription(story.topic, "some", settings)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _journal,
+        _other_worker,
+        _expired_lease,
+        _behind,
+        _waiting,
+        _delayed,
+        _paused,
+        _gone,
+        _deleted,
+        _filtered,
+    ],
+)
+async def test_a_turn_that_is_not_ordinary_changes_nothing(
+    engine: Engine, topic: str, change: Callable[[Story], Awaitable[None]]
+) -> None:
+    story = await opened(engine, topic)
+    await change(story)
+    before = await state(story)
+    assert await turn(engine, story.lease, "s", [message("a")], ROOM) is None
+    assert await state(story) == before
+
+
+async def test_a_turn_with_a_duplicate_changes_nothing(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    await engine.publish(story.lease, [message("a", f"{topic}-u")])
+    await story.ack(*receipts(await story.fetch()))
+    before = await state(story)
+    for messages in ([message("a", f"{topic}-u")], [message("a", "twice"), message("a", "twice")]):
+        assert await turn(engine, story.lease, "s", messages, ROOM) is None
+    assert await state(story) == before
+
+
+@pytest.mark.parametrize("dedupe_ms", [0, 30_000])
+async def test_a_turn_with_a_short_window_changes_nothing(engine: Engine, topic: str, dedupe_ms: int) -> None:
+    story = await opened(engine, topic, dedupe_ms=dedupe_ms)
+    before = await state(story)
+    assert await turn(engine, story.lease, "s", [message("a")], ROOM) is None
+    assert await state(story) == before
+
+
+async def test_a_key_whose_consumer_has_no_room_is_not_ordinary(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic, "key_shared")
+    await leased(story, "a")
+    before = await state(story)
+    assert await turn(engine, story.lease, "s", [message("a")], [Capacity("d", 5)]) is None
+    assert await state(story) == before
+
+
+async def test_only_whole_and_current_leases_of_one_subscription_are_settled(
+    engine: Engine, topic: str
+) -> None:
+    story = await opened(engine, topic)
+    [receipt] = await leased(story, "", "", "")
+    before = await state(story)
+    for given in (
+        [part(receipt, 2)],
+        [receipt._replace(token=receipt.token - 1)],
+        [receipt, receipt],
+        [receipt, part(receipt, 9)],
+    ):
+        assert not await ack_whole(engine, story.lease, "s", given)
+        assert await turn(engine, story.lease, "s", [message("a")], ROOM, given) is None
+    assert await state(story) == before
+    await story.subscribe("other", consumers=())
+    assert not await ack_whole(engine, story.lease, "s", [receipt])
+    assert await story.ack(receipt) == ["settled"]
+
+
+async def spread(story: Story, count: int) -> list[list[Receipt]]:
+    """Messages of as many keys, each receipt of one; every other one is with the other of two consumers."""
+    await story.publish(*(f"key-{number}" for number in range(count)))
+    rooms = [Capacity("c", 1_000), Capacity("d", 1_000)]
+    found: dict[str, list[Receipt]] = {"c": [], "d": []}
+    for delivery in (await story.engine.fetch(story.lease, "s", rooms)).deliveries:
+        found[delivery.consumer].append(delivery.receipt)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_the_first_message_of_a_partition_is_settled(engine: Engine, topic: str, mode: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode=mode)
+    await story.publish("a")
+    assert await ack_whole(engine, story.lease, "s", receipts(await story.fetch()))
+    assert await story.log() == []
+
+
+async def test_many_are_settled_together_whoever_held_them(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic, "key_shared")
+    first, second = await spread(story, 400)
+    assert await ack_whole(engine, story.lease, "s", first[:150] + second[:150])
+    assert await story.log() == sorted(one.first for one in first[150:] + second[150:])
+    assert await ack_whole(engine, story.lease, "s", second[150:])
+    assert await story.log() == sorted(one.first for one in first[150:])
+    held = await engine.list_leases(story.lease, "s", "c")
+    assert sorted(entries(held)) == sorted(one.first for one in first[150:])
+    assert await engine.list_leases(story.lease, "s", "d") == []
+
+
+async def test_what_lies_before_those_that_are_settled_together_stays(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic, "key_shared")
+    first, second = await spread(story, 100)
+    given = sorted(first + second, key=lambda receipt: receipt.first)
+    assert await ack_whole(engine, story.lease, "s", given[1:40])
+    assert await story.log() == [given[0].first, *(one.first for one in given[40:])]
+    assert await ack_whole(engine, story.lease, "s", given[:1] + given[40:60])
+    assert await story.log() == [one.first for one in given[60:]]
+    assert await ack_whole(engine, story.lease, "s", given[60:90])  # the start of the log
+    assert await story.log() == [one.first for one in given[90:]]
+    assert await ack_whole(engine, story.lease, "s", given[90:])
+    assert await story.log() == []
+
+
+async def test_several_of_a_lane_are_settled_together_and_the_rest_stays(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic, "key_shared")
+    given = await leased(story, *"abababa")
+    assert await ack_whole(engine, story.lease, "s", given[:4])
+    held = await engine.list_leases(story.lease, "s", "c")
+    assert sorted((item.receipt.lane, entries([item])) for item in held if "b" in item.receipt.lane) == [
+        ("=b", [7])
+    ]
+    before = await state(story)
+    assert not await ack_whole(
+        engine, story.lease, "s", [given[4], given[2]]
+    )  # the second is not held any more
+    assert not await ack_whole(engine, story.lease, "s", [given[6]])  # nor is it the first in flight
+    assert await state(story) == before
+    assert await ack_whole(engine, story.lease, "s", given[4:])
+    assert await story.log() == []
+
+
+async def test_what_another_holds_is_not_settled(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic, "key_shared")
+    given = await leased(story, "a", "b", "a")
+    before = await state(story)
+    assert not await ack_whole(engine, story.lease, "s", given, "d")
+    refused = await engine.ack(story.lease, "s", given, consumer="d")
+    assert refused.outcomes(3) == ["stale"] * 3
+    assert await state(story) == before
+    assert await ack_whole(engine, story.lease, "s", given, "c")
+
+
+async def test_messages_that_are_retained_for_ever_stay_when_they_are_settled(
+    engine: Engine, topic: str
+) -> None:
+    story = await opened(engine, topic, retention_ms=FOREVER)
+    assert await ack_whole(engine, story.lease, "s", await leased(story, "a"))
+    assert await story.log() == [1, 2]
+    assert await engine.list_leases(story.lease, "s", "c") == []
+
+
+async def test_what_is_retained_for_a_time_is_left_to_those_who_write_that_down(
+    engine: Engine, topic: str
+) -> None:
+    story = await opened(engine, topic, retention_ms=HOUR_MS)
+    assert await turn(engine, story.lease, "s", [message("a")], ROOM) is None
+    await story.publish("a")
+    given = receipts(await story.fetch())
+    before = await state(story)
+    assert not await ack_whole(engine, story.lease, "s", given)
+    assert await state(story) == before
+
+
+async def test_what_a_body_was_is_written_down_when_its_message_goes(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    told = await turn(engine, story.lease, "s", [Outgoing("a", f"{topic}-body", "1  7 ")], ROOM)
+    assert told is not None
+    given = receipts(engine.as_result(story.lease, ROOM, told.fetched).deliveries)
+    assert await ack_whole(engine, story.lease, "s", given)
+    assert await story.take_names() == [f"{topic}-body"]
+
+
+async def test_with_full_memory_a_turn_is_refused_as_a_whole_and_acks_go_on(topic: str) -> None:
+    with single_server() as server:
+        engine = Engine.connect(server.url)
+        story = await opened(engine, topic)
+        given = await leased(story, "a")
+        await engine.store.command("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(Overloaded):
+            await turn(engine, story.lease, "s", [message("a")], ROOM, given)
+        assert await story.log() == [2]
+        assert await ack_whole(engine, story.lease, "s", given)
+        assert await story.log() == []
+        await engine.store.command("CONFIG", "SET", "maxmemory", "0")
+        await engine.close()
