@@ -1,5 +1,6 @@
 """Tokens on a real broker: who is let in, who may do what, and who has to go."""
 
+import asyncio
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,9 @@ import redis
 from keylane import Client, Forbidden, Unauthorized, Unavailable, wire
 from keylane.wire import Type
 from keylane_broker.access.actions import NEEDS
+from keylane_broker.access.control import AccessControl
 from keylane_broker.http.app import OPERATIONS
+from keylane_broker.store.store import Store
 from keylane_broker.worker.requests.table import HANDLERS
 from tests.support.commands import keylane
 from tests.support.peer import Refused, connect
@@ -56,6 +59,21 @@ def test_who_has_no_token_or_a_wrong_one_is_not_let_in(guarded: RunningBroker, a
         assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
         assert answer.headers["www-authenticate"] == "Bearer"
     assert httpx.get(f"{guarded.http_urls[0]}/healthz").status_code == 200
+
+
+async def test_a_token_is_good_on_every_worker_as_soon_as_it_is_made(guarded: RunningBroker) -> None:
+    store = Store.connect(guarded.redis_url)
+    try:
+        here, there = (
+            AccessControl(store, enabled=True, admin_token=ADMIN, jwt_keys=None) for _ in range(2)
+        )
+        for name in ("first", "second"):
+            await there.refresh()  # it has just looked, and knows nothing of what is made now
+            _, token = await here.create(name, ["observe:*"], 0, 0)
+            made = await asyncio.gather(there.identify(token), there.identify(token))
+            assert [identity.name for identity in made] == [name, name]
+    finally:
+        await store.close()
 
 
 def test_a_token_allows_what_it_says_and_nothing_else(

@@ -1,5 +1,7 @@
 """What the payload store and the broker's store share: URLs of Redis, and what its errors are called."""
 
+import asyncio
+
 import pytest
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import (
@@ -105,3 +107,28 @@ async def test_a_server_that_hangs_up_while_it_is_greeted_is_one_that_passes() -
         await take_socket(server)
     assert passes(lost.value)
     assert server.disconnected
+
+
+class Greeted:
+    """A connection of redis-py to a server that hangs up behind its last word of greeting."""
+
+    _reader: asyncio.StreamReader | None = None
+    _writer: asyncio.StreamWriter | None = None
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def connect(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        while not self._reader.at_eof():  # it has come by the time the stream is taken over
+            await asyncio.sleep(0)
+
+
+async def test_a_server_that_hangs_up_behind_its_greeting_is_not_waited_for() -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        with pytest.raises(ConnectionError, match="closed the connection") as lost:
+            await take_socket(Greeted(server.sockets[0].getsockname()[1]))
+    assert passes(lost.value)

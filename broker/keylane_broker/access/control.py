@@ -1,5 +1,6 @@
 """Who is let in: static tokens, which are in Redis as hashes, and JWTs."""
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -41,7 +42,8 @@ class AccessControl:
         self._admin = hashlib.sha256(admin_token.encode()).digest() if admin_token else None
         self._jwt = JwtKeys(jwt_keys) if enabled and jwt_keys is not None else None
         self._known: dict[str, tuple[StoredToken, Identity]] = {}
-        self._refreshed = 0.0  # when tokens were read last, by the monotonic clock
+        self._refreshed = 0.0  # when the last reading of tokens began, by the monotonic clock
+        self._looking = asyncio.Lock()  # for a token that is not known
         self.own_token = ""  # by which this worker is let in by the others
 
     async def open(self) -> None:
@@ -54,8 +56,9 @@ class AccessControl:
         """Learn what has been made and revoked since."""
         if not self.enabled:
             return
-        self._refreshed = time.monotonic()
+        began = time.monotonic()
         stored = await self._store.fields(TOKENS)
+        self._refreshed = began
         self.own_token = stored.pop(_OWN, "")
         self._known = {id: (token, _identity(id, token)) for id, token in _decoded(stored).items()}
 
@@ -72,8 +75,8 @@ class AccessControl:
                 return who
         if found := _TEXT.fullmatch(token):
             identity = self._static(*found.groups())
-            if identity is None and time.monotonic() - self._refreshed > _AGAIN:  # it may have just been made
-                await self.refresh()
+            if identity is None:  # it may have just been made
+                await self._look_again(time.monotonic())
                 identity = self._static(*found.groups())
             if identity is None:
                 raise Unauthorized("the token is not known, or was revoked")
@@ -83,6 +86,13 @@ class AccessControl:
             raise Unauthorized("the token is not known")
         self.check(identity)
         return identity
+
+    async def _look_again(self, asked: float) -> None:
+        """Read the tokens after an instant: one reading for all who wait, and not too soon after the last."""
+        async with self._looking:
+            if self._refreshed < asked:
+                await asyncio.sleep(max(0.0, self._refreshed + _AGAIN - time.monotonic()))
+                await self.refresh()
 
     def check(self, identity: Identity) -> None:
         """Raise Unauthorized if somebody who was let in is to go: revoked, or expired."""

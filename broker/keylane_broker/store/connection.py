@@ -125,7 +125,7 @@ class SharedConnection(asyncio.Protocol):
         """Let redis-py connect, then take its socket over."""
         connection = server.source.connection_class(**server.source.connection_kwargs)
         try:
-            _, writer = await take_socket(connection)
+            writer = await take_socket(connection)
         except NoPermissionError:
             raise
         except ResponseError as error:  # what it begins with, such as SELECT, is refused

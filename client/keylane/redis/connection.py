@@ -18,8 +18,11 @@ Command = tuple[str | bytes | int, ...]
 pack: Any = hiredis.pack_command  # its stub takes only tuples of one
 
 
-async def take_socket(connection: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Let a connection of redis-py connect, then take its streams over."""
+async def take_socket(connection: Any) -> asyncio.StreamWriter:
+    """Let a connection of redis-py connect, then take its stream over.
+
+    The caller gives the transport another protocol before it awaits anything.
+    """
     try:
         await connection.connect()
     except BaseException as error:
@@ -27,9 +30,12 @@ async def take_socket(connection: Any) -> tuple[asyncio.StreamReader, asyncio.St
         if isinstance(error, RuntimeError):  # uvloop's, where the other side hangs up while we say hello
             raise exceptions.ConnectionError(f"the connection was lost: {error}") from error
         raise
-    streams = connection._reader, connection._writer
+    reader, writer = connection._reader, connection._writer
     connection._reader = connection._writer = None
-    return streams
+    if reader.at_eof() or reader.exception() is not None:  # another protocol would never hear of it
+        writer.transport.abort()
+        raise _hung_up()
+    return writer  # type: ignore[no-any-return]
 
 
 class RedisConnection(asyncio.Protocol):
@@ -52,7 +58,7 @@ class RedisConnection(asyncio.Protocol):
     @classmethod
     async def open(cls, connection: Any, patience: float) -> "RedisConnection":
         """Open what redis-py would connect to; `patience` is seconds without any progress."""
-        _, writer = await take_socket(connection)
+        writer = await take_socket(connection)
         opened = cls(writer, patience)
         writer.transport.set_protocol(opened)
         return opened
