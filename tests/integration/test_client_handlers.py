@@ -360,7 +360,9 @@ def test_no_broker_without_await_leaves_no_thread() -> None:
 def test_control_c_ends_a_loop_that_waits(broker: RunningBroker, sync_client: Client, topic: str) -> None:
     sync_client.create_topic(topic)
     script = (
-        "import sys\nfrom keylane import Client\n"
+        "import signal, sys\nfrom keylane import Client\n"
+        # Whoever runs the tests in the background of a shell has it ignored, and so would this program.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with Client(sys.argv[1]) as client, client.subscribe(sys.argv[2], 's', name='c') as consumer:\n"
         "    for message in consumer: pass\n"
     )
