@@ -64,9 +64,7 @@ def test_who_has_no_token_or_a_wrong_one_is_not_let_in(guarded: RunningBroker, a
 async def test_a_token_is_good_on_every_worker_as_soon_as_it_is_made(guarded: RunningBroker) -> None:
     store = Store.connect(guarded.redis_url)
     try:
-        here, there = (
-            AccessControl(store, enabled=True, admin_token=ADMIN, jwt_keys=None) for _ in range(2)
-        )
+        here, there = (AccessControl(store, enabled=True, admin_token=ADMIN, jwt_keys=None) for _ in range(2))
         for name in ("first", "second"):
             await there.refresh()  # it has just looked, and knows nothing of what is made now
             _, token = await here.create(name, ["observe:*"], 0, 0)
