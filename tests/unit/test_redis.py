@@ -120,8 +120,7 @@ class Greeted:
 
     async def connect(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-        while not self._reader.at_eof():  # it has come by the time the stream is taken over
-            await asyncio.sleep(0)
+        await self._reader.read()  # the end has come by the time the stream is taken over
 
 
 async def test_a_server_that_hangs_up_behind_its_greeting_is_not_waited_for() -> None:
