@@ -224,7 +224,7 @@ async def _one_lane(engine: Engine, mode: str, in_flight: int) -> list[Figure]:
 async def spent_of(engine: Engine) -> tuple[int, int]:
     """What scripts have taken so far; and the CPU time of the server's one thread that runs commands."""
     stats = await engine.store.command("INFO", "commandstats")
-    calls = (stats.get(f"cmdstat_{name}") for name in ("eval", "evalsha"))
+    calls = (stats.get(f"cmdstat_{name}") for name in ("eval", "evalsha", "fcall"))
     wall = sum(int(call["usec"]) for call in calls if call)
     used = await engine.store.command("INFO", "cpu")
     cpu = sum(float(used[f"used_cpu_{kind}_main_thread"]) for kind in ("user", "sys"))

@@ -25,7 +25,8 @@ def _cpu() -> float:
 
 async def _script_seconds(engine: Engine) -> float:
     stats = await engine.store.command("INFO", "commandstats")
-    return float(stats.get("cmdstat_evalsha", {"usec": 0})["usec"]) / 1e6
+    calls = (stats.get(f"cmdstat_{name}") for name in ("evalsha", "fcall"))
+    return sum(float(call["usec"]) for call in calls if call) / 1e6
 
 
 async def _timed(costs: Costs, engine: Engine, step: str, work: Awaitable[T]) -> T:

@@ -11,22 +11,26 @@ from loadtest.results import Result
 BODY = 100  # bytes
 RAW, RAW_BODY, SHARED, BODIES, KEYS = "raw", "raw, body", "shared", "shared, body", "key-shared"
 AWAITED, AWAITED_BODY = "raw, asyncio", "raw, asyncio, body"
+INLINE = "shared, body inline"
 IDLE = 300
 ORDER = "order of 20 keys"
 PACE = 500.0  # messages a second where latency is measured
 
 
 def _throughput(name: str, order: Order) -> Line:
-    """A workload by hand and in three ways of ours; key-shared means four consumers."""
+    """A workload by hand, with threads and with tasks, and in three ways of ours."""
     keys = order._replace(mode="key_shared", consumers=max(order.consumers, 4))
     return Line(
         name,
         (
             Contender(RAW, order, "raw"),
+            Contender(AWAITED, order, "raw, asyncio"),
             Contender(SHARED, order),
             Contender(KEYS, keys),
             Contender(RAW_BODY, order._replace(body=BODY), "raw"),
+            Contender(AWAITED_BODY, order._replace(body=BODY), "raw, asyncio"),
             Contender(BODIES, order._replace(body=BODY)),
+            Contender(INLINE, order._replace(body=BODY, inline=BODY)),
         ),
     )
 
@@ -42,6 +46,7 @@ def _latency(name: str, order: Order) -> Line:
             Contender(RAW_BODY, order._replace(body=BODY), "raw"),
             Contender(AWAITED_BODY, order._replace(body=BODY), "raw, asyncio"),
             Contender(BODIES, order._replace(body=BODY)),
+            Contender(INLINE, order._replace(body=BODY, inline=BODY)),
         ),
     )
 
@@ -52,6 +57,7 @@ def _some(count: int) -> str:
 
 MANY = Order("", partitions=8, consumers=200)
 FAN_OUT = Order("", subscriptions=5, consumers=5)
+FAN_OUT_SINGLES = FAN_OUT._replace(partitions=8, batch=1, calls=50)
 LOOP = Order("", batch=500, taken=500, body=BODY)
 LOOP_KEYS = LOOP._replace(mode="key_shared", consumers=4)
 BUSY = Order("", keys=1, calls=1, rate=PACE)
@@ -77,6 +83,10 @@ LINES = [
     Line(
         "5 subscriptions, batch 100, deliveries",
         (Contender(RAW, FAN_OUT, "raw"), Contender(SHARED, FAN_OUT)),
+    ),
+    Line(
+        "5 subscriptions, 8 partitions, singles from 50 tasks, deliveries",
+        (Contender(RAW, FAN_OUT_SINGLES, "raw"), Contender(SHARED, FAN_OUT_SINGLES)),
     ),
     Line(
         "README's loop, batch 500",
@@ -117,11 +127,17 @@ class Bar(NamedTuple):
 
 
 BARS = [
-    Bar("1 partition, batch 100", SHARED, RAW, 1.5),
-    Bar("1 partition, batch 100", BODIES, RAW_BODY, 1.0),
-    Bar("8 partitions, batch 100", SHARED, RAW, 1.0),
-    Bar("64 partitions, batch 100", SHARED, RAW, 0.4, 0.7),
-    Bar("64 partitions, singles from 50 tasks", SHARED, RAW, 0.5, 0.8),
+    *(
+        bar
+        for raw, raw_body in ((AWAITED, AWAITED_BODY), (RAW, RAW_BODY))
+        for bar in (
+            Bar("1 partition, batch 100", SHARED, raw, 1.5),
+            Bar("1 partition, batch 100", BODIES, raw_body, 1.0),
+            Bar("8 partitions, batch 100", SHARED, raw, 1.0),
+            Bar("64 partitions, batch 100", SHARED, raw, 0.4, 0.7),
+            Bar("64 partitions, singles from 50 tasks", SHARED, raw, 0.5, 0.8),
+        )
+    ),
     Bar("1 partition, batch 500", KEYS, SHARED, 0.7),
     Bar("5 subscriptions, batch 100, deliveries", SHARED, RAW, 1.0),
     Bar("README's loop, batch 500", "README's loop", "batches and ack", 0.85),

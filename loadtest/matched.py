@@ -96,7 +96,7 @@ class Stage:
         """What the contenders publish to."""
         ours = [contender.order for contender in contenders if contender.side == "ours"]
         for order in ours:
-            self.client.create_topic(order.name, partitions=order.partitions)
+            self.client.create_topic(order.name, partitions=order.partitions, inline=order.inline)
             for number in range(order.subscriptions):
                 self.client.create_subscription(order.name, order.subscription_of(number), mode=order.mode)
         yield

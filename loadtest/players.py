@@ -37,6 +37,7 @@ class Order(NamedTuple):
     taken: int = 100  # messages taken together, at most, of each partition
     calls: int = 4  # under way at once
     body: int = 0  # bytes; 0: metadata only
+    inline: int = 0  # bytes of a body up to which the topic has it inline
     keys: int = 1_000
     mode: Mode = "shared"
     subscriptions: int = 1  # or groups

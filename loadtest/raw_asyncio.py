@@ -1,23 +1,26 @@
-"""The baseline for latency: Redis Streams by hand in a program that awaits, as those of our client do.
+"""The baseline in a program that awaits, as those of our client do: Redis Streams through redis.asyncio.
 
-One connection reads and settles; messages are published at a steady pace, each in a task of its own.
+What threads do in loadtest.raw is done here by tasks, each with a connection of its own; at a steady pace,
+each message is published by a task of its own, over one pool of connections.
 """
 
 import asyncio
 import time
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, aclosing
 from multiprocessing.connection import Connection
 from typing import Any
 
 import uvloop
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
-from loadtest.players import Order, Tally, keep_pace
+from loadtest.players import Order, Report, Tally, keep_pace
 from loadtest.raw import stream_of, streams
 
 
 def produce(pipe: Connection, url: str) -> None:
-    """XADD at a steady pace."""
+    """XADD, pipelined by the batch, or at a steady pace."""
     uvloop.run(_produce(pipe, url))
 
 
@@ -26,9 +29,37 @@ async def _produce(pipe: Connection, url: str) -> None:
         await redis.ping()
         pipe.send("ready")
         while order := await asyncio.to_thread(pipe.recv):
-            tally = Tally(order.messages)
-            await _add_at(redis, order)
-            pipe.send(tally.report())
+            async with AsyncExitStack() as stack:
+                calls = 0 if order.rate else order.calls
+                connections = [await _connect(stack, url) for _ in range(calls)]
+                tally, portions = Tally(order.messages), order.portions()
+                if order.rate:
+                    await _add_at(redis, order)
+                else:
+                    added = (_add(one, order, portions, call) for call, one in enumerate(connections))
+                    await asyncio.gather(*added)
+                pipe.send(tally.report())
+
+
+async def _connect(stack: AsyncExitStack, url: str) -> Any:
+    redis = await stack.enter_async_context(aclosing(Redis.from_url(url, single_connection_client=True)))
+    await redis.ping()
+    return redis
+
+
+async def _add(redis: Any, order: Order, portions: Iterator[int], call: int) -> None:
+    names, keys = streams(order), order.keys_of(call)
+    body = {"body": b"x" * order.body} if order.body else {}
+    for count in portions:
+        if count == 1:
+            key = next(keys)
+            await redis.xadd(stream_of(key, names), {"key": key, **body})
+            continue
+        pipeline = redis.pipeline(transaction=False)
+        for _ in range(count):
+            key = next(keys)
+            pipeline.xadd(stream_of(key, names), {"key": key, **body})
+        await pipeline.execute()
 
 
 async def _add_at(redis: Any, order: Order) -> None:
@@ -50,27 +81,44 @@ def consume(pipe: Connection, url: str) -> None:
 async def _consume(pipe: Connection, url: str) -> None:
     pipe.send("ready")
     while order := await asyncio.to_thread(pipe.recv):
-        async with aclosing(Redis.from_url(url, single_connection_client=True)) as redis:
-            names, group = streams(order), order.subscription_of(0)
+        async with AsyncExitStack() as stack:
+            redis, names, group = await _connect(stack, url), streams(order), order.subscription_of(0)
             for name in names:
                 await redis.xgroup_create(name, group, "0", mkstream=True)
+            takers = _Takers(redis, order, names, group)
+            connections = [await _connect(stack, url) for _ in range(order.consumers)]
             pipe.send("listening")
-            tally = Tally(order.deliveries)
-            while not await _take(redis, order, names, group, tally):
-                pass
-            pipe.send(tally.report())
-            await redis.delete(*names)
+            await asyncio.gather(*(takers.take(one, f"c{at}") for at, one in enumerate(connections)))
+            pipe.send(takers.report)
 
 
-async def _take(redis: Any, order: Order, names: list[str], group: str, tally: Tally) -> bool:
-    """Take what is there; answers whether that was the last."""
-    read = await redis.xreadgroup(group, "c", dict.fromkeys(names, ">"), count=order.taken, block=60_000)
-    now = time.monotonic()
-    tally.latencies += [now - float(fields[b"sent"]) for _, some in read for _, fields in some]
-    pipeline = redis.pipeline(transaction=False)
-    for name, entries in read:
-        ids = [id for id, _ in entries]
-        pipeline.xack(name, group, *ids)
-        pipeline.xdel(name, *ids)
-    await pipeline.execute()
-    return tally.count(sum(len(entries) for _, entries in read))
+class _Takers:
+    """The consumers of a group."""
+
+    def __init__(self, redis: Any, order: Order, names: list[str], group: str) -> None:
+        self.report: Report | None = None
+        self._redis, self._order, self._names, self._group = redis, order, names, group
+        self._tally = Tally(order.deliveries)
+
+    async def take(self, redis: Any, consumer: str) -> None:
+        """Take messages until all are taken."""
+        wanted, group = dict.fromkeys(self._names, ">"), self._group
+        while self.report is None:
+            try:
+                read = await redis.xreadgroup(group, consumer, wanted, count=self._order.taken, block=60_000)
+            except ResponseError:
+                if self.report is None:
+                    raise
+                return  # the streams are gone: all is done
+            if self._order.rate:
+                now, sent = time.monotonic(), [fields[b"sent"] for _, some in read for _, fields in some]
+                self._tally.latencies += [now - float(at) for at in sent]
+            pipeline = redis.pipeline(transaction=False)
+            for name, entries in read:
+                ids = [id for id, _ in entries]
+                pipeline.xack(name, group, *ids)
+                pipeline.xdel(name, *ids)
+            await pipeline.execute()
+            if read and self._tally.count(sum(len(entries) for _, entries in read)):
+                self.report = self._tally.report()
+                await self._redis.delete(*self._names)  # which ends those who wait for more

@@ -108,7 +108,10 @@ def summary(results: list[Result]) -> list[str]:
     by_line: dict[str, dict[str, Result]] = {}
     for result in results:
         by_line.setdefault(result.line, {})[result.contender] = result
-    columns = ("raw", "shared", "key-shared", "raw, body", "shared, body")
+    columns = (
+        *("raw", "raw, asyncio", "shared", "key-shared"),
+        *("raw, body", "raw, asyncio, body", "shared, body"),
+    )
     rows = []
     for line, found in by_line.items():
         if not found.keys() >= set(columns) or any(result.median("p99") for result in found.values()):

@@ -81,15 +81,16 @@ def main(
 
 
 def show(profile: Path, messages: int, lines: int) -> None:
-    """The functions that take most time themselves, as microseconds per message."""
+    """The functions that take most time themselves, as microseconds and calls per message."""
     stats = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
-    own = {where: row[2] for where, row in stats.items() if where[2] not in ("serve", "run")}
-    total = sum(own.values())
-    print(f"{'us/message':>10}  {'share':>5}  function")
-    for where, seconds in sorted(own.items(), key=lambda item: -item[1])[:lines]:
+    own = {where: row[1:3] for where, row in stats.items() if where[2] not in ("serve", "run")}
+    total = sum(seconds for _, seconds in own.values())
+    print(f"{'us/message':>10}  {'share':>5}  {'calls':>6}  function")
+    for where, (calls, seconds) in sorted(own.items(), key=lambda item: -item[1][1])[:lines]:
         file, _, name = where
         place = "" if file.startswith("~") else f"{Path(file).parent.name}/{Path(file).name} "
-        print(f"{seconds / messages * 1e6:10.3f}  {seconds / total:5.0%}  {place}{name}")
+        figures = f"{seconds / messages * 1e6:10.3f}  {seconds / total:5.0%}  {calls / messages:6.2f}"
+        print(f"{figures}  {place}{name}")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Settings(BaseSettings):
         default=None, description="Keys of JWTs to accept: a JWK set, a public key as PEM, or a secret."
     )
     insecure: Annotated[bool, "BOOL"] = Field(
-        default=False, description="Listen on other addresses than loopback though anybody may do anything."
+        default=False, description="Listen beyond loopback although anyone may then do anything."
     )
     tls_cert: Annotated[Path | None, "FILE"] = Field(
         default=None, description="Certificate chain, PEM; with it every port speaks TLS."
@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     )
     publish_rate: Annotated[float, Field(ge=0, allow_inf_nan=False), "N"] = Field(
         default=0.0,
-        description="Messages a second that one token may publish by way of one worker; 0 is no limit.",
+        description="Messages a second that one token may publish through one worker; 0 is no limit.",
     )
     max_connections: Count = Field(default=10_000, description="Maximum client connections of one worker.")
     max_frame: Size = Field(
@@ -127,6 +127,10 @@ class Settings(BaseSettings):
         default=5.0, description="Seconds between load checks, each of which may move a partition."
     )
     default_partitions: Count = Field(default=8, description="Default partition count.")
+    retention: Annotated[float, Field(ge=0, allow_inf_nan=False), "S"] = Field(
+        default=0.0,
+        description="Seconds that new topics keep settled messages, unless they say; 0 is not at all.",
+    )
     max_partitions: Count = Field(
         default=MAX_PARTITIONS, le=MAX_PARTITIONS, description="Maximum partition count of a topic."
     )
@@ -145,7 +149,7 @@ class Settings(BaseSettings):
         default="",
         repr=False,
         description="URL of the payload store for clients; by default the same Redis, or keylane+http:// "
-        "where they are not to have that.",
+        "where they may not reach it.",
     )
     payload_lifetime: Seconds = Field(
         default=7 * 86_400.0, description="Seconds to keep a body that no message refers to."
@@ -176,6 +180,10 @@ class Settings(BaseSettings):
     @classmethod
     def _is_a_store_that_clients_can_open(cls, url: str) -> str:
         scheme, separator, place = url.partition("://")
+        if scheme == "file" and not place.startswith("/"):
+            raise ValueError(
+                "it should have three slashes, file:///folder: else each process looks in its own folder"
+            )
         if not url or (separator and place.strip("/") and scheme in SCHEMES):
             return url
         if separator and scheme in HTTP:
@@ -210,8 +218,12 @@ class Settings(BaseSettings):
     def _strangers_are_kept_out(self) -> Self:
         if self.auth and not self.admin_token and not self.jwt_keys:
             raise ValueError(
-                "auth needs somebody who is let in to begin with: set admin_token (KEYLANE_ADMIN_TOKEN) to a "
+                "auth needs a first way in: set admin_token (KEYLANE_ADMIN_TOKEN) to a "
                 "long secret, or jwt_keys"
+            )
+        if (self.admin_token or self.jwt_keys) and not self.auth:
+            raise ValueError(
+                "admin_token and jwt_keys have no effect unless tokens are asked for: add --auth"
             )
         if self.admin_token and len(self.admin_token) < LEAST_SECRET:
             raise ValueError(
@@ -219,8 +231,8 @@ class Settings(BaseSettings):
             )
         if not (self.auth or self.tls_client_ca or self.insecure or is_loopback(self.host)):
             raise ValueError(
-                f"host is {self.host}: whoever reaches that may do anything; let in only who has a token "
-                "(--auth) or a certificate (--tls-client-ca), or say --insecure where the network is trusted"
+                f"host is {self.host}: anyone who reaches it may do anything; require a token "
+                "(--auth) or a certificate (--tls-client-ca), or set --insecure if the network is trusted"
             )
         return self
 
@@ -228,7 +240,7 @@ class Settings(BaseSettings):
     def _passwords_are_for_those_who_are_known(self) -> Self:
         if has_password(self.payloads) and not (self.auth or self.tls_client_ca):
             raise ValueError(
-                "payloads has a password, which every client would be told: let in only who has a token "
+                "payloads has a password, which every client would be told: require a token "
                 "(--auth), or use keylane+http://, so that workers store bodies for clients"
             )
         if self.payloads.startswith(HTTP) and not self.http_port:
@@ -257,6 +269,11 @@ class Settings(BaseSettings):
         for name, port in ports.items():
             if port + self.workers - 1 > LAST_PORT:
                 raise ValueError(f"{name} is {port}: {self.workers} workers need ports up to {LAST_PORT}")
+        if self.port and self.http_port and abs(self.port - self.http_port) < self.workers:
+            raise ValueError(
+                f"port is {self.port} and http_port {self.http_port}: {self.workers} workers need as many "
+                "ports from each on, and none twice"
+            )
         return self
 
     def of_worker(self, number: int, port: int, http_port: int = 0) -> Self:

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from keylane.async_client import AsyncClient
     from keylane.consume.consumer import Consumer
     from keylane.consume.message import Batch, Message
-    from keylane.consume.sync_message import SyncMessage
+    from keylane.consume.sync_message import SyncBatch, SyncMessage
     from keylane.payloads import PayloadStore
     from keylane.produce.columns import Columns, Tally
     from keylane.sync.client import Client
@@ -125,6 +125,7 @@ __all__ = [
     "SubscriptionInfo",
     "SubscriptionMoved",
     "SubscriptionNotFound",
+    "SyncBatch",
     "SyncConsumer",
     "SyncMessage",
     "Tally",
@@ -147,6 +148,7 @@ _LATER = {
     "Consumer": "keylane.consume.consumer",
     "Batch": "keylane.consume.message",
     "Message": "keylane.consume.message",
+    "SyncBatch": "keylane.consume.sync_message",
     "SyncMessage": "keylane.consume.sync_message",
     "PayloadStore": "keylane.payloads",
     "Columns": "keylane.produce.columns",

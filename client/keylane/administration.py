@@ -5,6 +5,8 @@ from datetime import timedelta
 from math import sqrt
 from typing import Any
 
+import msgspec
+
 from keylane import wire
 from keylane.checks import as_dict, check
 from keylane.connect.cluster import Cluster
@@ -71,14 +73,17 @@ class Administration:
         backlog_quota: int | None = None,
         backlog_quota_bytes: int | None = None,
         spread: int = 1,
+        inline: int = 0,
     ) -> TopicInfo:
         """Create a topic. Raises TopicExists unless `exist_ok`.
 
         With `journal`, each partition records what happens to its messages: the last so many, or True.
         Messages that every subscription has settled stay to be replayed for `retention`, or "forever", and at
-        most `retention_bytes` of their bodies. Messages that do not say when expire after `ttl`.
+        most `retention_bytes` of their bodies; without both for as long as the broker is set to, by default
+        they do not. Messages that do not say when expire after `ttl`.
         With `backlog_quota` messages unsettled, or `backlog_quota_bytes` of their bodies, publishing raises
         BacklogFull. Its partitions are on all workers; with a `spread` of 2 to 8 on every second to eighth.
+        Bodies of up to `inline` bytes, at most 16,384, travel in the messages and need no payload store.
         """
         question = wire.CreateTopic(
             name,
@@ -86,12 +91,13 @@ class Administration:
             milliseconds("dedupe_window", dedupe_window),
             exist_ok,
             _records(journal) or None,
-            _retention(retention),
+            None if retention is None else _retention(retention),
             _limit("retention_bytes", retention_bytes),
             milliseconds("ttl", ttl) or 0,
             _limit("backlog_quota", backlog_quota),
             _limit("backlog_quota_bytes", backlog_quota_bytes),
             _spread(spread),
+            _inline(inline),
         )
         answer = await self._cluster.request(question, repeatable=exist_ok)
         return _topic_info(name, properties_of(answer, wire.TopicReply))
@@ -107,6 +113,7 @@ class Administration:
         backlog_quota: int | Unchanged | None = UNCHANGED,
         backlog_quota_bytes: int | Unchanged | None = UNCHANGED,
         spread: int | Unchanged = UNCHANGED,
+        dedupe_window: Seconds | Unchanged = UNCHANGED,
     ) -> TopicInfo:
         """Change settings of a topic: those that are named.
 
@@ -121,6 +128,7 @@ class Administration:
             None if backlog_quota is UNCHANGED else _limit("backlog_quota", backlog_quota),
             None if backlog_quota_bytes is UNCHANGED else _limit("backlog_quota_bytes", backlog_quota_bytes),
             None if spread is UNCHANGED else _spread(spread),
+            None if dedupe_window is UNCHANGED else milliseconds("dedupe_window", dedupe_window),
         )
         answer = await self._cluster.request(question)
         return _topic_info(name, properties_of(answer, wire.TopicReply))
@@ -281,15 +289,21 @@ class Administration:
         bodies: bool = False,
     ) -> list[PeekedMessage]:
         """Return unsettled messages without leasing them; their `data` is None unless `bodies`."""
-        answer = await self._cluster.request(wire.Peek(topic, subscription, partition, limit))
-        found = unpack(answer.body, list[wire.PeekedMessage])
-        names = [wire.body_name(message.uid, message.about) if bodies else "" for message in found]
-        wanted = [name for name in names if name]
+        found = await self._peek(topic, subscription, partition, limit)
+        if not bodies:
+            return [message for message, _ in found]
+        wanted = [name for _, name in found if name]
         texts = dict(zip(wanted, await self._bodies.get(topic, wanted) if wanted else [], strict=True))
         return [
-            _peeked(message, texts.get(name) if name else b"" if bodies else None)
-            for message, name in zip(found, names, strict=True)
+            msgspec.structs.replace(message, data=texts[name] if name else b"") for message, name in found
         ]
+
+    async def _peek(
+        self, topic: str, subscription: str, partition: int | None, limit: int
+    ) -> list[tuple[PeekedMessage, str]]:
+        """Return unsettled messages without their bodies, and the names of these, "" for none."""
+        answer = await self._cluster.request(wire.Peek(topic, subscription, partition, limit))
+        return [_peeked(message) for message in unpack(answer.body, list[wire.PeekedMessage])]
 
     async def cluster(self) -> ClusterReport:
         """Describe the workers, their load, and which of them is the controller."""
@@ -385,6 +399,7 @@ def _topic_info(name: str, said: wire.TopicReply) -> TopicInfo:
         backlog_quota=said.backlog_quota or None,
         backlog_quota_bytes=said.backlog_quota_bytes or None,
         spread=said.spread,
+        inline=said.inline,
     )
 
 
@@ -404,6 +419,13 @@ def _spread(value: int) -> int:
     return value
 
 
+def _inline(value: int) -> int:
+    """Return how large a body may be that is inline, as the protocol has it."""
+    if type(value) is not int or not 0 <= value <= wire.MAX_INLINE:
+        raise InvalidArgument(f"inline is {value!r:.60}: use a number of bytes from 0 to {wire.MAX_INLINE}")
+    return value
+
+
 def _limit(what: str, value: int | None) -> int:
     """Return a number, of bytes or messages, as the protocol has it."""
     if value is not None and (type(value) is not int or not 0 < value <= 10**15):
@@ -420,11 +442,14 @@ def _records(journal: bool | int) -> int:
     return journal
 
 
-def _peeked(message: wire.PeekedMessage, data: bytes | None) -> PeekedMessage:
-    # What consumers cannot read an operator is to see all the same.
+def _peeked(message: wire.PeekedMessage) -> tuple[PeekedMessage, str]:
+    """Return a message, and the name of its body.
+
+    What consumers cannot read an operator is to see all the same.
+    """
     faults = wire.about_faults([message.about], stored=True)
     about = wire.unpack_about(wire.UNREADABLE if faults else message.about, message.uid)
-    return PeekedMessage(
+    shown = PeekedMessage(
         id=message.id,
         key=message.key or None,
         uid=message.uid,
@@ -437,14 +462,19 @@ def _peeked(message: wire.PeekedMessage, data: bytes | None) -> PeekedMessage:
         consumer=message.consumer,
         retry_count=message.retries,
         due=moment(message.due_ms) if message.due_ms else None,
-        data=data,
     )
+    return shown, about.body
 
 
 def _backoff(value: Seconds | Backoff | None) -> tuple[float, float, float, float] | None:
     if value is None:
         return None
     if isinstance(value, Backoff):
+        check(
+            "backoff",
+            (value.initial, value.factor, value.maximum, value.jitter),
+            tuple[float, float, float, float],
+        )
         if value.maximum < value.initial:
             raise InvalidArgument(f"{value}: the maximum is less than the initial wait")
         return value.initial, value.factor, value.maximum, value.jitter

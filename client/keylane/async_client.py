@@ -32,6 +32,7 @@ from keylane.payloads import PayloadStore
 from keylane.payloads.bodies import Bodies
 from keylane.produce.answers import all_published
 from keylane.produce.columns import Columns, Tally
+from keylane.produce.outgoing import with_durability
 from keylane.produce.producer import Producer
 from keylane.single_messages import SingleMessages
 from keylane.tasks import finished
@@ -164,15 +165,18 @@ class AsyncClient(DeadLetters, SingleMessages, Tokens):
         with tracing.publish_span(tracer, topic) as span:
             return span.published(await self._producer.publish_one(topic, span.stamped(message)))
 
-    async def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
+    async def publish_many(
+        self, topic: str, messages: Iterable[OutgoingMessage], *, durability: str | None = None
+    ) -> list[Published]:
         """Publish messages, those of a partition in the order given; returns once all are stored.
 
-        A message that cannot be published does not hold back the others: raises PublishFailed, whose
-        `published` has the result of each. If all fail in the same way, raises that error, such as
-        TopicNotFound.
+        `durability` is for those that do not say one. A message that cannot be published does not hold
+        back the others: raises PublishFailed, whose `published` has the result of each. If all fail in the
+        same way, raises that error, such as TopicNotFound.
 
         >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
         """
+        messages = with_durability(messages, durability)
         if (tracer := tracing.tracer()) is None:
             return all_published(await self._producer.publish(topic, messages))
         with tracing.publish_span(tracer, topic) as span:
@@ -198,15 +202,38 @@ class AsyncClient(DeadLetters, SingleMessages, Tokens):
         *,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        uid: str | None = None,
         durability: str | None = None,
+        delay: Seconds | None = None,
+        deliver_at: datetime | None = None,
+        ttl: Seconds | None = None,
+        expires_at: datetime | None = None,
+        priority: int | None = None,
     ) -> dict[str, Published]:
-        """Publish the same message to several topics; raises the first error once all have finished."""
+        """Publish the same message to several topics, with the options of publish.
+
+        Raises the first error once all have finished.
+        """
         if isinstance(topics, str):
             raise InvalidArgument(f"topics is {topics!r}: use a list of names, or publish")
         names = list(dict.fromkeys(topics))
         found = await asyncio.gather(
             *(
-                self.publish(topic, data, key=key, attributes=attributes, durability=durability)
+                self.publish(
+                    topic,
+                    data,
+                    key=key,
+                    attributes=attributes,
+                    partition=partition,
+                    uid=uid,
+                    durability=durability,
+                    delay=delay,
+                    deliver_at=deliver_at,
+                    ttl=ttl,
+                    expires_at=expires_at,
+                    priority=priority,
+                )
                 for topic in names
             ),
             return_exceptions=True,

@@ -1,8 +1,11 @@
 """What has failed too often: dead letters, which are listed, redriven and purged, and parked lanes."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from keylane import wire
 from keylane.administration import Administration
@@ -17,7 +20,34 @@ _PAGE = 1_000  # dead letters read, or withdrawn, in one request
 _AT_ONCE = 8  # partitions of which some are withdrawn at the same time
 _HISTORY = "dead."
 
-Choice = Callable[[DeadLetter], bool]
+
+class _History(msgspec.Struct, rename=lambda name: _HISTORY + name):
+    """What attributes of a dead letter tell of it."""
+
+    topic: str
+    subscription: str
+    id: str
+    uid: str
+    retries: str
+    reason: str
+    first_at: str
+    last_at: str
+    consumer: str
+
+
+class _Kept(NamedTuple):
+    """A dead letter as it is kept: most are looked at to be sent back, and need not be more."""
+
+    entry: int
+    id: str
+    topic: str  # that keeps it
+    texts: Sequence[str]  # key, uid, about
+    history: _History
+
+
+_history = msgspec.json.Decoder(_History).decode
+_NUMBER = re.compile(r"\d{1,14}", re.ASCII).fullmatch
+Choice = Callable[[_Kept], bool]
 
 
 class DeadLetterList:
@@ -49,6 +79,7 @@ class DeadLetters(Administration, Reading):
     ) -> DeadLetterList:
         """Iterate over the dead letters of a topic, or of one of its subscriptions, by partition and age.
 
+        `topic` is where they failed; that which keeps them does as well, for all that it keeps.
         `ids` are those of dead letters, or those that they had before; `reason` is a part of what went wrong
         last.
         """
@@ -60,9 +91,9 @@ class DeadLetters(Administration, Reading):
                 start = offsets.earliest
                 while start < offsets.latest:
                     page = await self.read(name, offsets.partition, start, offsets.latest, limit=_PAGE)
-                    for _, letter in _letters(name, offsets.partition, page):
-                        if wanted(letter):
-                            yield letter
+                    for kept in _kept(name, offsets.partition, page):
+                        if wanted(kept):
+                            yield _letter(kept)
                     start = page.next
 
     async def redrive(
@@ -107,7 +138,7 @@ class DeadLetters(Administration, Reading):
             async with turns:
                 while start < end:
                     page = await self.read(name, partition, start, end, limit=_PAGE)
-                    entries = [entry for entry, letter in _letters(name, partition, page) if wanted(letter)]
+                    entries = [kept.entry for kept in _kept(name, partition, page) if wanted(kept)]
                     if entries:
                         question = wire.Withdraw(name, partition, purge)
                         answer = await self._cluster.request(question, pack(entries))
@@ -125,20 +156,23 @@ class DeadLetters(Administration, Reading):
         return done
 
     async def _kept_in(self, topic: str) -> list[str]:
-        """Return the topics that keep the dead letters of a topic, as far as they exist."""
+        """Return the topics that keep the dead letters of a topic, as far as they exist.
+
+        Where there is none, the topic itself if it may be one of them: they retain for ever.
+        """
         names = {f"{topic}.dead"}
         try:
-            for name in (await self.describe_topic(topic)).subscriptions:
+            about = await self.describe_topic(topic)
+            for name in about.subscriptions:
                 try:
                     names.add((await self.describe_subscription(topic, name)).dead_letter)
                 except SubscriptionNotFound:
                     continue  # gone since
-            known = True
         except TopicNotFound:
-            known = False
+            about = None
         there = names & set(await self.topics())
-        if not there and not known:
-            await self.describe_topic(topic)  # which says what it may have been
+        if not there and (about or await self.describe_topic(topic)).retention == "forever":
+            return [topic]
         return sorted(there)
 
     # Parked lanes
@@ -187,7 +221,7 @@ class DeadLetters(Administration, Reading):
         if action == "redrive":
             wanted = _choice(topic, subscription, None, None, key)
             await self._withdraw(
-                topic, lambda letter: wanted(letter) and letter.key == key, None, purge=False
+                topic, lambda kept: wanted(kept) and kept.texts[0] == (key or ""), None, purge=False
             )
 
 
@@ -206,65 +240,66 @@ def _choice(
         raise InvalidArgument(f"ids is {ids!r:.60}: use a list of ids")
     meant = None if ids is None else set(ids)
 
-    def wanted(letter: DeadLetter) -> bool:
+    def wanted(kept: _Kept) -> bool:
+        history = kept.history
         return (
-            letter.topic == topic
-            and subscription in (None, letter.subscription)
-            and (meant is None or letter.id in meant or letter.source_id in meant)
-            and (reason is None or reason in letter.reason)
-            and (key is None or key == letter.key)
+            topic in (history.topic, kept.topic)
+            and subscription in (None, history.subscription)
+            and (meant is None or kept.id in meant or history.id in meant)
+            and (reason is None or reason in history.reason)
+            and (key is None or key == (kept.texts[0] or None))
         )
 
     return wanted
 
 
-def _letters(name: str, partition: int, page: Page) -> list[tuple[int, DeadLetter]]:
-    """Return the dead letters of a page, by their entries; what somebody else has published there is none."""
+def _kept(name: str, partition: int, page: Page) -> list[_Kept]:
+    """Return the dead letters of a page; what somebody else has published there is none."""
     id_of = id_maker(page.ledgers)
     entries = [
         entry
         for first, last in zip(page.ranges[::2], page.ranges[1::2], strict=True)
         for entry in range(first, last + 1)
     ]
+    faulty = wire.about_faults(page.flat[2::3], stored=True)
     found = []
-    for entry, at in zip(entries, range(0, len(page.flat), 3), strict=True):
-        letter = _letter(name, f"{partition}:{id_of(entry)}", page.flat[at : at + 3])
-        if letter is not None:
-            found.append((entry, letter))
+    for place, entry in enumerate(entries):
+        texts = page.flat[place * 3 : place * 3 + 3]
+        if place not in faulty and (history := _history_of(texts[2])) is not None:
+            found.append(_Kept(entry, f"{partition}:{id_of(entry)}", name, texts, history))
     return found
 
 
-def _letter(name: str, id: str, texts: Sequence[str]) -> DeadLetter | None:
-    key, uid, said = texts
-    if wire.about_faults([said], stored=True):
-        return None
-    about = wire.unpack_about(said, uid)
-    history = {
-        field.removeprefix(_HISTORY): value
-        for field, value in about.attributes.items()
-        if field.startswith(_HISTORY)
-    }
+def _history_of(about: str) -> _History | None:
     try:
-        return DeadLetter(
-            id=id,
-            dead_letter_topic=name,
-            topic=history["topic"],
-            subscription=history["subscription"],
-            source_id=history["id"],
-            key=key or None,
-            uid=history["uid"],
-            retries=int(history["retries"]),
-            reason=history["reason"],
-            first_failed_at=moment(int(history["first_at"])),
-            last_failed_at=moment(int(history["last_at"])),
-            consumer=history["consumer"],
-            attributes={
-                field: value for field, value in about.attributes.items() if not field.startswith(_HISTORY)
-            },
-            size=about.size,
-            body=about.body,
-            producer_group=about.producer_group,
-            produced_at=moment(about.produced_ms),
-        )
-    except (KeyError, ValueError):
+        history = _history(about.split(" ", 4)[4])
+    except msgspec.MsgspecError:
         return None
+    numbers = (history.retries, history.first_at, history.last_at)
+    return history if all(map(_NUMBER, numbers)) else None
+
+
+def _letter(kept: _Kept) -> DeadLetter:
+    key, uid, said = kept.texts
+    about, history = wire.unpack_about(said, uid), kept.history
+    return DeadLetter(
+        id=kept.id,
+        dead_letter_topic=kept.topic,
+        topic=history.topic,
+        subscription=history.subscription,
+        source_id=history.id,
+        key=key or None,
+        uid=history.uid,
+        retries=int(history.retries),
+        reason=history.reason,
+        first_failed_at=moment(int(history.first_at)),
+        last_failed_at=moment(int(history.last_at)),
+        consumer=history.consumer,
+        attributes={
+            field: value for field, value in about.attributes.items() if not field.startswith(_HISTORY)
+        },
+        size=about.size,
+        body=about.body,
+        producer_group=about.producer_group,
+        produced_at=moment(about.produced_ms),
+    )

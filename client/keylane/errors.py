@@ -224,16 +224,34 @@ def _by_code() -> dict[str, type[BrokerError]]:
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """Return what to add to "there is no such name"; nothing if no name, or too many, are like it.
+    """Return what to add to "there is no such name"; nothing if no name is like it.
+
+    Of many names only those count that one slip of the finger leads to.
 
     >>> did_you_mean("ordes", ["orders", "payments"])
     "; did you mean 'orders'?"
     """
     others = [other for other in names if other != name]
-    if len(others) > _COMPARED:
-        others = [other for other in others if abs(len(other) - len(name)) <= 2]
+    if len(others) > _COMPARED:  # comparing them all would take long
+        half = len(name) // 2
+        begin, end = name[:half], name[len(name) - half :]  # one of them is right
+        others = [
+            other
+            for other in others
+            if abs(len(other) - len(name)) <= 1 and (other.startswith(begin) or other.endswith(end))
+        ]
+    if _COMPARED < len(others) <= 10 * _COMPARED:
+        others = [other for other in others if _in_common(name, other) >= max(len(name), len(other)) - 2]
     near = difflib.get_close_matches(name, others, 1) if len(others) <= _COMPARED else []
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _in_common(one: str, other: str) -> int:
+    """Return how many characters two names have in common at the beginning and at the end."""
+    shorter = min(len(one), len(other))
+    begin = next((at for at in range(shorter) if one[at] != other[at]), shorter)
+    end = next((at for at in range(shorter - begin) if one[-1 - at] != other[-1 - at]), shorter - begin)
+    return begin + end
 
 
 class IncompatibleVersion(BrokerError):

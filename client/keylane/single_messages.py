@@ -22,7 +22,7 @@ class SingleMessages:
         await self._cluster.request(wire.Skip(topic, subscription, id), repeatable=False)
 
     async def delete_message(self, topic: str, id: str, *, partition: int | None = None) -> None:
-        """Delete a message for all subscriptions: by its id, or its uid if it is delayed or you chose that.
+        """Delete a message for all subscriptions, by its id, or its uid if that is delayed, yours or new.
 
         MessageLeased while a consumer has it, Forbidden if it is of another producer group. A uid is looked
         for in all partitions, unless you name one.
@@ -34,9 +34,10 @@ class SingleMessages:
         self, topic: str, subscription: str, id: str, *, partition: int | None = None
     ) -> Explanation:
         """Say what becomes of a message for a subscription, by its id or uid, and what would make it move."""
+        check("id", id, str)
         question = wire.Explain(topic, subscription, id, partition)
         number = id.partition(":")[0]
-        if number.isdecimal() and "-" in id:  # who serves it knows of its consumers
+        if number.isdecimal() and len(number) < 15 and "-" in id:  # who serves it knows of its consumers
             partition = int(number)
         if partition is not None and 0 <= partition < len((await self._cluster.map(topic)).owners):
             answer = await self._cluster.request_near(topic, partition, question)

@@ -45,7 +45,7 @@ M = TypeVar("M", bound=OutgoingMessage)
 def tracer() -> "Tracer | None":
     """Return what makes spans; None where the application has set up nothing of the kind."""
     api = sys.modules.get("opentelemetry.trace")
-    if api is None:
+    if api is None or not hasattr(api, "get_tracer_provider"):  # another thread is just importing it
         return None
     provider = api.get_tracer_provider()
     if isinstance(provider, api.ProxyTracerProvider | api.NoOpTracerProvider):

@@ -106,6 +106,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     backlog_quota: int | None = None  # messages that may be unsettled
     backlog_quota_bytes: int | None = None  # bytes of bodies of these
     spread: int = 1  # its partitions are on every so-manieth worker: 1, on all, to 8
+    inline: int = 0  # bytes of a body up to which it is in the message itself, not in a payload store
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):

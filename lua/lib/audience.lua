@@ -19,11 +19,12 @@ if stored[9] then
     local judged, over = last_entry, false -- the last entry that was judged; enough was
     local its_key -- of the message that was judged last
     local all_abreast, nobodys = true, {} -- ranges that nobody of them wants
-    local all = redis.call('HGETALL', base .. 'filters')
+    local all, read = redis.call('HGETALL', base .. 'filters'), {} -- all places of multicast consumers have the same
     for index = 1, #all, 2 do
-      local name = all[index]
+      local name, text = all[index], all[index + 1]
+      read[text] = read[text] or filters.read(text)
       members[#members + 1] = {
-        name = name, filter = filters.read(all[index + 1]), matches = base .. 'sub:' .. name .. ':matches',
+        name = name, filter = read[text], matches = base .. 'sub:' .. name .. ':matches',
         abreast = tonumber(redis.call('HGET', subs, name)) == last_entry, found = {}, unwanted = {},
       }
       by_attributes = by_attributes or members[#members].filter.filter ~= nil

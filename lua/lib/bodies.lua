@@ -6,11 +6,19 @@
 local OF_LOG = '^[^ ]* [^ ]* [^ ]* ([^ ]+)' -- where `about` says that there is a body: with the time of publishing
 local OF_DELAYED = '^[^ ]* [^ ]* ([^ ]+)' -- and without
 
--- Returns the name of a message's body, nil if it has none. One that begins with "@" says in which topic the body is;
--- a uid that does so gets one more.
+-- Returns whether a body is in `about` itself, by where that says it is.
+local function is_inline(where)
+  return string.find(where, '^%d+:=')
+end
+
+-- Returns the name of a message's body, nil if the payload store has none of it. One that begins with "@" says in which
+-- topic the body is; a uid that begins so, or as what is inline, gets an "@" in front.
 local function body_of(uid, about, pattern)
   local where = about and string.match(about, pattern) -- no about: no script has written that entry
-  return where and (string.match(where, ':(.+)$') or string.byte(uid) == 64 and '@' .. uid or uid)
+  if not where or is_inline(where) then
+    return nil
+  end
+  return string.match(where, ':(.+)$') or string.find(uid, '^[@=]') and '@' .. uid or uid
 end
 
 -- Returns the size of a body, as its client has declared it; `pattern` is OF_LOG unless it is given.

@@ -4,14 +4,25 @@
 --
 -- A mark says what was stored under a uid: its id, in a window that is shorter than the least "<id> <time> <body>".
 -- New marks go to one generation until it is a window old, then to the other, emptied first. The owner calls
--- promote when that is due, so that marks go with the window, also when nobody publishes.
+-- promote when that is due, so that marks go with the window, also when nobody publishes. Where the window was changed
+-- there are marks of both kinds: one without a time counts as long as it is there.
 
 local LEAST_WINDOW = 60000 -- ms for which marks are kept at least: a client sends again for less long
 local NONE_YET = '0-0' -- instead of the id that a delayed message takes when it falls due
 
+-- Returns the key of the records of producers that were written while a generation was in use; see lib/producers.lua.
+local function producers_of(generation)
+  return generation .. ':producers'
+end
+
 -- Returns when the marks of a generation that began `since` are old enough to change places.
 local function marks_due_at(since, window)
   return since + math.max(window, LEAST_WINDOW)
+end
+
+-- Returns whether there is anything that goes with the window: marks, or records of producers as in lib/producers.lua.
+local function any_marks(marks_0, marks_1)
+  return redis.call('EXISTS', marks_0, marks_1, producers_of(marks_0), producers_of(marks_1)) > 0
 end
 
 -- Returns the two generations, the one in use as `newer`, after they have changed places if that is due.
@@ -23,9 +34,9 @@ local function open_marks(meta, marks_0, marks_1, in_use, since, window, now)
   end
   local age, kept = now - since, math.max(window, LEAST_WINDOW)
   if age >= kept then
-    redis.call('UNLINK', older)
+    redis.call('UNLINK', older, producers_of(older))
     if age >= 2 * kept then
-      redis.call('UNLINK', newer)
+      redis.call('UNLINK', newer, producers_of(newer))
     end
     newer, older, since = older, newer, now
     redis.call('HSET', meta, 'marks', newer == marks_0 and '0' or '1', 'marks_at', now)
@@ -36,16 +47,18 @@ end
 
 -- Returns the ids that one generation has for the uids of a batch, false for none. In a short window a mark counts
 -- within it; after it only for a message with the same body, which is the same message sent again: a body is never
--- that of two messages.
-local function marked_ids(marks, generation, uids, batch)
+-- that of two messages. Instead of a body a mark may have a tag, which a body is never called: that of the place in `tags`.
+local function marked_ids(marks, generation, uids, batch, tags)
   local found = map_with('HMGET', generation, uids)
-  if not marks.short then
-    return found
-  end
   for index, mark in ipairs(found) do
+    local id, at, body
     if mark then
-      local id, at, body = string.match(mark, '^(%S+) (%d+) (.*)$')
-      local again = body ~= '' and body == body_of(uids[index], batch[index * 3], OF_DELAYED)
+      id, at, body = string.match(mark, '^(%S+) (%d+) (.*)$')
+    end
+    if id and not marks.short then
+      found[index] = id
+    elseif id then
+      local again = body ~= '' and (body == body_of(uids[index], batch[index * 3], OF_DELAYED) or tags and body == tags[index])
       found[index] = (again or marks.now - tonumber(at) < marks.window) and id
     end
   end
@@ -53,15 +66,15 @@ local function marked_ids(marks, generation, uids, batch)
 end
 
 -- Returns the uids of a batch, which is key, uid, about, ..., and what is known under each: the id that was stored
--- within the window, NONE_YET for what is in `waiting`, the delayed messages, else false.
-local function look_up(marks, waiting, batch)
-  local uids = {}
+-- within the window, NONE_YET for what is in `waiting`, the delayed messages, else nothing.
+local function look_up(marks, waiting, batch, tags)
+  local uids, ids = {}, {}
   for index = 2, #batch, 3 do
     uids[#uids + 1] = batch[index]
   end
-  local ids = marked_ids(marks, marks.newer, uids, batch)
-  if redis.call('EXISTS', marks.older) == 1 then
-    for index, id in ipairs(marked_ids(marks, marks.older, uids, batch)) do
+  if redis.call('EXISTS', marks.newer, marks.older) > 0 then
+    ids = marked_ids(marks, marks.newer, uids, batch, tags)
+    for index, id in ipairs(marked_ids(marks, marks.older, uids, batch, tags)) do
       ids[index] = ids[index] or id
     end
   end
@@ -73,14 +86,15 @@ local function look_up(marks, waiting, batch)
   return uids, ids
 end
 
--- Marks what was stored: uid, id, ...; in a short window `abouts` has what is said about each uid.
-local function mark(marks, ids, abouts)
+-- Marks what was stored: uid, id, ...; in a short window `abouts` has what is said about each uid, and `tags` what
+-- stands for the bodies of those that have none, and are to be known however short the window is.
+local function mark(marks, ids, abouts, tags)
   local written = ids
   if marks.short then
     written = {}
     for index = 1, #ids, 2 do
       local uid = ids[index]
-      local body = body_of(uid, abouts[uid], OF_DELAYED)
+      local body = body_of(uid, abouts[uid], OF_DELAYED) or tags and tags[uid]
       if marks.window > 0 or body then
         written[#written + 1] = uid
         written[#written + 1] = ids[index + 1] .. ' ' .. marks.now .. ' ' .. (body or '')
@@ -92,5 +106,5 @@ end
 
 -- Returns when the owner is to call promote for old marks, 0 where there are none.
 local function next_marks_due(marks)
-  return redis.call('EXISTS', marks.newer, marks.older) > 0 and marks.due or 0
+  return any_marks(marks.newer, marks.older) and marks.due or 0
 end

@@ -10,6 +10,13 @@ local expires = stored[9] == '1'
 local expiring = expires and string.sub(lease, 1, -6) .. 'expiring'
 local overdue = expires and string.sub(lease, 1, -6) .. 'overdue'
 
+-- Has all that is overdue looked at again, a part in each call of expire_messages: meta has in `overdue_from` how far that is.
+local function rearm_all()
+  if redis.call('EXISTS', overdue) == 1 then
+    redis.call('HSET', meta, 'overdue_from', 0)
+  end
+end
+
 -- Has what is overdue of first..last looked at again.
 local function rearm(first, last)
   local found, times = redis.call('ZRANGEBYSCORE', overdue, first, last), {}

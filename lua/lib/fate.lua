@@ -6,7 +6,10 @@
 -- Keys are named here, not by the caller: they share the partition's hash tag.
 
 local PARKED = END - 1 -- as in lib/poison.lua
-local LETTERS = 1000 -- notes of dead letters, and records of the outbox, that are looked at
+local PAGE = 10 -- items of a stream that are read at once
+local LETTERS = 1000 -- notes of dead letters that are looked at,
+local CHARACTERS = 1000000 -- of the outbox,
+local VALUES = 20000 -- and of what has expired
 
 -- Returns the lane behind which a fresh message will be, if there is one.
 local function lane_ahead(mode, key)
@@ -23,9 +26,20 @@ local function parked_at(lane)
   return tonumber(entry), why or ''
 end
 
--- Returns whether a text of ranges has an entry.
+-- Returns whether a text of ranges, in their order, has an entry, by halving it.
 local function has_entry(text, entry)
-  for first, last in string.gmatch(text, '(%d+)%-?(%d*)') do
+  local low, high = 1, #text
+  while true do
+    local at = (string.find(text, ' ', math.floor((low + high) / 2), true) or high) + 1
+    if at > high then
+      break
+    elseif tonumber(string.match(text, '^%d+', at)) <= entry then
+      low = at
+    else
+      high = at - 2
+    end
+  end
+  for first, last in string.gmatch(string.sub(text, low, high), '(%d+)%-?(%d*)') do
     if tonumber(first) <= entry and entry <= (tonumber(last) or tonumber(first)) then
       return true
     end
@@ -33,32 +47,56 @@ local function has_entry(text, entry)
   return false
 end
 
--- Returns whether a message has expired for this subscription, as far as that is still known.
-local function has_expired(entry)
-  for _, item in ipairs(expires and redis.call('XREVRANGE', string.sub(lease, 1, -6) .. 'expired', '+', '-') or {}) do
-    for at = 1, #item[2], 2 do
-      if item[2][at] == name and has_entry(item[2][at + 1], entry) then
-        return true
+-- Calls look(item) for the items of a stream, a page at a time from the newest on, until it returns true: then all is said.
+local function look_back(stream, look)
+  local upto, items = '+', nil
+  repeat
+    items = redis.call('XREVRANGE', stream, upto, '-', 'COUNT', PAGE)
+    for _, item in ipairs(items) do
+      if look(item) then
+        return
       end
     end
-  end
-  return false
+    upto = #items == PAGE and '(' .. items[PAGE][1]
+  until not upto
+end
+
+-- Returns whether a message has expired for this subscription, as far as that is still known.
+local function has_expired(entry)
+  local found, left = false, VALUES
+  look_back(string.sub(lease, 1, -6) .. 'expired', function(item)
+    left = left - #item[2]
+    for at = 1, #item[2], 2 do
+      if item[2][at] == name then
+        found = has_entry(item[2][at + 1], entry)
+        break
+      end
+    end
+    return found or left <= 0
+  end)
+  return found
 end
 
 -- Returns whether a dead letter is noted, or in the outbox: 1, else 0; and the topic that it goes to.
 local function on_its_way(entry, incarnation, letter)
-  local base = string.sub(lease, 1, -6)
-  for _, item in ipairs(redis.call('XRANGE', base .. 'dead', '-', '+', 'COUNT', LETTERS)) do
-    if tonumber(item[2][2]) == entry and item[2][6] == incarnation then
-      return 1, item[2][8]
+  local base, handing, to = string.sub(lease, 1, -6), 0, nil
+  local left, text = LETTERS, string.format('%.0f', entry)
+  look_back(base .. 'dead', function(item)
+    left = left - 1
+    if item[2][2] == text and item[2][6] == incarnation then
+      handing, to = 1, item[2][8]
     end
-  end
-  for _, item in ipairs(redis.call('XREVRANGE', base .. 'outbox', '+', '-', 'COUNT', LETTERS)) do
-    if item[2][2] == 'dead' and string.find(item[2][8], '"' .. letter .. '"', 1, true) then
-      return 1, item[2][4]
+    return to or left <= 0
+  end)
+  local characters = to and 0 or CHARACTERS
+  look_back(base .. 'outbox', function(item)
+    characters = characters - #item[2][8]
+    if characters >= 0 and item[2][2] == 'dead' and string.find(item[2][8], '"' .. letter .. '"', 1, true) then
+      handing, to = 1, item[2][4]
     end
-  end
-  return 0
+    return to or characters <= 0
+  end)
+  return handing, to
 end
 
 -- Returns the state of a message that is in no lane and not to come; and of a dead letter, or what may be one, the topic
@@ -72,7 +110,7 @@ local function fate(id, entry, found, begins, topic, number)
   local state = 'settled'
   if entry < begins then
     state = 'not_subscribed'
-  elseif has_expired(entry) then
+  elseif expires and has_expired(entry) then
     state = 'expired'
   elseif not found and entry > cursor and not redis.call('ZSCORE', skipped, entry) then
     state = 'deleted'

@@ -11,9 +11,11 @@ end
 
 -- Drops the leases of everybody.
 local function drop_leases(deadlines)
-  for _, consumer in ipairs(redis.call('ZRANGE', deadlines, 0, -1)) do
-    redis.call('UNLINK', leases_of(deadlines, consumer))
+  local holders = redis.call('ZRANGE', deadlines, 0, -1)
+  for index, consumer in ipairs(holders) do
+    holders[index] = leases_of(deadlines, consumer)
   end
+  call_with('UNLINK', deadlines, holders)
   redis.call('UNLINK', deadlines)
 end
 

@@ -1,33 +1,18 @@
 -- owed: what other subscriptions are still owed.
 --
--- Needs  subscription ledgers ranges queue lane
+-- Needs  subscription ledgers ranges queue lane cursors owed_runs
 --
 -- The other subscriptions' keys are named here, not by the caller: whoever asks may not know of a
 -- subscription made a moment ago. All of them share the partition's hash tag, hence its slot.
 
 local SEARCHES = 3600 -- in the lanes of other subscriptions, in one call; reading an entry's key counts as three
+local EACH = 3 -- of these, for each other subscription, whatever it is searched for
 local sub_prefix = string.sub(sub, 1, -#name - 1)
 
 -- Adds to `owed` the runs of a subscription that reach into ranges; its keys begin with `its`.
 local function add_owed_runs(owed, its, ranges)
-  local its_runs, names = its .. ':runs', {}
-  if redis.call('EXISTS', its_runs) == 0 then
-    return
-  end
-  for _, range in ipairs(ranges) do
-    for _, lane in ipairs(redis.call('ZREVRANGEBYSCORE', its_runs, range[1], '-inf', 'LIMIT', 0, 1)) do
-      names[#names + 1] = lane
-    end
-    if range[2] > range[1] then
-      for _, lane in ipairs(redis.call('ZRANGEBYSCORE', its_runs, '(' .. range[1], range[2])) do
-        names[#names + 1] = lane
-      end
-    end
-  end
-  if #names > 0 then
-    for index, text in ipairs(map_with('HMGET', its .. ':lanes', names)) do
-      owed[#owed + 1] = ranges_of(parse_record(names[index], text))[1]
-    end
+  for _, range in ipairs(ranges[1] and redis.call('EXISTS', its .. ':runs') == 1 and runs_within(its, ranges) or {}) do
+    owed[#owed + 1] = range
   end
 end
 
@@ -157,64 +142,80 @@ local function unowed(ranges, except)
   if retry_limits then -- else there are no dead letters
     ranges = without_held(ranges)
   end
-  local all = redis.call('HGETALL', subs)
-  for index = 1, #all, 2 do
-    if all[index] ~= except then
-      local its = sub_prefix .. all[index]
-      ranges = not_ahead(its, tonumber(all[index + 1]), ranges)
-      if #ranges == 0 then
-        break
-      end
-      if has_filters then -- what matches, and has not been given to it
-        local owed = {}
-        for _, range in ipairs(ranges) do
-          for _, member in ipairs(redis.call('ZRANGEBYSCORE', its .. ':matches', range[1], range[2])) do
-            local entry = tonumber(string.match(member, '^%d+'))
-            owed[#owed + 1] = { entry, entry }
-          end
-        end
-        ranges = subtract(ranges, owed)
-      end
-      if redis.call('EXISTS', its .. ':lanes') == 1 then
-        local owed, mode = {}, redis.call('HGET', its, 'mode')
-        add_owed_runs(owed, its, ranges)
-        if mode == 'key_shared' then
-          if not names then
-            names, entries = lanes_within(ranges)
-          end
-          add_owed_lanes(owed, its, names, entries)
-        elseif mode ~= 'shared' then
-          add_owed_whole(owed, its, ranges)
-        end
-        ranges = subtract(ranges, normalise(owed))
-      end
+  find_cursor(subs, function(other, its_cursor)
+    if other == except then
+      return false
     end
-  end
+    local its = sub_prefix .. other
+    ranges = not_ahead(its, its_cursor, ranges)
+    if ranges[1] and has_filters then -- what matches, and has not been given to it
+      local owed = {}
+      for _, range in ipairs(ranges) do
+        for _, member in ipairs(redis.call('ZRANGEBYSCORE', its .. ':matches', range[1], range[2])) do
+          local entry = tonumber(string.match(member, '^%d+'))
+          owed[#owed + 1] = { entry, entry }
+        end
+      end
+      ranges = subtract(ranges, owed)
+    end
+    if ranges[1] and redis.call('EXISTS', its .. ':lanes') == 1 then
+      local owed, mode = {}, redis.call('HGET', its, 'mode')
+      add_owed_runs(owed, its, ranges)
+      if mode == 'key_shared' then
+        if not names then
+          names, entries = lanes_within(ranges)
+        end
+        add_owed_lanes(owed, its, names, entries)
+      elseif mode ~= 'shared' then
+        add_owed_whole(owed, its, ranges)
+      end
+      ranges = subtract(ranges, normalise(owed))
+    end
+    return #ranges == 0
+  end)
   return ranges
 end
 
--- Returns whether another subscription is searched for each entry that is to be forgotten: where it has a filter or lanes
--- of keys, or the one lane of its partition has more than its record lists.
+-- Returns whether another subscription is searched for each entry that is to be forgotten: where it has a filter, has skipped
+-- some, or has lanes of keys, or the one lane of its partition has more than its record lists. Else how many runs of it may be read.
 local function is_searched(other)
   local its = sub_prefix .. other
-  if has_filters and redis.call('EXISTS', its .. ':matches') == 1 then
+  if has_filters and redis.call('EXISTS', its .. ':matches') == 1 or redis.call('EXISTS', its .. ':skipped') == 1 then
     return true
   end
-  if redis.call('HGET', its, 'mode') == 'key_shared' then
-    return redis.call('EXISTS', its .. ':lanes') == 1
+  local mode = redis.call('HGET', its, 'mode')
+  if mode == 'shared' then
+    return false, redis.call('ZCARD', its .. ':runs')
+  elseif mode == 'key_shared' then
+    return redis.call('EXISTS', its .. ':lanes') == 1, 0
   end
   local text = redis.call('HGET', its .. ':lanes', WHOLE)
   local record = text and parse_record(WHOLE, text)
-  return record and record.waiting + record.beyond > 0
+  return record and record.waiting + record.beyond > 0, 0
 end
 
--- Returns how many entries one call may forget, so that it is over soon.
+-- Returns how many entries one call may forget, so that it is over soon: each of them is searched for in the lanes of
+-- others, and of the runs of others one is read for each of them, or all that there are.
 local function forgettable()
-  local searched = 0
-  for _, other in ipairs(redis.call('HKEYS', subs)) do
-    if other ~= name and is_searched(other) then
-      searched = searched + 1
+  local searched, counts, others = 0, {}, redis.call('HKEYS', subs)
+  local left = math.max(SEARCHES - EACH * #others, SEARCHES / 4)
+  for _, other in ipairs(others) do
+    if other ~= name then
+      local each, count = is_searched(other)
+      if each then
+        searched = searched + 1
+      elseif count > 0 then
+        counts[#counts + 1] = count + 1
+      end
     end
   end
-  return math.floor(SEARCHES / (3 + searched))
+  table.sort(counts)
+  for index, count in ipairs(counts) do
+    local entries = math.floor(left / (3 + searched + #counts - index + 1))
+    if count > entries then
+      return math.max(entries, 1)
+    end
+    left = left - count
+  end
+  return math.max(math.floor(left / (3 + searched)), 1)
 end

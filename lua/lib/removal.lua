@@ -8,7 +8,7 @@ local function remove()
   redis.call('HDEL', subs, name)
   drop_leases(deadlines)
   if expires then
-    rearm('-inf', '+inf')
+    rearm_all()
   end
   redis.call('UNLINK', sub, lanes, runs, ready, queue, beyond, retries, consumers, charged_at, skipped)
   redis.call('UNLINK', sub .. ':matches', sub .. ':parked', sub .. ':wishes')

@@ -30,11 +30,14 @@ end
 local function take_leased(record, first, last, taken)
   local within = { { first, last } }
   local left = subtract(ranges_of(record), within)
-  for _, range in ipairs(subtract(record.ranges, left)) do
+  local found = subtract(record.ranges, left)
+  for _, range in ipairs(found) do
     taken(record.consumer, range[1], range[2], range[3])
   end
   record.ranges = left
-  spill(record)
+  if found[1] then -- else nothing is written: the caller may say that there is no such message
+    spill(record)
+  end
   for _, stretch in ipairs(record.beyond > 0 and stretches_between(beyond, record.lane, first, last) or {}) do
     local from, to = math.max(first, stretch[1]), math.min(last, stretch[2])
     take_beyond(record, stretch[4], from, to)

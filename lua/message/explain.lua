@@ -62,7 +62,7 @@ if record and record.due == PARKED and record.waiting > 0 then
   local head
   head, why = parked_at(record.lane)
   state, ahead = 'parked', head ~= entry and id_of(head) or ''
-elseif (state == 'fresh' or state == 'waiting') and expires and tonumber(redis.call('ZSCORE', expiring, entry) or END) <= now then
+elseif (state == 'fresh' or state == 'waiting') and expires and (tonumber(redis.call('ZSCORE', expiring, entry) or END) <= now or redis.call('ZSCORE', overdue, entry)) then
   state = 'expired' -- nobody gets it any more
 elseif state == 'leased' then
   consumer = record.consumer

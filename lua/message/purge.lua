@@ -110,7 +110,7 @@ end
 local gone = {}
 if from <= target then
   local owners = of_topic and redis.call('HKEYS', subs) or { name }
-  local most = math.max(math.floor(limit / math.max(#owners, 1)), 1)
+  local most = of_topic and math.max(math.floor(limit / math.max(#owners, 1)), 1) or math.min(limit, forgettable())
   local found = redis.call('XRANGE', log, id_of(from), id_of(target), 'COUNT', most)
   local last = #found == most and entry_of(found[most][1]) or target
   local names, is_named, all = {}, {}, {}

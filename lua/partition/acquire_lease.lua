@@ -69,7 +69,7 @@ if stored[7] and stored[7] ~= '0' then
   write_record(journal, stored[7], now, 'moved', '', worker .. ' ' .. epoch, last + 1)
 end
 local next_due = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2] or 0)
-local marked = redis.call('EXISTS', marks_0, marks_1) > 0
+local marked = any_marks(marks_0, marks_1)
 local marks_due = marked and marks_due_at(tonumber(stored[10] or 0), tonumber(stored[9])) or 0
 
 -- The keys of subscriptions share the partition's hash tag, hence its slot.

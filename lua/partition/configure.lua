@@ -5,10 +5,11 @@
 --        2 journal   stream
 --        3 retained  stream  what was settled and stays
 -- ARGV   1 cap: records that the journal keeps, 0 for none   2 retain, as in lib/retention.lua   3 ttl_ms, 0 for none   4 quota, as in lib/partition.lua, 0 for none
+--        5 dedupe_ms
 -- Returns  {"OK", 1 where something is retained otherwise: drop_unowed is to be called}   {"NO_TOPIC"}
 -- Cost     O(1); the memory is freed in the background
 local meta, journal, retained = KEYS[1], KEYS[2], KEYS[3]
-local cap, retain, ttl_ms, quota = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local cap, retain, ttl_ms, quota, dedupe_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local stored = redis.call('HMGET', meta, 'last', 'clock', 'lead', 'journal', 'retain', 'counted_at', 'delayed')
 if not stored[1] then
@@ -21,7 +22,7 @@ if (stored[4] or '0') == '0' and cap ~= '0' then
   redis.call('UNLINK', journal)
   write_record(journal, cap, tick(meta, stored[2], stored[3]), 'begun', '', '', stored[1] + 1, newest + 1)
 end
-redis.call('HSET', meta, 'journal', cap, 'retain', retain, 'ttl_ms', ttl_ms, 'quota', quota)
+redis.call('HSET', meta, 'journal', cap, 'retain', retain, 'ttl_ms', ttl_ms, 'quota', quota, 'dedupe_ms', dedupe_ms)
 -- As in lib/partition.lua: what is there when bytes are first limited does not count.
 if not string.find(quota, ' ', 1, true) then
   redis.call('HDEL', meta, 'counted_at', 'backlog_bytes', 'delayed_from')

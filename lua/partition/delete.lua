@@ -31,13 +31,16 @@ end
 -- Without `last` nothing comes in and nothing is settled. What is left of meta until the end is whose it is, and
 -- what records say.
 local own = redis.call('HGET', meta, 'own')
+local of_subs = {}
 for _, name in ipairs(redis.call('HKEYS', subs)) do
   drop_leases(prefix .. name .. holders)
   for index = 5, #ARGV do
-    redis.call('UNLINK', prefix .. name .. ARGV[index])
+    of_subs[#of_subs + 1] = prefix .. name .. ARGV[index]
   end
 end
+call_with('UNLINK', lease, of_subs)
 redis.call('UNLINK', lease, meta, subs, marks_0, marks_1, journal, retained, expiring, overdue, base .. 'filters')
+redis.call('UNLINK', marks_0 .. ':producers', marks_1 .. ':producers') -- as in lib/dedupe.lua
 redis.call('UNLINK', base .. 'dead', base .. 'outbox', base .. 'received', base .. 'expired', base .. 'priority')
 
 -- What a dead letter holds has its body still: from now on that is the dead letter's alone.

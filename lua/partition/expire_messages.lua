@@ -38,8 +38,16 @@ local function look_at(numbers)
     end
   end
 end
-look_at(redis.call('ZRANGEBYSCORE', expiring, '-inf', now, 'LIMIT', 0, most))
-look_at(redis.call('ZRANGE', overdue, 0, math.min(most, LATE) - 1))
+local due = redis.call('ZRANGEBYSCORE', expiring, '-inf', now, 'LIMIT', 0, most)
+local from, late = redis.call('HGET', meta, 'overdue_from'), {} -- all of it is to be looked at, from there on
+if from then
+  late = redis.call('ZRANGEBYSCORE', overdue, '(' .. from, '+inf', 'LIMIT', 0, most - #due)
+  from = #late == most - #due and (late[#late] or from) or nil
+else
+  late = redis.call('ZRANGE', overdue, 0, math.min(most, LATE) - 1)
+end
+look_at(due)
+look_at(late)
 
 -- Who has it leased is known before anything is changed.
 for _, other in ipairs(names) do
@@ -112,12 +120,12 @@ if #remembered > 0 then
   redis.call('PEXPIRE', expired, REMEMBERED_MS)
 end
 
-local gone, bodies_of, items, late, listed = {}, {}, {}, {}, missing
+local gone, bodies_of, items, leased, listed = {}, {}, {}, {}, missing
 for _, its in ipairs(found) do
   listed[#listed + 1] = its.entry
   if its.leased then
-    late[#late + 1] = its.entry
-    late[#late + 1] = its.entry
+    leased[#leased + 1] = its.entry
+    leased[#leased + 1] = its.entry
   else
     gone[#gone + 1] = { its.entry, its.entry }
     items[#items + 1] = its.item
@@ -126,7 +134,12 @@ for _, its in ipairs(found) do
 end
 call_with('ZREM', expiring, listed)
 call_with('ZREM', overdue, listed)
-call_with('ZADD', overdue, late)
+call_with('ZADD', overdue, leased)
+if from then
+  redis.call('HSET', meta, 'overdue_from', from)
+else
+  redis.call('HDEL', meta, 'overdue_from')
+end
 gone = normalise(gone)
 if #gone > 0 then
   uncount_bytes(items)
@@ -134,7 +147,9 @@ if #gone > 0 then
 end
 
 local next_due = tonumber(redis.call('ZRANGE', expiring, 0, 0, 'WITHSCORES')[2] or 0)
-if redis.call('EXISTS', overdue) == 1 then
+if from then
+  next_due = now
+elseif redis.call('EXISTS', overdue) == 1 then
   next_due = next_due > 0 and math.min(next_due, now + LOOK) or now + LOOK
 end
 return { 'OK', now, next_due, flat(gone), freed }

@@ -38,7 +38,9 @@ end
 local known = redis.call('HGET', received, source) or '0-0'
 local owed = retained or redis.call('EXISTS', subs) == 1
 local first, entry, newest, names = last_entry + 1, last_entry, known, {}
-local bytes = 0 -- by which the backlog grows: nothing of this is refused
+local next_id = string.format('%.0f-*', ledger) -- Redis counts on from the entry before
+local published = now .. ' '
+local counts, bytes = stored[8], 0 -- by which the backlog grows: nothing of this is refused
 for index = 3, #ARGV, 2 do
   if is_newer(ARGV[index], newest) then
     newest = ARGV[index]
@@ -46,15 +48,17 @@ for index = 3, #ARGV, 2 do
     for at = 1, #batch, 3 do
       if owed then
         entry = entry + 1
-        bytes = bytes + size_in(batch[at + 2], OF_DELAYED)
-        redis.call('XADD', log, string.format('%.0f-%.0f', ledger, entry), 'key', batch[at], 'uid', batch[at + 1], 'about', now .. ' ' .. batch[at + 2])
+        if counts then
+          bytes = bytes + size_in(batch[at + 2], OF_DELAYED)
+        end
+        redis.call('XADD', log, entry == first and string.format('%.0f-%.0f', ledger, first) or next_id, 'key', batch[at], 'uid', batch[at + 1], 'about', published .. batch[at + 2])
       else
         add_body(names, 0, batch[at + 1], batch[at + 2], OF_DELAYED)
       end
     end
   end
 end
-if stored[8] and bytes > 0 then
+if bytes > 0 then
   redis.call('HINCRBY', meta, 'backlog_bytes', bytes)
 end
 if newest ~= known then

@@ -10,10 +10,10 @@
 --            where the next call begins, as in lib/receipts.lua
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(n log p), p = messages in flight, however many of them in one lane; times the subscriptions that have
---          passed the entries. Where these have lanes of keys, or a long one, each entry is searched for in all of
---          them: a call then settles only as many as lib/forget says
+--          passed the entries. Where these have lanes of keys, or a long one, or many runs, each entry is searched for in
+--          all of them: a call then settles only as many as lib/owed says
 local packed, settler, names, whose = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local AT_ONCE = 300 -- messages that are settled whoever has to be asked about them
+local FEW = 3 -- messages that are settled at once whoever has to be asked about them
 
 local refused = require_lease(lease, held, last_entry) or require_subscription()
 if refused then
@@ -134,7 +134,11 @@ local function settle_first(lane, text, token, first, last)
   return true
 end
 
-local most = receipts_size(receipts) > AT_ONCE and forgettable() or END
+-- Where many have to be asked about many messages, a call settles as many as that takes.
+local size, most = receipts_size(receipts), END
+if size > FEW and size * (2 + redis.call('HLEN', subs)) > SEARCHES then
+  most = forgettable()
+end
 local stale, next_receipt, next_entry = each_receipt(receipts, function(lane, token, first, last)
   local text = texts[lane]
   if text and settle_first(lane, text, token, first, last) then

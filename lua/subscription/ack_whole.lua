@@ -4,14 +4,21 @@
 -- KEYS   as in lib/ordinary.lua
 -- ARGV   3 packed: MessagePack array of receipts, as in lib/whole_leases.lua
 --        4 names: JSON array of entry, name of each body that they have, "" for none
--- Returns  {"OK", id}: all are settled and have left the log; the record of their bodies, "" for none
+-- Returns  {"OK", id, part}: all are settled, and what nobody else is owed has left the log; the record of the bodies of that,
+--            "" for none; 1 where others stay
 --          {"SLOW"}: nothing was done, and ack is to be called
 -- Cost     O(n log p), p = messages in flight
 local packed, names = ARGV[3], ARGV[4]
 
-local plan = is_ordinary and redis.call('HLEN', subs) == 1 and redis.call('HEXISTS', subs, name) == 1 and plan_acks(cmsgpack.unpack(packed))
+-- Who holds a lane is there: a subscription goes together with its lanes.
+local plan = read_ordinary() and plan_acks(cmsgpack.unpack(packed))
 if not plan then
   return { 'SLOW' }
 end
-keep_time(meta, stored[2], stored[3], now, lead)
-return { 'OK', settle_acks(plan, names) }
+local now
+if plan.rewritten and plan.rewritten[1] then -- else nothing of it depends on the time
+  local times = redis.call('HMGET', meta, 'clock', 'lead')
+  now = tick(meta, times[1], times[2])
+end
+local record, part = settle_acks(plan, names, now)
+return { 'OK', record, part }

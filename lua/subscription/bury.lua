@@ -16,6 +16,7 @@ local notes, held_at, outbox = prefix .. 'dead', prefix .. 'held', prefix .. 'ou
 if not last_entry then
   return { 'NO_TOPIC' }
 end
+limit = math.min(limit, forgettable())
 local found = redis.call('XRANGE', notes, '-', '+', 'COUNT', limit)
 if #found == 0 then
   return { 'OK', 0, {} }
@@ -37,8 +38,8 @@ end
 -- Returns where the body of a dead letter is, as `about` says it.
 local function body_handed_on(uid, about, owner)
   local where = string.match(about, OF_LOG)
-  if not where then
-    return ''
+  if not where or is_inline(where) then
+    return where or ''
   end
   return string.match(where, '^%d+') .. ':@' .. owner .. '/' .. body_of(uid, about, OF_LOG)
 end
@@ -78,7 +79,7 @@ for index, item in ipairs(found) do
       'retries', fields[10], 'reason', fields[18], 'first_at', fields[12], 'last_at', fields[14], 'consumer', fields[16],
     }
     local body = body_handed_on(uid, about, owner)
-    if owner ~= topic and body ~= '' then
+    if owner ~= topic and body_of(uid, about, OF_LOG) then -- else nothing says when to let go of it
       redis.call('ZADD', held_at, entry, holders[index])
     elseif owner ~= topic then
       loose[#loose + 1] = { entry, entry }

@@ -52,7 +52,7 @@ end
 
 -- Returns the slowest cursor of the others, at most `upto`, and how many entries may leave the log in this call.
 local function slowest_of_others(upto)
-  local most = limit
+  local most = math.min(limit, forgettable())
   local all = redis.call('HGETALL', subs)
   for index = 1, #all, 2 do
     if all[index] ~= name then

@@ -40,7 +40,7 @@ local token = math.max(now, tonumber(redis.call('HGET', meta, 'token') or 0))
 local begins = cursor_at(position, value)
 redis.call('HSET', subs, name, begins)
 if expires and begins < last_entry then
-  rearm('-inf', '+inf')
+  rearm_all()
 end
 if limited and begins < last_entry then
   note_replay(lease, meta, now, begins + 1)

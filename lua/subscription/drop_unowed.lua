@@ -17,20 +17,32 @@ if sweep == '' then
   sweep = redis.call('HGET', meta, 'sweep') or '0'
 end
 
--- Beyond the slowest cursor everything is owed, but for what was skipped there. Where lanes have to be searched, or there
--- are many, part by part.
-local upto, lanes_there = last_entry, 0
+-- Beyond the slowest cursor everything is owed, but for what was skipped there.
+local upto = last_entry
 local all = redis.call('HGETALL', subs)
 for index = 1, #all, 2 do
   upto = math.min(upto, settled_upto(sub_prefix .. all[index], all[index + 1]))
-  lanes_there = lanes_there + (is_searched(all[index]) and END or redis.call('HLEN', sub_prefix .. all[index] .. ':lanes'))
+end
+local is_any = from <= upto and (limited or not retained)
+  and redis.call('XRANGE', log, id_of(from), id_of(upto), 'COUNT', 1)[1]
+if is_any then
+  limit = math.min(limit, forgettable())
+end
+
+-- Returns whether lanes have to be searched, or there are many, so that what is retained goes part by part.
+local function are_many_lanes()
+  local count = 0
+  for index = 1, #all, 2 do
+    count = count + (is_searched(all[index]) and END or redis.call('HLEN', sub_prefix .. all[index] .. ':lanes'))
+  end
+  return count > limit
 end
 
 local ranges, names, reached = {}, {}, upto
-if limited and from <= upto then -- what is retained need not be read: it stays
-  reached = lanes_there > limit and math.min(upto, from + limit - 1) or upto
+if limited and is_any then -- what is retained need not be read: it stays
+  reached = are_many_lanes() and math.min(upto, from + limit - 1) or upto
   ranges = { { from, reached } }
-elseif not retained and from <= upto then
+elseif is_any then
   for _, item in ipairs(redis.call('XRANGE', log, id_of(from), id_of(upto), 'COUNT', limit)) do
     local entry = entry_of(item[1])
     ranges[#ranges + 1] = { entry, entry }

@@ -1,6 +1,6 @@
 -- fetch: lease messages to consumers that have room for them.
 --
--- Needs  subscription ledgers require_lease expiry holders retry_counts lanes journal_notes fetch/capacity fetch/leasing fetch/waiting fetch/fresh fetch/keyed fetch/urgent fetch/wishes priority
+-- Needs  subscription ledgers require_lease expiry holders retry_counts lanes journal_notes roomiest fetch/capacity fetch/leasing fetch/waiting fetch/fresh fetch/keyed fetch/urgent fetch/wishes priority
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: messages delivered, at most; as many entries are looked at, or those whose lanes are known
 --        4 known_from: an entry   5 known: MessagePack array of the lanes from that entry on, as far as the caller
@@ -29,12 +29,12 @@ local refused = require_lease(lease, held, last_entry) or require_subscription()
 if refused then
   return refused
 end
-local settings = redis.call('HMGET', sub, 'mode', 'token', 'sparse', 'active', 'turn', 'paused', 'wishes')
+local settings = redis.call('HMGET', sub, 'mode', 'token', 'sparse', 'active', 'turn', 'paused', 'wishes', 'aside')
 local mode, sparse, active, turn, paused = settings[1], tonumber(settings[3]), settings[4], settings[5], settings[6]
 if mode == 'cursor' then
   return { 'BY_POSITION' }
 end
-if expires and redis.call('ZCOUNT', expiring, '-inf', now) > 0 then
+if expires and (redis.call('ZCOUNT', expiring, '-inf', now) > 0 or redis.call('HEXISTS', meta, 'overdue_from') == 1) then
   return { 'EXPIRED' }
 end
 
@@ -61,6 +61,8 @@ local is_sorted = true
 if ranked and mode == 'shared' then
   turn = '0' -- what waits comes first
   is_sorted = set_urgent_aside(call, heap, upto)
+elseif settings[8] and is_between(settings[8]) then
+  turn = '0'
 end
 
 local function serve_fresh()
@@ -111,7 +113,8 @@ elseif call.effort <= 0 then -- all went into what has to wait
   redis.call('HSET', sub, 'turn', turn == '1' and '0' or '1')
 end
 
-local is_early = call.limit <= 0 or call.effort <= 0 or call.cursor > cursor and call.cursor < upto
+local is_early = call.effort <= 0 or call.cursor < upto and (call.cursor > cursor or call.limit <= 0)
+  or call.limit <= 0 and redis.call('EXISTS', ready) == 1
 local has_filter = 0
 if call.matches then
   is_early = call.limit <= 0 or call.effort <= 0 or call.cursor > 0 and redis.call('EXISTS', call.matches) == 1

@@ -13,18 +13,21 @@ if not last_entry or redis.call('HGET', meta, 'incarnation') ~= topic then
   return { 'OTHER' }
 end
 local held_at = string.sub(lease, 1, -6) .. 'held'
-local ranges, names, seen, orphans = {}, {}, {}, {}
+local ranges, names, entries, orphans = {}, {}, {}, {}
 for index = 4, #ARGV, 2 do
   local entry = tonumber(ARGV[index])
   redis.call('ZREM', held_at, string.format('%.0f ', entry) .. ARGV[index + 1])
-  local found = not seen[entry] and redis.call('XRANGE', log, id_of(entry), id_of(entry))[1]
-  if not found and not seen[entry] and redis.call('ZCOUNT', held_at, entry, entry) == 0 then
-    orphans[#orphans + 1] = entry
-  end
-  seen[entry] = true
-  if found then
-    ranges[#ranges + 1] = { entry, entry }
-    add_body(names, entry, found[2][4], found[2][6], OF_LOG)
+  entries[#entries + 1] = { entry, entry }
+end
+for _, range in ipairs(normalise(entries)) do
+  for entry = range[1], range[2] do
+    local found = redis.call('XRANGE', log, id_of(entry), id_of(entry))[1]
+    if found then
+      ranges[#ranges + 1] = { entry, entry }
+      add_body(names, entry, found[2][4], found[2][6], OF_LOG)
+    elseif redis.call('ZCOUNT', held_at, entry, entry) == 0 then
+      orphans[#orphans + 1] = entry
+    end
   end
 end
 local gone = forget(ranges, nil, #names > 0 and cjson.encode(names) or '')

@@ -23,7 +23,7 @@ redis.call('HSET', sub, 'sparse', last_entry, 'token', token, 'void', token, 'be
 redis.call('HINCRBY', sub, 'sought', 1) -- what a reader has read before counts no more
 drop_leases(deadlines)
 if expires then
-  rearm('-inf', '+inf')
+  rearm_all()
 end
 redis.call('HDEL', sub, 'aimed')
 redis.call('UNLINK', sub .. ':matches', sub .. ':parked', lanes, runs, ready, queue, beyond, retries, skipped)

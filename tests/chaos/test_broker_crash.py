@@ -21,7 +21,6 @@ from keylane import (
     PayloadMissing,
     StaleReceipt,
     Unavailable,
-    ksuid,
 )
 from keylane.connect.connection import Connection
 from keylane.produce.outbox import Outbox
@@ -422,17 +421,16 @@ async def test_the_record_finds_a_defect_in_a_script(
     assert any(defect.complaint in problem for problem in problems), problems
 
 
-async def test_the_record_finds_a_client_that_gives_a_message_a_new_uid_when_it_tries_again(
+async def test_the_record_finds_a_client_that_gives_a_message_a_new_number_when_it_tries_again(
     broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send = Outbox._send
 
-    def send_renamed(outbox: Outbox, frame: PublishFrame, connection: Connection) -> None:
-        if frame.resent:
-            frame.flat[1::3] = ksuid.take(frame.size)
+    def send_renumbered(outbox: Outbox, frame: PublishFrame, connection: Connection) -> None:
+        frame.number = 0
         send(outbox, frame, connection)
 
-    monkeypatch.setattr(Outbox, "_send", send_renamed)
+    monkeypatch.setattr(Outbox, "_send", send_renumbered)
     problems = await run(broker, topic, 10_000, 1, Cuts(monkeypatch, 1, 0.05))
     assert any("was stored twice" in problem for problem in problems), problems
 

@@ -46,6 +46,7 @@ async def test_the_partitions_of_a_topic_are_on_all_nodes_and_each_holds_its_own
     await engine.delete_topic(topic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_every_operation_works_on_every_node(engine: Engine, topic: str, mode: str) -> None:
     await engine.create_topic(topic, TopicSettings(partitions=PARTITIONS))

@@ -2,6 +2,8 @@
 
 from contextlib import ExitStack
 
+import pytest
+
 from keylane_broker.supervise.embedded_server import Server
 from loadtest.matched import Contender, Line, Stage, measure
 from loadtest.players import Order
@@ -10,6 +12,7 @@ from tests.support.running import RunningBroker
 NUMBERED = Order("", batch=50, keys=20, consumers=4, numbered=True)
 
 
+@pytest.mark.slow
 def test_a_line_is_played_by_both_sides_and_its_check_of_order_can_fail(
     broker: RunningBroker, topic: str
 ) -> None:

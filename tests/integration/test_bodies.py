@@ -182,6 +182,7 @@ async def test_the_body_of_a_delayed_message_goes_that_nobody_was_owed_when_it_w
         await setting.has(topic, 0)
 
 
+@pytest.mark.slow
 async def test_bodies_go_when_a_reader_commits(setting: Setting, topic: str) -> None:
     async with setting.client() as client:
         await client.create_topic(topic, partitions=1)
@@ -192,6 +193,7 @@ async def test_bodies_go_when_a_reader_commits(setting: Setting, topic: str) -> 
         await setting.has(topic, 301)
 
 
+@pytest.mark.slow
 async def test_what_a_worker_has_not_done_its_successor_does(setting: Setting, topic: str) -> None:
     """Records are there that nobody has worked off: the partition's next owner finds them."""
     async with setting.client() as client:

@@ -176,6 +176,7 @@ async def _sound_topic(engine: Engine, topic: str) -> Story:
     return story
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [2_000, -1], ids=["at once", "in pages"])
 @pytest.mark.parametrize("label", DAMAGES)
 async def test_the_checker_sees_that(

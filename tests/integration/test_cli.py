@@ -91,6 +91,9 @@ def test_the_journal_of_a_topic_is_switched_on_and_off(keylane: Keylane, topic: 
         "is not on, off or a number" in keylane("topic", "change", topic, "--journal", "-1x", status=2).stderr
     )
     assert "nothing to change" in keylane("topic", "change", topic, status=2).stderr
+    said = keylane("topic", "change", topic, "--dedupe-window", "90").stdout
+    assert said == f"topic {topic!r} knows uids for 90 s\n"
+    assert json.loads(keylane("topic", "describe", topic, "--json").stdout)["dedupe_window"] == 90
     keylane("topic", "delete", topic)
 
 
@@ -180,6 +183,25 @@ def test_publish_many_says_how_fast(keylane: Keylane, client: Client, topic: str
 def test_publish_refuses_what_cannot_be_meant(keylane: Keylane, arguments: list[str], text: str) -> None:
     """With exit code 2, before it talks to anybody."""
     assert text in keylane("publish", "t", "body", *arguments, status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--mode", ["subscribe", "t", "s", "--max", "1"]),
+        ("--mode", ["subscription", "create", "t", "s"]),
+        ("--delivery", ["subscription", "create", "t", "s"]),
+        ("--poison", ["subscription", "create", "t", "s"]),
+        ("--poison", ["subscription", "change", "t", "s"]),
+    ],
+)
+def test_a_word_that_there_is_not_is_a_mistake_in_the_command(
+    keylane: Keylane, option: str, words: list[str]
+) -> None:
+    """With exit code 2, whether or not there is such a topic."""
+    assert "'sideways' is not one of" in " ".join(
+        keylane(*words, option, "sideways", status=2).stderr.split()
+    )
 
 
 def test_publish_passes_on_what_the_broker_refuses(keylane: Keylane, client: Client, topic: str) -> None:
@@ -361,7 +383,7 @@ async def test_peek_shows_what_is_not_settled_without_taking_it(
 def test_tables_fit_into_eighty_columns_and_have_no_colours(
     keylane: Keylane, client: Client, topic: str
 ) -> None:
-    """Where nobody says how wide and how colourful it may be."""
+    """Where that is how wide a terminal is said to be, and nobody says how colourful it is."""
     for name in ("billing", "a-subscription-with-quite-a-long-name-that-goes-on-and-on"):
         client.create_subscription(topic, name, mode="key_shared")
     client.publish(topic, "tea", key="a-key-" + 20 * "long-")
@@ -373,7 +395,7 @@ def test_tables_fit_into_eighty_columns_and_have_no_colours(
         ["peek", topic, "billing"],
         ["doctor"],
     ):
-        text = keylane(*arguments).stdout
+        text = keylane(*arguments, COLUMNS="80").stdout
         assert "\x1b" not in text
         assert max(len(line) for line in text.splitlines()) <= 80, text
 
@@ -463,6 +485,8 @@ def test_help_is_whole_in_a_narrow_terminal(keylane: Keylane) -> None:
 
 def test_the_version_is_told(keylane: Keylane) -> None:
     assert keylane("--version").stdout == f"keylane {__version__}\n"
+    for words in (["--version", "--json"], ["--json", "--version"]):
+        assert json.loads(keylane(*words).stdout) == {"version": __version__}
     assert __version__ == version("keylane")
 
 

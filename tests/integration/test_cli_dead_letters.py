@@ -64,6 +64,43 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(broker: RunningBroker
         assert ask_keylane(broker, "dlq", "list", topic, "--json") == []
 
 
+def test_dead_letters_are_redriven_by_id_by_key_and_all(broker: RunningBroker, topic: str) -> None:
+    with Client(broker.url) as client:
+        made(client, broker, topic)
+        wait_until(lambda: len(list(client.dead_letters(topic))) == 3)
+        ids = {letter.key: letter.id for letter in client.dead_letters(topic)}
+        with client.subscribe(topic, "s") as consumer:
+            for choice, key in (((ids["b"],), "b"), (("--key", "c"), "c"), (("--id", ids["a"]), "a")):
+                said = ask_keylane(broker, "dlq", "redrive", topic, *choice)
+                assert said == f"1 dead letters of {topic!r} redriven\n"
+                message = consumer.receive(SOON)
+                assert (message.key, message.data()) == (key, f"body of {key}".encode())
+                message.ack()
+        assert ask_keylane(broker, "dlq", "list", topic, "--json") == []
+
+
+def test_the_topic_that_keeps_them_names_them_as_well_and_what_stays_says_why(
+    broker: RunningBroker, topic: str
+) -> None:
+    kept = f"{topic}-kept"
+    with Client(broker.url) as client:
+        made(client, broker, topic, "--dead-letter", kept)
+        wait_until(lambda: len(list(client.dead_letters(kept))) == 3)
+        client.delete_subscription(topic, "s")
+        assert ask_keylane(broker, "dlq", "list", topic, "--json") == [], "no subscription says where to look"
+        assert len(ask_keylane(broker, "dlq", "list", kept, "--json")) == 3
+        said = ask_keylane(broker, "dlq", "redrive", kept, "--all")
+        assert said.startswith(f"0 dead letters of {kept!r} redriven: ")
+        assert said.endswith(f"or there is no subscription 's' of {topic!r}\n")
+        client.create_subscription(topic, "s")
+        assert ask_keylane(broker, "dlq", "redrive", kept, "--key", "a", "--json")["redriven"] == 1
+        assert ask_keylane(broker, "dlq", "purge", kept, "--all", "--json")["purged"] == 2
+        client.create_topic(f"{topic}-none")
+        assert ask_keylane(broker, "dlq", "list", f"{topic}-none", "--json") == []
+        assert "no topic" in ask_keylane(broker, "dlq", "list", f"{topic}-nowhere", status=1)
+        client.delete_topic(kept)
+
+
 def test_parked_lanes_are_listed_resumed_skipped_and_redriven(broker: RunningBroker, topic: str) -> None:
     with Client(broker.url) as client:
         made(client, broker, topic, "--mode", "key_shared", "--poison", "park")
@@ -75,7 +112,8 @@ def test_parked_lanes_are_listed_resumed_skipped_and_redriven(broker: RunningBro
         assert "no lane of key 'x'" in ask_keylane(
             broker, "lanes", "resume", topic, "s", "--key", "x", status=1
         )
-        ask_keylane(broker, "lanes", "resume", topic, "s", "--key", "a")
+        assert "one key" in ask_keylane(broker, "lanes", "skip", topic, "s", "b", "--key", "b", status=2)
+        ask_keylane(broker, "lanes", "resume", topic, "s", "a")
         ask_keylane(broker, "lanes", "skip", topic, "s", "--key", "b")
         done = ask_keylane(broker, "lanes", "redrive", topic, "s", "--key", "c", "--json")
         assert (done["key"], done["action"]) == ("c", "redrive")
@@ -105,3 +143,14 @@ def test_a_backoff_is_typed_as_seconds_as_four_numbers_or_as_none(broker: Runnin
         for wrong in ("soon", "1,2,3,4,5", ""):
             said = ask_keylane(broker, "subscription", "change", topic, "s", "--backoff", wrong, status=2)
             assert "as in 1,2,300,0.2" in said
+
+
+def test_dead_letters_that_would_go_round_are_refused(broker: RunningBroker, topic: str) -> None:
+    with Client(broker.url) as client:
+        kept = f"{topic}.dead"
+        for name in (topic, kept):
+            client.create_topic(name, partitions=1)
+        ask_keylane(broker, "subscription", "create", topic, "s", "--max-retries", "0")
+        asked = ("subscription", "create", kept, "again", "--max-retries", "1", "--dead-letter", topic)
+        said = ask_keylane(broker, *asked, status=1)
+        assert f"would go round from {kept!r} to {topic!r} to {kept!r}" in said

@@ -102,6 +102,7 @@ def _kept(topic: str) -> list[str]:
     return [name for name in names if name.startswith(topic)]
 
 
+@pytest.mark.slow
 async def test_nothing_of_a_deleted_topic_stays_in_a_worker_s_connections(topic: str) -> None:
     with single_server() as server:
         worker, ready = Worker(Settings(port=0), server.url, worker_id=topic), asyncio.Event()

@@ -64,6 +64,7 @@ async def test_the_first_session_that_a_user_sees(broker: RunningBroker, topic: 
         await until_settled(client, topic, "billing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_every_message_arrives_once_and_in_the_order_of_its_key(
     client: AsyncClient, topic: str, mode: Mode
@@ -356,6 +357,36 @@ async def test_fan_out_reaches_every_topic(client: AsyncClient, topic: str) -> N
         await client.fan_out([names[0], f"{topic}-9"], "news")
 
 
+async def test_fan_out_takes_the_options_of_publish(client: AsyncClient, topic: str) -> None:
+    names = [f"{topic}-{n}" for n in range(2)]
+    for name in names:
+        await client.create_topic(name, partitions=3)
+        await client.create_subscription(name, "s")
+    soon = await client.fan_out(names, "news", uid="u", partition=2, ttl=60, priority=3, delay=0.05)
+    assert {(answer.uid, answer.partition, answer.id) for answer in soon.values()} == {("u", 2, None)}
+    again = await client.fan_out(names, "news", uid="u", partition=2)
+    assert all(answer.duplicate for answer in again.values())
+    hour = datetime.now(UTC) + timedelta(hours=1)
+    later = await client.fan_out(names, "news", deliver_at=hour, expires_at=hour + timedelta(hours=1))
+    assert all(answer.delayed for answer in later.values())
+    for name in names:
+        async with client.subscribe(name, "s") as consumer:
+            (message,) = await take(consumer, 1)
+            assert (message.uid, message.partition) == ("u", 2)
+            await message.ack()
+
+
+async def test_publish_many_has_a_durability_for_those_that_say_none(client: AsyncClient, topic: str) -> None:
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "s")
+    many = [OutgoingMessage(b"1"), OutgoingMessage(b"2", durability="memory")]
+    for messages in (many, iter(many)):
+        published = await client.publish_many(topic, messages, durability="fsync")
+        assert [answer.durability for answer in published] == ["fsync", "memory"]
+    with pytest.raises(InvalidArgument, match="durability 'never'"):
+        await client.publish_many(topic, many[:1], durability="never")
+
+
 async def test_a_topic_that_exists_is_returned_as_it_is(client: AsyncClient, topic: str) -> None:
     """By what creates it if need be, and by what changes it."""
     await client.create_topic(topic, partitions=3)
@@ -459,6 +490,7 @@ async def test_a_cancelled_block_still_leaves_in_good_order(client: AsyncClient,
     assert (info.backlog, info.leased, info.consumers) == (1, 0, [])
 
 
+@pytest.mark.slow
 async def test_however_many_topics_are_made_at_once_none_fails(client: AsyncClient, topic: str) -> None:
     names = [f"{topic}-{number}" for number in range(150)]
     await asyncio.gather(*(client.create_topic(name) for name in names))

@@ -77,6 +77,7 @@ async def test_a_handler_keeps_the_order_of_keys_while_keys_run_side_by_side(
     assert 1 < together <= 4
 
 
+@pytest.mark.slow
 async def test_a_handler_that_raises_gets_its_lane_again_from_there(
     client: AsyncClient, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,6 +196,7 @@ async def test_a_handler_may_close_its_consumer(client: AsyncClient, topic: str)
     assert (await client.describe_subscription(topic, "s")).backlog == 0
 
 
+@pytest.mark.slow
 async def test_a_handler_that_does_not_end_well_gets_its_message_again(
     client: AsyncClient, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,6 +352,7 @@ def test_fan_out_and_info_without_await(sync_client: Client, topic: str) -> None
     assert sync_client.info().worker
 
 
+@pytest.mark.slow
 def test_no_broker_without_await_leaves_no_thread() -> None:
     before = threading.active_count()
     with pytest.raises(ConnectionFailed, match="keylane serve"), Client("keylane://127.0.0.1:1"):

@@ -62,6 +62,7 @@ async def test_no_handler_begins_after_a_pause(client: AsyncClient, topic: str, 
     assert not retried
 
 
+@pytest.mark.slow
 def test_an_iterator_is_paused_from_another_thread(sync_client: Client, topic: str) -> None:
     sync_client.create_topic(topic)
     sync_client.create_subscription(topic, "s")

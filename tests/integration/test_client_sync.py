@@ -76,6 +76,7 @@ def end_of(process: subprocess.Popen[str]) -> list[str]:
     return printed.split()
 
 
+@pytest.mark.slow
 def test_a_signal_handler_may_close_the_client_of_a_loop_that_waits(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -101,6 +102,7 @@ say("left")
     assert (info.consumers, info.backlog) == ([], 0)
 
 
+@pytest.mark.slow
 def test_a_signal_handler_may_close_a_client_that_closes(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -130,6 +132,7 @@ say("left")
     assert client.describe_subscription(topic, "s").backlog == 0
 
 
+@pytest.mark.slow
 def test_a_consumer_that_was_closed_need_not_be_left(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -146,6 +149,7 @@ say("left")
     assert client.describe_subscription(topic, "s").consumers == []
 
 
+@pytest.mark.slow
 def test_a_forked_child_leaves_all_blocks_and_the_parent_goes_on(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -171,6 +175,7 @@ with Client(url) as client, client.subscribe(topic, "s") as consumer:
     assert client.describe_subscription(topic, "s").backlog == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["", "raise SystemExit(0)", "threading.Thread(target=time.sleep, args=(.1,)).start()"]
 )
@@ -196,6 +201,7 @@ say("end")
     assert (info.consumers, info.backlog, info.leased) == ([], 2, 0)
 
 
+@pytest.mark.slow
 def test_a_program_with_handlers_ends_without_close(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -253,6 +259,7 @@ print(len(seen), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_greenlets_share_a_client(broker: RunningBroker, client: Client, topic: str) -> None:
     command = [sys.executable, "-c", GEVENT, broker.url, topic]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -260,6 +267,7 @@ def test_greenlets_share_a_client(broker: RunningBroker, client: Client, topic: 
     assert client.describe_subscription(topic, "s").backlog == 0
 
 
+@pytest.mark.slow
 def test_handlers_and_files_work_where_threads_are_greenlets(
     broker: RunningBroker, client: Client, topic: str, tmp_path: Path
 ) -> None:
@@ -287,6 +295,7 @@ print(len(seen), flush=True)
     assert client.describe_subscription(topic, "s").backlog == 0
 
 
+@pytest.mark.slow
 def test_a_handler_may_publish_while_close_waits_for_it(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -311,6 +320,7 @@ say("left")
     assert client.describe_subscription(topic, "s").backlog == 0
 
 
+@pytest.mark.slow
 def test_a_handler_may_close_the_client(broker: RunningBroker, client: Client, topic: str) -> None:
     text = """
 closed = threading.Event()
@@ -332,6 +342,7 @@ say("left")
     assert client.describe_subscription(topic, "s").backlog == 0
 
 
+@pytest.mark.slow
 def test_close_waits_no_longer_for_a_handler_than_it_may(
     broker: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -496,6 +507,7 @@ def test_break_and_then_batches_sees_every_message(client: Client, topic: str) -
         seen = 0
         for batch in consumer.batches(max_messages=20, max_wait=0.05):
             assert len(batch) <= 20
+            assert batch.data() == [message.data() for message in batch]
             consumer.ack(batch)
             seen += len(batch)
             if seen == 49:

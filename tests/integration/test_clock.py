@@ -48,6 +48,7 @@ async def test_a_lease_ends_and_deadlines_are_right(
         await again.ack()
 
 
+@pytest.mark.slow
 async def test_delays_end(broker: RunningBroker, client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
     async with client.subscribe(topic, "s") as consumer:

@@ -110,7 +110,15 @@ async def test_what_exists_with_other_settings_says_which(broker: RunningBroker,
         await client.create_topic(topic, partitions=2, exist_ok=True)
         with pytest.raises(TopicExists, match="exists with partitions 2, not 8, journal 0, not 5"):
             await client.create_topic(topic, partitions=8, journal=5, exist_ok=True)
-        wanted: dict[str, Any] = {"ttl": 5, "backlog_quota": 3, "backlog_quota_bytes": 9, "spread": 2}
+        with pytest.raises(TopicExists, match=r"dedupe_window 600 s, not 5 s, retention none, not 0\.5 s"):
+            await client.create_topic(topic, dedupe_window=5, retention=0.5, exist_ok=True)
+        wanted: dict[str, Any] = {
+            "ttl": 5,
+            "backlog_quota": 3,
+            "backlog_quota_bytes": 9,
+            "spread": 2,
+            "dedupe_window": 7,
+        }
         for name, value in wanted.items():
             with pytest.raises(TopicExists, match=f"exists with {name}.*, not {value}"):
                 await client.create_topic(topic, exist_ok=True, **{name: value})
@@ -119,7 +127,7 @@ async def test_what_exists_with_other_settings_says_which(broker: RunningBroker,
         await client.create_topic(topic, exist_ok=True)
         await client.create_subscription(topic, "s", lease=60)
         await client.create_subscription(topic, "s", exist_ok=True)
-        with pytest.raises(SubscriptionExists, match="exists with lease_ms 60000, not 90000"):
+        with pytest.raises(SubscriptionExists, match="exists with lease 60 s, not 90 s"):
             await client.create_subscription(topic, "s", lease=90, exist_ok=True)
         with pytest.raises(SubscriptionExists, match="delivery at_least_once, not at_most_once"):
             await client.create_subscription(topic, "s", delivery="at_most_once", exist_ok=True)

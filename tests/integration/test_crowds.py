@@ -131,6 +131,7 @@ async def test_many_consumers_get_everything_in_order_however_few_a_fetch_names(
         await engine.close()
 
 
+@pytest.mark.slow
 async def test_what_waits_for_its_time_with_one_consumer_comes_though_fetches_name_others(
     worker: Worker, topic: str
 ) -> None:

@@ -81,6 +81,7 @@ async def clean(engine: Engine, topic: str) -> None:
 ALL = Counter(f"u{n}" for n in range(COUNT))
 
 
+@pytest.mark.slow
 async def test_whoever_dies_at_whatever_step_of_the_hand_off(url: str, topic: str) -> None:
     for left in itertools.count():
         name, finished = f"{topic}-{left}", False
@@ -102,6 +103,7 @@ async def test_whoever_dies_at_whatever_step_of_the_hand_off(url: str, topic: st
             return
 
 
+@pytest.mark.slow
 async def test_whoever_dies_at_whatever_step_of_a_redrive(url: str, topic: str) -> None:
     for left in itertools.count():
         name, finished = f"{topic}-{left}", False

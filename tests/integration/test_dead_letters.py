@@ -102,6 +102,7 @@ async def test_a_message_that_keeps_failing_is_listed_with_its_history_and_its_b
     assert (await client.describe_topic(topic)).messages == 0
 
 
+@pytest.mark.slow
 async def test_without_max_retries_there_is_no_hot_loop(client: AsyncClient, topic: str) -> None:
     """A subscription made without saying waits a second, then two: by then few attempts have been made."""
     await client.create_topic(topic)
@@ -117,6 +118,7 @@ async def test_without_max_retries_there_is_no_hot_loop(client: AsyncClient, top
     assert attempts[2] - attempts[1] >= 1.5
 
 
+@pytest.mark.slow
 async def test_what_was_behind_a_dead_letter_in_its_lane_reaches_the_application(
     client: AsyncClient, topic: str
 ) -> None:
@@ -155,6 +157,24 @@ async def test_what_was_behind_a_dead_letter_in_its_lane_reaches_the_application
     assert acked == {str(answer.id) for answer in sent} - failing
 
 
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_who_is_answered_to_a_nack_finds_the_dead_letter(
+    client: AsyncClient, topic: str, mode: Mode
+) -> None:
+    await client.create_topic(topic, partitions=4)
+    await client.create_subscription(topic, "s", mode=mode, max_retries=0)
+    async with client.subscribe(topic, "s", mode=mode) as consumer:
+        for number in range(8):  # with the first one the topic is made, and has no owner yet
+            sent = await client.publish(topic, None, key=f"k{number}")
+            await (await consumer.receive(SOON)).nack()
+            assert sent.id in [letter.source_id async for letter in client.dead_letters(topic)]
+        for number in range(8):
+            await client.publish(topic, None, key=f"k{number}")
+        failed = [await consumer.receive(SOON) for _ in range(8)]
+        await consumer.nack(failed)
+        assert len([letter async for letter in client.dead_letters(topic)]) == 16
+
+
 async def test_one_can_subscribe_to_dead_letters_and_read_their_bodies(
     client: AsyncClient, topic: str
 ) -> None:
@@ -181,6 +201,7 @@ async def take(client: AsyncClient, topic: str, name: str, count: int) -> list[M
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "key_shared"])
 async def test_redriven_messages_come_back_in_order_to_the_one_subscription_they_failed_in(
     client: AsyncClient, topic: str, mode: Mode
@@ -292,3 +313,58 @@ async def test_mistakes_are_named(client: AsyncClient, topic: str) -> None:
         await client.create_subscription(topic, "s", max_retries=-1)
     with pytest.raises(InvalidArgument, match="list of ids"):
         await client.redrive(topic, ids="0:1-1")
+
+
+async def test_dead_letters_have_somewhere_to_go(client: AsyncClient, topic: str) -> None:
+    """Not back to where they failed, and not to a topic whose name would be too long."""
+    await client.create_topic(topic, partitions=1)
+    with pytest.raises(InvalidArgument, match="the topic itself"):
+        await client.create_subscription(topic, "s", max_retries=0, dead_letter=topic)
+    await client.create_subscription(topic, "s", max_retries=0)
+    with pytest.raises(InvalidArgument, match="the topic itself"):
+        await client.change_subscription(topic, "s", dead_letter=topic)
+    long = topic.ljust(200, "x")
+    await client.create_topic(long, partitions=1)
+    with pytest.raises(InvalidArgument, match="is too long for"):
+        await client.create_subscription(long, "s", max_retries=0)
+    await client.create_subscription(long, "s")
+    with pytest.raises(InvalidArgument, match="is too long for"):
+        await client.change_subscription(long, "s", max_retries=0)
+    await client.create_subscription(long, "other", max_retries=0, dead_letter=f"{topic}.dead")
+    published = await client.publish(long, b"x")
+    assert published.id is not None
+    await client.purge(long, "s")
+    assert (await client.explain(long, "s", published.id)).state == "settled"
+    await fail_all(client, long, "other", 1)
+    await client.delete_topic(long)
+
+
+async def test_dead_letters_that_would_go_round_are_refused_with_their_way(
+    client: AsyncClient, topic: str
+) -> None:
+    """What fails in each of two topics, or of three, would never come to an end."""
+    names = [topic, f"{topic}.second", f"{topic}.third"]
+    first, second, third = names
+    for name in names:
+        await client.create_topic(name, partitions=1)
+    await client.create_subscription(first, "s", max_retries=0, dead_letter=second)
+    with pytest.raises(InvalidArgument, match=f"from '{second}' to '{first}' to '{second}': .* without end"):
+        await client.create_subscription(second, "s", max_retries=0, dead_letter=first)
+    assert "s" not in (await client.describe_topic(second)).subscriptions, "nothing is half-made"
+
+    await client.create_subscription(second, "s", max_retries=0, dead_letter=third)
+    await client.create_subscription(third, "s", dead_letter=first)  # what fails stays there,
+    await client.create_subscription(third, "parks", mode="key_shared", max_retries=0, poison="park")
+    await client.change_subscription(third, "parks", dead_letter=first)  # or until somebody comes
+    with pytest.raises(InvalidArgument, match=f"'{third}' to '{first}' to '{second}' to '{third}'"):
+        await client.change_subscription(third, "s", max_retries=3)
+    with pytest.raises(InvalidArgument, match="without end"):
+        await client.change_subscription(third, "parks", poison="skip")
+    async with client.subscribe(first, "s", mode=None):
+        pass  # one that is there is not in the way
+    await client.delete_subscription(first, "s")
+    await client.change_subscription(third, "s", max_retries=3)
+    with pytest.raises(InvalidArgument, match="without end"):
+        await client.create_subscription(first, "s", max_retries=0, dead_letter=second)
+    for name in names:
+        await client.delete_topic(name)

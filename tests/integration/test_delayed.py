@@ -12,6 +12,7 @@ from keylane import AsyncClient, Client, Columns, Consumer, InvalidArgument, Out
 from keylane_broker.engine.engine import Engine
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.support.running import RunningBroker
+from tests.support.servers import SCRIPT_CALLS
 
 SOON = 60.0  # seconds
 A_WHILE = 0.4
@@ -87,7 +88,7 @@ async def test_nobody_looks_before_the_time_has_come(
                 async with asyncio.timeout(A_WHILE):  # the time that is looked at
                     while True:
                         command = (await monitor.next_command())["command"]
-                        if "EVALSHA" in command and f"{{{topic}:0}}:delayed" in command:
+                        if command.startswith(SCRIPT_CALLS) and f"{{{topic}:0}}:delayed" in command:
                             seen.append(command)
         assert seen == []
     await client.delete_topic(topic)

@@ -18,6 +18,7 @@ from keylane_broker.store.keys import PartitionKeys
 from keylane_broker.worker.worker import Worker
 from loadtest.topology import single_server
 from tests.support.running import RunningBroker
+from tests.support.servers import SCRIPT_CALLS
 
 SOON = 60.0  # seconds; what is forgotten comes at the end of a session, after 600
 FEW = 40  # script calls; a loop without end makes some hundred in this time
@@ -56,7 +57,7 @@ async def scripts_in_a_while(broker: RunningBroker, topic: str) -> list[str]:
             async with asyncio.timeout(A_WHILE):  # the time that is looked at
                 while True:
                     command = (await monitor.next_command())["command"]
-                    if command.startswith("EVALSHA") and f"{{{topic}:" in command:
+                    if command.startswith(SCRIPT_CALLS) and f"{{{topic}:" in command:
                         seen.append(command)
     return seen
 
@@ -122,6 +123,7 @@ async def test_at_most_once_goes_on_with_a_key_whose_messages_are_settled(
                 continue
 
 
+@pytest.mark.slow
 async def test_a_lease_that_is_cut_short_ends_when_it_says(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1)
     async with client.subscribe(topic, "s", auto_extend=False) as consumer:
@@ -198,6 +200,7 @@ async def test_many_consumers_of_one_client_get_their_share(
     assert max(got) < 4 * sum(got) / consumers, got
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_does_not_hold_up_a_stop(topic: str) -> None:
     with RunningBroker() as broker:
         async with AsyncClient(broker.url) as client:

@@ -13,7 +13,14 @@ from keylane import Client
 from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.filters import Filter
-from keylane_broker.engine.values import Capacity, Outgoing, SubscriptionSettings, TopicSettings, WorkerReport
+from keylane_broker.engine.values import (
+    Capacity,
+    NumberedFrame,
+    Outgoing,
+    SubscriptionSettings,
+    TopicSettings,
+    WorkerReport,
+)
 from keylane_broker.store.keys import OWNERS, TOKENS
 from tests.support import commands
 from tests.support.running import RunningBroker
@@ -104,6 +111,7 @@ def _words(line: str) -> list[str]:
     return shlex.split(plain, comments=True)[1:]
 
 
+@pytest.mark.slow
 async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_url: str) -> None:
     """On a topic and a worker made to have something in every key."""
     engine = Engine.connect(server_url)
@@ -118,6 +126,8 @@ async def test_every_redis_cli_line_of_the_keyspace_page_shows_something(server_
     for number in range(4):
         uid = "order-4711" if number == 0 else f"uid-{number}"
         await engine.publish(lease, [Outgoing("customer-7", uid, pack_about(1, size=1))])
+    frames = [NumberedFrame("a-producer", 1, 1, 1)]
+    await engine.publish(lease, [Outgoing("customer-8", "numbered", pack_about(1))], frames=frames)
     await engine.create_subscription("orders", "europe", SubscriptionSettings(filter=Filter("customer-*")))
     await engine.join(lease, "billing", "c1")
     fetched = await engine.fetch(lease, "billing", [Capacity("c1", 4)])

@@ -53,6 +53,7 @@ def messages(*uids: str) -> bytes:
     return wire.pack([text for uid in uids for text in ("k", uid, "1   ")])
 
 
+@pytest.mark.slow
 async def test_one_call_with_several_levels_keeps_its_order(replicated: RunningBroker, topic: str) -> None:
     async with AsyncClient(replicated.url) as client:
         await client.create_topic(topic, partitions=1)

@@ -24,6 +24,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 DATA, ACK, HEARTBEAT, CREATE_TOPIC, SUBSCRIBE, UNSUBSCRIBE, PUBLISH, INFO, NACK = range(1, 10)
 FLOW, ERROR, OK = 11, 13, 14
 DELETE_TOPIC, CREATE_SUBSCRIPTION, DELETE_SUBSCRIPTION, DESCRIBE_SUBSCRIPTION = 15, 18, 19, 20
+DELETE_BODIES, PURGE = 34, 39
 
 # MessagePack, as much of it as the page needs
 
@@ -303,6 +304,28 @@ def test_publishing_a_uid_again_answers_with_the_first_id(
     assert again["first"] == first["first"] + 1
 
 
+def test_who_acks_is_asked_to_delete_the_body_before_its_ack_is_answered(
+    connect: Callable[[], TinyClient], topic: str
+) -> None:
+    client = connect()
+    client.call(INFO, {"store": "own"})
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
+    client.call(SUBSCRIBE, {"stream": 1, "topic": topic, "subscription": "s", "consumer": "c1"})
+    for number in range(1, 4):
+        client.call(PUBLISH, {"topic": topic, "partition": 0}, ["", f"uid-{number}", "1  5 "])
+        token = client.delivery().properties["token"]
+        ack = {"stream": 1, "partition": 0, "bodies": [number, f"uid-{number}"]}
+        sequence = client.send(ACK, ack, ["", token, number, number])
+        asked, acked = client.receive(), client.receive()
+        assert (asked.type, asked.properties, asked.body) == (
+            DELETE_BODIES,
+            {"topic": topic},
+            [f"uid-{number}"],
+        )
+        assert (acked.type, acked.sequence) == (OK, sequence)
+        client.socket.sendall(frame(OK, asked.sequence, {}))
+
+
 def test_a_consumer_that_comes_back_under_its_name_gets_what_it_held(
     connect: Callable[[], TinyClient], topic: str
 ) -> None:
@@ -442,6 +465,18 @@ def test_a_client_of_another_age_is_told_so_and_hung_up_on(broker: RunningBroker
             client.call(INFO, {"versions": [7, 9]})
         with pytest.raises(EOFError):
             client.receive()
+
+
+def test_numbers_and_names_that_cannot_be_are_refused(connect: Callable[[], TinyClient], topic: str) -> None:
+    """Nobody deletes from a store that no client can mean; and no worker says a number over 2^53 - 1."""
+    client = connect()
+    with pytest.raises(Refused, match="invalid_argument"):
+        client.call(INFO, {"store": "advertized"})
+    client.call(CREATE_TOPIC, {"topic": topic, "partitions": 1})
+    client.call(CREATE_SUBSCRIPTION, {"topic": topic, "subscription": "s"})
+    for subscription in ("", "s"):
+        with pytest.raises(Refused, match="invalid_argument"):
+            client.call(PURGE, {"topic": topic, "subscription": subscription, "number": 2**63 - 1})
 
 
 def test_the_log_of_the_worker_says_whose_connection_it_was(broker: RunningBroker) -> None:

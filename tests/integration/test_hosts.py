@@ -74,6 +74,7 @@ async def test_a_name_whose_first_address_is_dead_leads_to_the_next(
             assert await client.topics() is not None
 
 
+@pytest.mark.slow
 async def test_a_name_of_dead_addresses_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", answers("127.0.0.1", "127.0.0.3"))
     with pytest.raises(ConnectionFailed, match="connection refused"):
@@ -133,6 +134,7 @@ async def test_who_trickles_bytes_before_info_does_not_keep_a_place(topic: str) 
             await asyncio.gather(trickle(), trickle())
 
 
+@pytest.mark.slow
 async def test_a_client_keeps_to_the_largest_frame_of_the_worker(topic: str) -> None:
     with RunningBroker(max_frame=256 * 1024) as broker:
         async with AsyncClient(broker.url, timeout=30) as client:

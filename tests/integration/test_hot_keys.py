@@ -1,17 +1,21 @@
 """Hot keys through client and command line, from all workers that serve the topic."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from keylane import AsyncClient, Client, OutgoingMessage
 from tests.support import commands
-from tests.support.running import RunningBroker
+from tests.support.emptied import PLACES, broker_on
 
 
 @pytest.mark.slow
-async def test_the_keys_under_which_most_is_published_are_named_with_their_share(topic: str) -> None:
-    with RunningBroker(workers=2) as pair:
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_keys_under_which_most_is_published_are_named_with_their_share(
+    topic: str, place: str, server_binary: Path
+) -> None:
+    with broker_on(place, server_binary) as pair:
         async with AsyncClient(pair.url) as client:
             await client.create_topic(topic, partitions=8)
             await client.create_subscription(topic, "s")

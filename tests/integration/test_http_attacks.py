@@ -1,6 +1,7 @@
 """What is not meant well: oversize, ambiguous or misplaced bytes harm nobody else, and leave nothing."""
 
 import asyncio
+import json
 import resource
 import socket
 from collections.abc import Iterator
@@ -74,8 +75,34 @@ def test_headers_without_end_are_refused(target: RunningBroker, topic: str) -> N
         + b"".join(b"X%d: 1\r\n" % number for number in range(20_000)),
     ):
         with suppress(OSError):  # hung up on while it was sending
-            assert b" 400 " in answer_to(target, request).partition(b"\r\n")[0]
+            answer = answer_to(target, request)
+            assert b" 400 " in answer.partition(b"\r\n")[0]
+            assert b"application/problem+json" in answer
+            assert b"more than 65536 bytes" in answer
     still_works(target, topic)
+
+
+@pytest.mark.parametrize(
+    "what", [b"\x16\x03\x01\x02\x00\x01", b"GET /healthz HTTP/1.1\r\n\r\n", b"a b c d\r\n\r\n"]
+)
+def test_what_is_no_request_is_answered_with_a_problem(target: RunningBroker, what: bytes) -> None:
+    head, _, said = answer_to(target, what + b"\x00" * 600).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(said)["code"] == "invalid_argument"
+
+
+def test_garbage_after_an_answer_is_hung_up_on_without_a_traceback(target: RunningBroker) -> None:
+    head = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(address(target), timeout=SOON) as own:
+        own.sendall(head)
+        said = b""
+        while not said.endswith(b"}"):
+            said += own.recv(65_536)
+        assert said.startswith(b"HTTP/1.1 404 ")
+        own.sendall(b"no chunk\r\n" * 10)
+        with suppress(ConnectionError):
+            assert own.recv(65_536) == b""
+    assert "Traceback" not in target.log()
 
 
 @pytest.mark.parametrize(
@@ -161,5 +188,5 @@ def test_http_on_the_binary_port_and_frames_on_that_of_http(target: RunningBroke
         while data := own.recv(65_536):
             said += data
         assert b"protocol_error" in said
-    assert b" 400 " in answer_to(target, wire.frame(wire.Info(), 1)).partition(b"\r\n")[0]
+    assert b"frames go to another port (--port)" in answer_to(target, wire.frame(wire.Info(), 1))
     still_works(target, topic)

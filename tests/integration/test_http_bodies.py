@@ -3,13 +3,15 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 import redis
 
-from keylane import AsyncClient, Client, Forbidden, PayloadMissing, ksuid
+from keylane import AsyncClient, Client, Forbidden, OutgoingMessage, PayloadMissing, ksuid
+from loadtest.topology import single_server
 from tests.support.running import RunningBroker
 from tests.support.waiting import until, wait_until
 
@@ -36,6 +38,7 @@ def bodies_in(broker: RunningBroker, topic: str) -> list[bytes]:
         return list(connection.scan_iter(f"kl:bodies:{topic}:*"))
 
 
+@pytest.mark.slow
 async def test_who_has_a_token_needs_no_redis(guarded: RunningBroker, admin: Client, topic: str) -> None:
     admin.create_topic(topic, partitions=4)
     tokens = [admin.create_token("app", [f"{what}:{topic}"]).token for what in ("produce", "consume")]
@@ -63,6 +66,7 @@ async def test_who_has_a_token_needs_no_redis(guarded: RunningBroker, admin: Cli
         await until(lambda: not bodies_in(guarded, topic))
 
 
+@pytest.mark.slow
 async def test_bodies_are_for_those_who_may_produce_or_consume_there(
     guarded: RunningBroker, admin: Client, topic: str
 ) -> None:
@@ -145,6 +149,7 @@ async def test_a_body_that_is_gone_is_missing(guarded: RunningBroker, admin: Cli
             await (await consumer.receive(timeout=SOON)).data()
 
 
+@pytest.mark.slow
 async def test_clients_go_on_with_another_worker_when_one_dies(topic: str) -> None:
     with RunningBroker(
         workers=2, http=True, http_port=1, payloads="keylane+http://", partition_lease=1.0
@@ -166,6 +171,36 @@ async def test_clients_go_on_with_another_worker_when_one_dies(topic: str) -> No
             await client.publish(topic, b"after")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["lease", "events"])
+async def test_what_a_lease_cannot_hand_out_goes_back_at_once_and_uncharged(topic: str, how: str) -> None:
+    with single_server(appendonly=True) as store, RunningBroker(http=True, payloads=store.url) as broker:
+        async with (
+            AsyncClient(broker.url) as client,
+            httpx.AsyncClient(base_url=broker.http_urls[0], timeout=SOON) as http,
+        ):
+            await client.create_topic(topic, partitions=1)
+            await client.create_subscription(topic, "s", lease=600.0, max_retries=0)
+            await client.publish(topic, b"42")
+            store.kill()
+            path = f"/v1/topics/{topic}/subscriptions/s"
+            if how == "lease":
+                answer = await http.post(f"{path}/lease", json={"wait": SOON})
+                assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+            else:
+                async with http.stream("GET", f"{path}/events") as response:
+                    assert "event: error" in [line async for line in response.aiter_lines()]
+
+            async def is_free() -> bool:
+                return (await client.describe_subscription(topic, "s")).leased == 0
+
+            await until(is_free)
+            store.start()
+            answer = await http.post(f"{path}/lease", json={"wait": SOON})
+            [message] = answer.json()["messages"]
+            assert (message["data"], message["retry_count"]) == ("42", 0)
+
+
 # Larger than memory
 
 
@@ -175,17 +210,65 @@ def served() -> Iterator[RunningBroker]:
         yield broker
 
 
-async def noise(size: int, digest: "hashlib._Hash") -> AsyncIterator[bytes]:
-    block = hashlib.sha256(b"noise").digest() * 8192
+NOISE, LINES = hashlib.sha256(b"noise").digest() * 8192, b"a short\n" * 32_768
+
+
+async def body_of(block: bytes, size: int, digest: "hashlib._Hash") -> AsyncIterator[bytes]:
     for number in range(size // len(block)):
         part = number.to_bytes(8, "big") + block[8:]
         digest.update(part)
         yield part
 
 
+@pytest.fixture(scope="module")
+def small_frames() -> Iterator[RunningBroker]:
+    with RunningBroker(http=True, max_frame=MIB) as broker:
+        yield broker
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+async def test_a_lease_has_bodies_up_to_a_limit_in_all_and_says_where_the_others_are(
+    small_frames: RunningBroker, topic: str, delivery: Any
+) -> None:
+    """At most once what is read is deleted, and so what goes elsewhere must not have been."""
+    inline, large = b"i" * 10_000, 150_000
+    async with (
+        AsyncClient(small_frames.url) as client,
+        httpx.AsyncClient(base_url=small_frames.http_urls[0], timeout=SOON) as http,
+    ):
+        await client.create_topic(topic, partitions=1, inline=len(inline))
+        await client.create_subscription(topic, "s", mode="shared", delivery=delivery)
+        sent = [inline if at % 7 == 6 else bytes([at + 33]) * large for at in range(56)]
+        for at in range(0, len(sent), 14):
+            await client.publish_many(topic, [OutgoingMessage(body) for body in sent[at : at + 14]])
+        leased, found = list[dict[str, Any]](), list[bytes]()
+        while len(leased) < len(sent):
+            said = {"max_messages": 100, "wait": SOON}
+            answer = await http.post(f"/v1/topics/{topic}/subscriptions/s/lease", json=said)
+            messages = answer.json()["messages"]
+            assert sum(len(message.get("data", "")) for message in messages) <= MIB
+            leased += messages
+        assert any("body" in message for message in leased)
+        for message in leased:
+            if "body" in message:
+                body = await http.get(message["body"])
+                assert body.status_code == 200, body.text
+                found.append(body.content)
+            else:
+                found.append(message["data"].encode())
+        assert sorted(found) == sorted(sent)
+        if delivery == "at_least_once":
+            receipts = [message["receipt"] for message in leased]
+            settled = await http.post(f"/v1/topics/{topic}/subscriptions/s/ack", json={"receipts": receipts})
+            assert settled.json()["results"] == ["settled"] * len(sent)
+            await until(lambda: not bodies_in(small_frames, topic))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [NOISE, LINES], ids=["noise", "lines"])
 async def test_a_large_body_does_not_raise_the_memory_of_the_worker(
-    served: RunningBroker, topic: str
+    served: RunningBroker, topic: str, block: bytes
 ) -> None:
     """By publishing and by /v1/bodies, in and out."""
     size = 160 * MIB
@@ -197,7 +280,7 @@ async def test_a_large_body_does_not_raise_the_memory_of_the_worker(
         await client.create_topic(topic, partitions=1)
         await client.create_subscription(topic, "s")
         warm = hashlib.sha256()
-        await http.post(f"/v1/topics/{topic}/messages", content=noise(2 * MIB, warm))
+        await http.post(f"/v1/topics/{topic}/messages", content=body_of(block, 2 * MIB, warm))
         await client.purge(topic)
         before = highest = worker.memory_info().rss
 
@@ -210,7 +293,8 @@ async def test_a_large_body_does_not_raise_the_memory_of_the_worker(
         watching = asyncio.create_task(watch())
         sent, got = hashlib.sha256(), hashlib.sha256()
         headers = {"Content-Type": "application/octet-stream", "Keylane-Key": "k"}
-        answer = await http.post(f"/v1/topics/{topic}/messages", content=noise(size, sent), headers=headers)
+        content = body_of(block, size, sent)
+        answer = await http.post(f"/v1/topics/{topic}/messages", content=content, headers=headers)
         assert answer.status_code == 200, answer.text
         leased = await http.post(f"/v1/topics/{topic}/subscriptions/s/lease", json={"wait": SOON})
         [message] = leased.json()["messages"]

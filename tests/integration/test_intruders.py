@@ -1,6 +1,7 @@
 """What somebody tries who has a token, and few rights: to reach other topics, or to stay when it ends."""
 
 import asyncio
+import base64
 import contextlib
 import socket
 import threading
@@ -12,13 +13,18 @@ import httpx
 import pytest
 import redis
 
-from keylane import Client, Forbidden, OutgoingMessage, TopicNotFound, wire
+from keylane import Client, Forbidden, OutgoingMessage, TopicNotFound, ksuid, wire
+from keylane_broker.access.actions import NEEDS
+from keylane_broker.http.operations import OPERATIONS
+from keylane_broker.worker.requests.table import HANDLERS
 from tests.support.peer import Refused, Stream, connect, receipts
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
 ADMIN = "the token of an administrator"
 SOON = 60.0
+SECRET = b"a secret"
+SHOWN = (SECRET, base64.b64encode(SECRET))
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +214,205 @@ def test_an_event_id_that_is_none_is_refused(guarded: RunningBroker, admin: Clie
     assert "Traceback" not in guarded.log()
 
 
+async def test_what_an_error_quotes_is_cut_off(guarded: RunningBroker, admin: Client, own: str) -> None:
+    token = admin.create_token("talker", [f"consume:{own}"]).token
+    long = "\x01" * 4_000_000  # four times as long where it is quoted
+    async with connect(guarded.urls[0], token) as peer:
+        for request in (
+            wire.DescribeTopic(long),
+            wire.Subscribe(1, own, "s", "c", mode=long),
+            wire.Subscribe(1, own, "s", "c", filter={long: "x"}),
+        ):
+            answer = await peer.begin(request)
+            assert answer.type == wire.Type.ERROR
+            assert len(answer.properties) < 10_000
+
+
+async def test_a_number_of_thousands_of_digits_is_refused_like_any_other(
+    guarded: RunningBroker, admin: Client, own: str
+) -> None:
+    digits = "9" * 5_000
+    async with connect(guarded.urls[0], ADMIN) as peer:
+        publish = wire.Publish(own, 0, durability=f"replicated:{digits}")
+        with pytest.raises(Refused, match="invalid_argument"):
+            await peer.answer(publish, wire.pack(["", "uid", "1   "]))
+        await peer.echo()  # others may have requests on this connection
+    with http(guarded, ADMIN) as web:
+        said = {"messages": [{"data": "1", "durability": f"replicated:{digits}"}]}
+        for answer in (
+            web.post(f"/v1/topics/{own}/messages", json=said),
+            web.post(f"/v1/topics/{own}/partitions/{digits}/move", json={"worker": "worker-0"}),
+            web.get(f"/v1/topics/{own}/subscriptions/s/peek", params={"partition": digits}),
+        ):
+            assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+        explained = web.get(f"/v1/topics/{own}/subscriptions/s/explain", params={"id": f"{digits}:1-1"})
+        assert explained.status_code < 500
+    assert "Traceback" not in guarded.log()
+
+
+def test_a_forged_dead_letter_does_not_hide_the_others(
+    guarded: RunningBroker, admin: Client, own: str
+) -> None:
+    history = {"topic": own, "subscription": "s", "id": "0:1-1", "uid": "u", "retries": "1", "reason": "none"}
+    history |= {"consumer": "c", "last_at": "1"}
+    admin.create_topic(f"{own}.dead", partitions=1)
+    admin.create_subscription(f"{own}.dead", "s")
+    for first_at in ("1", "9" * 14, "9" * 20, "9" * 400):
+        forged = {f"dead.{name}": value for name, value in {**history, "first_at": first_at}.items()}
+        admin.publish(f"{own}.dead", b"", attributes=forged)
+    assert [letter.first_failed_at.year for letter in admin.dead_letters(own)] == [1970, 5138]
+    assert admin.purge_dead_letters(own) == 2
+
+
+def test_http_reads_bodies_of_dead_letters_to_those_who_may_read_where_they_are(
+    guarded: RunningBroker, admin: Client, own: str
+) -> None:
+    dead = f"{own}.dead"
+    admin.create_topic(dead, partitions=1)
+    for name in ("x", "y"):
+        admin.create_subscription(dead, name)
+    admin.create_subscription(own, "fails", max_retries=0)
+    admin.publish(own, b"none of their business")
+    with admin.subscribe(own, "fails") as consumer:
+        consumer.receive(timeout=SOON).nack(delay=0)
+    wait_until(lambda: admin.describe_subscription(dead, "y").backlog)
+    for grants, name, data, status in (
+        ([f"consume:{dead}"], "x", None, 403),
+        ([f"consume:{own}*"], "y", "none of their business", 200),
+    ):
+        with http(guarded, admin.create_token("reader", grants).token) as web:
+            said = {"wait": 30}
+            place = f"/v1/topics/{dead}/subscriptions/{name}"
+            [peeked] = web.get(f"{place}/peek", params={"bodies": True}).json()
+            [message] = web.post(f"{place}/lease", json=said).json()["messages"]
+            assert message.get("data") == peeked.get("data") == data
+            assert message.get("body") == peeked.get("body")
+            where = message.get("body") or f"/v1/bodies/{own}/{names_of_bodies(guarded, own)[0]}"
+            assert web.get(where).status_code == status
+
+
+def test_who_may_only_observe_peeks_without_bodies(
+    guarded: RunningBroker, admin: Client, own: str, other: str
+) -> None:
+    for topic in (own, other):
+        admin.publish(topic, b"a secret")
+    for grants, code in (([f"observe:{own}", f"consume:{other}"], "forbidden"), ([f"consume:{own}"], "")):
+        with http(guarded, admin.create_token("reader", grants).token) as web:
+            place = f"/v1/topics/{own}/subscriptions/s/peek"
+            [peeked] = web.get(place).json()
+            assert "data" not in peeked
+            answer = web.get(place, params={"bodies": True})
+            assert (answer.json()["code"] if code else "") == code
+            assert ("a secret" in answer.text) is not bool(code)
+
+
+@pytest.fixture
+def inline(admin: Client, topic: str) -> str:
+    """A topic with a secret that is inline, of which the subscription "fails" has made a dead letter."""
+    admin.create_topic(topic, partitions=1, inline=100)
+    admin.create_subscription(topic, "s")
+    admin.create_subscription(topic, "fails", max_retries=0)
+    admin.publish(topic, SECRET, key="k", attributes={"region": "eu"})
+    with admin.subscribe(topic, "fails") as consumer:
+        consumer.receive(timeout=SOON).nack(delay=0)
+    wait_until(lambda: list(admin.dead_letters(topic)))
+    admin.create_subscription(f"{topic}.dead", "s", start="earliest")
+    return topic
+
+
+def test_who_may_not_consume_learns_of_a_body_that_is_inline_only_its_size(
+    guarded: RunningBroker, admin: Client, inline: str
+) -> None:
+    dead = f"{inline}.dead"
+    for grants in ([f"observe:{inline}*"], [f"produce:{inline}*"], [f"observe:{inline}*", "consume:x"]):
+        token = admin.create_token("watcher", grants).token
+        with Client(guarded.url, token=token) as client, http(guarded, token) as web:
+            for topic in (inline, dead):
+                [peeked] = client.peek(topic, "s")
+                assert (peeked.key, peeked.size, peeked.data) == ("k", len(SECRET), None)
+                assert peeked.attributes["region"] == "eu"
+                with pytest.raises(Forbidden, match=f"consume:{topic}"):
+                    client.peek(topic, "s", bodies=True)
+            with pytest.raises(Forbidden, match=f"consume:{dead}"):
+                list(client.dead_letters(inline))
+            [letter] = web.get(f"/v1/topics/{inline}/dead-letters").json()
+            assert (letter["key"], letter["size"]) == ("k", len(SECRET))
+            for ask in (client.bodies, client.has_bodies):
+                with pytest.raises(Forbidden, match=f"consume:{dead}"):
+                    ask(dead, [letter["body"]])
+
+
+def test_a_body_that_is_inline_is_shown_to_who_may_consume_where_it_is_stored(
+    guarded: RunningBroker, admin: Client, inline: str
+) -> None:
+    dead = f"{inline}.dead"
+    token = admin.create_token("reader", [f"observe:{inline}", f"consume:{dead}"]).token
+    with Client(guarded.url, token=token) as client, http(guarded, token) as web:
+        assert [one.data for one in client.peek(dead, "s", bodies=True)] == [SECRET]
+        [letter] = web.get(f"/v1/topics/{inline}/dead-letters").json()
+        assert client.bodies(dead, [letter["body"]]) == [SECRET]
+        with pytest.raises(Forbidden, match=f"consume:{inline}"):
+            client.peek(inline, "s", bodies=True)
+
+
+async def test_nothing_that_takes_the_right_to_observe_shows_a_body_that_is_inline(
+    guarded: RunningBroker, admin: Client, inline: str
+) -> None:
+    token = (await asyncio.to_thread(admin.create_token, "watcher", ["observe:*"])).token
+    [message] = await asyncio.to_thread(admin.peek, inline, "s")
+    of_topic = {"topic": inline, "subscription": "s", "name": "s", "message": message.id, "token": token}
+    async with connect(guarded.urls[0], token) as peer:
+        for type, (kind, _) in HANDLERS.items():
+            if NEEDS.get(wire.Type(type).name.lower()) == "observe":
+                said = {name: of_topic[name] for name in kind.__struct_fields__ if name in of_topic}
+                frame = await peer.answer(kind(**said))
+                shown = bytes(frame.properties) + bytes(frame.body)
+                assert not any(text in shown for text in SHOWN), kind.__name__
+    with http(guarded, token) as web:
+        for one in OPERATIONS:
+            if one.action == "observe":
+                path = one.path.format(topic=inline, subscription="s")
+                answer = web.get(path, params={"id": message.id} if one.name == "explain" else {})
+                assert answer.status_code == 200, (one.name, answer.text)
+                assert not any(text in answer.content for text in SHOWN), one.name
+
+
+async def test_a_body_that_is_longer_than_its_producer_says_is_not_read_as_a_whole(
+    guarded: RunningBroker, admin: Client, own: str
+) -> None:
+    names = ksuid.take(3, 0.0)
+    bodies = [b"x" * 10, b"x" * 100_000, b"x" * 3_000_000]  # the last one in parts
+    with http(guarded, ADMIN) as web:
+        for name, body in zip(names, bodies, strict=True):
+            assert web.put(f"/v1/bodies/{own}/{name}", content=body).status_code == 200
+        async with connect(guarded.urls[0], ADMIN) as peer:
+            flat = [text for name in names for text in ("", f"uid-{name}", f"1  10:{name} ")]
+            flat += ["", "who tells the truth", f"1  100000:{names[1]} "]  # which helps no other
+            await peer.answer(wire.Publish(own, 0), wire.pack(flat))
+        place = f"/v1/topics/{own}/subscriptions/s"
+        peeked = web.get(f"{place}/peek", params={"bodies": True}).json()
+        leased = web.post(f"{place}/lease", json={"wait": 30}).json()["messages"]
+        for found in (peeked, leased):
+            assert [message.get("data") for message in found] == ["x" * 10, None, None, "x" * 100_000]
+            for message, body in zip(found[1:3], bodies[1:], strict=True):
+                assert web.get(message["body"]).content == body
+
+
+def test_bodies_that_never_end_leave_room_for_those_of_others(
+    guarded: RunningBroker, admin: Client, own: str, other: str
+) -> None:
+    token = admin.create_token("trickler", [f"produce:{own}"]).token
+    port = guarded.workers[0].settings.http_port
+    with contextlib.ExitStack() as stack:
+        for name in ksuid.take(100, 0.0):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            head = f"PUT /v1/bodies/{own}/{name} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}"
+            slow.sendall(head.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        admin.publish(other, b"a body")
+        with admin.subscribe(other, "s") as consumer:
+            assert consumer.receive(timeout=SOON).data() == b"a body"
+
+
 # Where nobody needs a token
 
 
@@ -267,7 +472,7 @@ def test_who_sends_a_byte_now_and_then_holds_no_place(open_broker: RunningBroker
     refused = b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
     slow = [socket.create_connection(("127.0.0.1", place.http_port)) for _ in range(place.max_connections)]
     try:
-        wait_until(lambda: httpx.get(f"{url}/healthz").status_code == 503)  # there is room for none
+        wait_until(lambda: httpx.get(f"{url}/healthz").status_code == 429)  # there is room for none
         for number, one in enumerate(slow):
             with contextlib.suppress(OSError):
                 one.sendall((b"GET / HTTP/1.1\r\nX: ", refused, b"")[number % 3])
@@ -324,6 +529,17 @@ def test_who_is_not_known_yet_gets_no_memory_for_a_large_frame(guarded: RunningB
     assert wire.properties_of(frame, wire.Error).code == "protocol_error"
 
 
+@pytest.mark.parametrize("type", [wire.Type.OK, wire.Type.HEARTBEAT, wire.Type.PUBLISH])
+def test_who_does_not_greet_first_is_hung_up_on(guarded: RunningBroker, type: wire.Type) -> None:
+    with socket.create_connection(("127.0.0.1", guarded.settings.port)) as connection:
+        connection.settimeout(5)
+        connection.sendall(wire.frame(wire.Properties(), 1, type=type))
+        [frame] = wire.FrameReader().feed(connection.recv(65_536))
+        assert wire.properties_of(frame, wire.Error).code == "protocol_error"
+        assert connection.recv(65_536) == b""
+
+
+@pytest.mark.slow
 async def test_bodies_are_deleted_by_those_who_may_use_their_topic(tmp_path: Path, topic: str) -> None:
     with RunningBroker(auth=True, admin_token=ADMIN, payloads=f"file://{tmp_path}") as broker:
         with Client(broker.url, token=ADMIN) as admin:

@@ -89,6 +89,7 @@ async def test_a_listener_takes_one_connection_and_gives_it_back(server: Server)
             await anyio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_announcements_are_heard_over_a_unix_socket(server_binary: Path, tmp_path: Path) -> None:
     path = tmp_path / "redis.sock"
     with single_server(binary=server_binary, config={"unixsocket": str(path)}) as server:
@@ -96,6 +97,7 @@ async def test_announcements_are_heard_over_a_unix_socket(server_binary: Path, t
             await ear.hears(server.url)
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_and_comes_back_is_heard_again_without_noise(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,6 +111,7 @@ async def test_a_server_that_dies_and_comes_back_is_heard_again_without_noise(
     assert caplog.records == []
 
 
+@pytest.mark.slow
 async def test_a_connection_that_is_cut_is_made_anew(server: Server) -> None:
     async with listening(server.url) as ear:
         for _ in range(3):
@@ -126,6 +129,7 @@ async def test_a_server_that_hangs_is_left_and_found_again(server: Server) -> No
         await ear.hears(server.url)
 
 
+@pytest.mark.slow
 async def test_a_store_that_may_not_listen_says_so_once(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,6 +156,7 @@ def cluster(server_binary: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.slow
 async def test_on_a_cluster_the_loss_of_the_node_that_is_listened_to_is_healed(cluster: Cluster) -> None:
     url = cluster.url.replace("redis://", "redis+cluster://")
     async with listening(url) as ear:
@@ -179,6 +184,7 @@ async def test_a_node_that_has_left_the_cluster_is_not_listened_to_any_more(clus
             await ear.hears(node.url)
 
 
+@pytest.mark.slow
 async def test_what_is_said_is_heard_though_a_node_is_down(cluster: Cluster) -> None:
     url = cluster.url.replace("redis://", "redis+cluster://")
     async with listening(url) as ear, speaking(url) as store:

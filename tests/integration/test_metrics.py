@@ -2,22 +2,28 @@
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import redis
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from keylane import Client, OutgoingMessage
+from keylane import Client, OutgoingMessage, wire
+from keylane_broker.engine.engine import Engine
+from keylane_broker.store.keys import partition_keys
 from keylane_broker.supervise.embedded_server import ask
 from loadtest.topology import single_server
+from tests.support.peer import Elsewhere, Refused, Stream, connect, publish, receipts
 from tests.support.running import RunningBroker
-from tests.support.waiting import wait_until
+from tests.support.waiting import until, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON = 60.0
@@ -111,6 +117,7 @@ def test_what_goes_the_quick_way_is_counted_too(served: RunningBroker, client: C
     assert total(seen, "keylane_messages_acked_total", **own) == 20
 
 
+@pytest.mark.slow
 def test_messages_that_expire_time_out_or_have_no_subscription_are_counted(
     served: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -154,6 +161,29 @@ def test_backlog_pending_and_age_are_those_of_now(served: RunningBroker, client:
     assert said("keylane_oldest_message_age_seconds", "s") == 0
 
 
+@pytest.mark.slow
+def test_backlog_and_age_of_a_subscription_with_a_filter_are_told(
+    served: RunningBroker, client: Client, topic: str
+) -> None:
+    client.create_topic(topic, partitions=1)
+    client.create_subscription(topic, "s", keys="eu-*")
+    client.create_subscription(topic, "t")
+    client.publish_many(topic, [OutgoingMessage(b"", key=f"eu-{number % 10}") for number in range(20)])
+
+    def said(name: str, subscription: str) -> float:
+        return total(served, name, topic=topic, subscription=subscription)
+
+    with client.subscribe(topic, "s", permits=5) as consumer:  # what fits and is not taken is noted by now
+        held = [consumer.receive(timeout=SOON) for _ in range(5)]
+        wait_until(lambda: said("keylane_pending_messages", "s") == 5)
+        wait_until(lambda: said("keylane_backlog_messages", "s") == 15)
+        assert said("keylane_oldest_message_age_seconds", "s") > 0
+        assert said("keylane_backlog_messages", "t") == 20
+        consumer.ack(held)
+    assert "ValueError" not in served.log()
+
+
+@pytest.mark.slow
 def test_a_worker_tells_of_its_connections_leases_and_moves(
     served: RunningBroker, client: Client, topic: str
 ) -> None:
@@ -180,6 +210,46 @@ def test_a_worker_tells_of_its_connections_leases_and_moves(
     assert total(served, "keylane_errors_total", code="topic_not_found") >= 1
 
 
+@pytest.mark.slow
+async def test_what_goes_wrong_is_counted_by_what_it_is(topic: str) -> None:
+    """A partition that another takes, lost connections of either kind, and receipts that are late."""
+    with RunningBroker(http=True) as broker, redis.Redis.from_url(broker.redis_url) as connection:
+        async with connect(broker.urls[0]) as peer:
+            await peer.answer(wire.CreateTopic(topic, 1))
+            stream = Stream(peer, topic, "s", "c")
+            await stream.open(permits=2)
+            await publish(peer, topic, 0, "u1", "u2")
+            first, second = await stream.receive(2)
+            for _ in range(2):
+                await stream.ack(first)
+            assert total(broker, "keylane_messages_stale_total", topic=topic, subscription="s") == 1
+            await peer.answer(
+                wire.Nack(stream.number, 0, delay_ms=0, charged=False), receipts(stream.mode, second)
+            )
+            assert total(broker, "keylane_messages_released_total", topic=topic) == 1
+        assert total(broker, "keylane_redis_reconnects_total") == 0
+        connection.execute_command("CLIENT", "KILL", "TYPE", "normal")
+        wait_until(lambda: total(broker, "keylane_redis_reconnects_total") > 0)
+        with socket.create_connection(("127.0.0.1", broker.settings.port)) as garbage:
+            garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            wait_until(
+                lambda: total(broker, "keylane_connections_dropped_total", reason="protocol_error") == 1
+            )
+        assert total(broker, "keylane_fenced_writes_total") == 0
+        engine = Engine.connect(broker.redis_url)
+        try:
+            connection.delete(partition_keys(topic, 0).lease)
+            await engine.acquire(topic, 0, "somebody-else", 1_000)
+            async with connect(broker.urls[0]) as peer:
+                with suppress(Refused, Elsewhere):
+                    await publish(peer, topic, 0, "u3")
+            await until(lambda: total(broker, "keylane_fenced_writes_total") > 0)
+            assert total(broker, "keylane_partition_leases_lost_total") == 1
+        finally:
+            await engine.close()
+
+
+@pytest.mark.slow
 def test_a_deleted_topic_is_not_told_of(served: RunningBroker, client: Client, topic: str) -> None:
     client.create_topic(topic, partitions=1)
     client.create_subscription(topic, "s")
@@ -222,6 +292,7 @@ def test_open_metrics_is_spoken_to_who_asks_for_it(served: RunningBroker) -> Non
     assert answer.text.endswith("# EOF\n")
 
 
+@pytest.mark.slow
 def test_metrics_need_the_right_to_observe_and_can_be_switched_off() -> None:
     with RunningBroker(http=True, auth=True, admin_token=ADMIN, metrics=False) as broker:
         url = f"{broker.http_urls[0]}/metrics"

@@ -66,6 +66,7 @@ def test_every_line_of_a_json_log_is_an_object_and_unowed_topics_are_told_once(
     assert [(line["level"], line["process"]) for line in told] == [("info", "worker-0")]
 
 
+@pytest.mark.slow
 def test_top_shows_topics_and_workers(served: RunningBroker, client: Client, topic: str) -> None:
     client.create_topic(topic, partitions=2)
     client.create_subscription(topic, "billing")
@@ -121,6 +122,7 @@ def test_what_is_deleted_at_a_terminal_is_asked_for_first(
     assert topic not in client.topics()
 
 
+@pytest.mark.slow
 def test_shells_complete_commands_and_settings() -> None:
     def complete(words: str, at: int) -> list[str]:
         variables = {"_KEYLANE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}

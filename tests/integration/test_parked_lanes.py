@@ -112,6 +112,7 @@ async def test_a_lane_stops_at_what_fails_and_goes_on_when_somebody_says_so(
     await until(sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["exclusive", "failover"])
 async def test_where_order_is_by_partition_the_whole_partition_stops(
     client: AsyncClient, topic: str, mode: Mode

@@ -112,6 +112,7 @@ async def test_nothing_in_gives_nothing_out(kind: Kind, topic: str) -> None:
     assert await kind.remains(topic) == []
 
 
+@pytest.mark.slow
 async def test_a_big_batch_goes_through_at_once(kind: Kind, topic: str) -> None:
     bodies = bodies_of(*(b"%100d" % number for number in range(2_000)))
     names = [name for name, _ in bodies]
@@ -121,6 +122,7 @@ async def test_a_big_batch_goes_through_at_once(kind: Kind, topic: str) -> None:
     assert await kind.remains(topic) == []
 
 
+@pytest.mark.slow
 async def test_big_bodies_go_through_too(kind: Kind, topic: str) -> None:
     bodies = bodies_of(*(os.urandom(5_000_000) for _ in range(4)))  # more than one transaction takes
     names = [name for name, _ in bodies]
@@ -142,6 +144,7 @@ async def read_all(store: PayloadStore, topic: str, name: str) -> tuple[bytes | 
     return (None, 0) if parts is None else (b"".join(parts), max(map(len, parts), default=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 3 * PART + 7])
 async def test_a_body_in_parts_is_a_body_as_any_other(kind: Kind, topic: str, size: int) -> None:
     small, [(name, body)] = bodies_of(b"small"), bodies_of(os.urandom(size))
@@ -187,6 +190,16 @@ async def test_a_body_that_is_deleted_while_it_is_read_is_not_taken_for_a_short_
         assert found == body
 
 
+async def test_a_body_is_read_up_to_the_size_that_is_said_for_it_each_time(kind: Kind, topic: str) -> None:
+    """What producers say of its size counts against a worker's memory: of one body they may say several."""
+    (small, body), (large, long), (missing, _) = bodies_of(b"x" * 100, b"y" * 3 * PART, b"")
+    await kind.store.put(topic, [(small, body)])
+    await kind.store.write(topic, large, pieces(long, PART))
+    names = [small, small, large, small, large, missing]
+    found = await kind.store.get_up_to(topic, names, [100, 99, 0, 1_000, 3 * PART, 5])
+    assert found == [body, True, True, body, long, None]
+
+
 async def test_a_body_that_is_not_there_is_none_among_those_that_are(kind: Kind, topic: str) -> None:
     (first, second), lost = bodies_of(b"1", b"2"), ksuid.take(1)[0]
     await kind.store.put(topic, [first, second])
@@ -222,6 +235,7 @@ async def test_topics_are_separate(kind: Kind, make_topic_name: Callable[[], str
     assert await kind.store.get(other, [name]) == [b"other"]
 
 
+@pytest.mark.slow
 async def test_names_of_different_times_are_found_together(kind: Kind, topic: str) -> None:
     names = [*ksuid.take(2), "0ujtsYcgvSTl8PAuAdqWYSMnLOv", "1srOrx2ZWZBpBUvZwXKQmoEYga2"]
     await kind.store.put(topic, [(name, name.encode()) for name in names])
@@ -238,6 +252,7 @@ async def test_bodies_come_in_the_order_asked_for_however_their_times_mix(kind: 
         assert await kind.store.get(topic, some) == expected
 
 
+@pytest.mark.slow
 async def test_many_at_once_do_not_disturb_each_other(kind: Kind, topic: str) -> None:
     async def round_trip(number: int) -> None:
         bodies = bodies_of(*(b"%d %d" % (number, index) for index in range(10)))
@@ -263,6 +278,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=steps)
 async def test_a_store_does_what_a_dictionary_does(
@@ -453,6 +469,7 @@ async def test_behind_sentinel_the_new_master_is_found(server_binary: Path, topi
         await store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
 async def test_sync_waits_for_the_disks_and_is_refused_where_nothing_is_written_to_them(
     scheme: str, topic: str, monkeypatch: pytest.MonkeyPatch

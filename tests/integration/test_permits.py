@@ -309,6 +309,7 @@ def lose_answer(
     return lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive"])
 @pytest.mark.parametrize("script", ["ack", "nack", "expire"])
 async def test_permits_come_back_though_the_answer_of_redis_was_lost(

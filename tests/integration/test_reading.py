@@ -209,6 +209,7 @@ async def test_a_subscription_that_is_deleted_is_missed_by_its_reader(
         await client.release(topic, "spark", "r1")
 
 
+@pytest.mark.slow
 async def test_a_commit_of_many_thousand_takes_as_many_frames_as_it_needs(
     broker: RunningBroker, client: AsyncClient, topic: str
 ) -> None:

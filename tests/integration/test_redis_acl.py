@@ -143,6 +143,7 @@ async def test_trusted_clients_may_have_the_url_of_that_user(server: Server, top
         assert CANARY not in broker.log()
 
 
+@pytest.mark.slow
 def test_no_secret_is_ever_printed(
     broker: RunningBroker, server: Server, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,22 @@ async def take(client: AsyncClient, topic: str, name: str, count: int, start: st
             found.append((await message.data()).decode())
             await message.ack()
     return sorted(found)
+
+
+async def test_a_topic_that_does_not_say_retains_what_the_broker_is_set_to(topic: str) -> None:
+    with RunningBroker(retention=90) as broker:
+        async with AsyncClient(broker.url) as client:
+            assert (await client.create_topic(topic)).retention == 90
+            assert (await client.create_topic(topic, exist_ok=True)).retention == 90
+            options: list[tuple[dict[str, Any], tuple[int | None, int | None]]] = [
+                ({"retention": 0}, (None, None)),
+                ({"retention": 5}, (5, None)),
+                ({"retention_bytes": 7}, (None, 7)),
+            ]
+            for number, (said, retained) in enumerate(options):
+                about = await client.create_topic(f"{topic}-{number}", **said)
+                assert (about.retention, about.retention_bytes) == retained
+            assert (await client.change_topic(topic, retention=None)).retention is None
 
 
 async def test_settled_messages_are_replayed_from_any_position_and_then_go_with_their_bodies(

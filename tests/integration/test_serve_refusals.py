@@ -194,6 +194,28 @@ def test_a_url_that_cannot_be_meant_is_a_usage_error(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("redis://bob:canary/1@127.0.0.1:6379/0", "cannot be read"),
+        ("redis://bob:canary#1@127.0.0.1:6379/0", "cannot be read"),
+        ("redis://:canary?1@127.0.0.1:6379/0", "cannot be read"),
+        ("redis+cluster://bob:canary/1@127.0.0.1:6379", "cannot be read"),
+        ("redis+sentinel://bob:canary/1@127.0.0.1:26379/mymaster", "cannot be read"),
+        ("redis://bob:canary@127.0.0.1:6379/abc", "the database is 'abc'"),
+        ("redis://bob:canary/1@127.0.0.1:many/0", "'many'"),
+        ("http://bob:canary@127.0.0.1", "redis://"),
+        ("bob:canary@127.0.0.1", "redis://"),
+    ],
+)
+def test_a_password_that_makes_a_url_unreadable_is_not_shown(url: str, problem: str) -> None:
+    said = refused("--redis", url, status=2)
+    checked = keylane("doctor", "--redis", url, status=2)
+    for text in (said, checked.stdout + checked.stderr):
+        assert problem in text
+        assert "canary" not in text
+
+
+@pytest.mark.parametrize(
     ("answer", "text"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers is not Redis"),

@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+import trustme
 
 from keylane import AsyncClient, Consumer
 from keylane_broker.ports import free_port
@@ -191,6 +193,45 @@ def test_sighup_replaces_one_worker_after_the_other(serve: Callable[..., Serving
     assert "starting it again" not in serving.log
     assert serving.end() == 0
     assert serving.log.count("rolling restart of 3 workers") == 2
+
+
+def certificate(folder: Path) -> bytes:
+    """Write a new certificate with its key into a file, and return it."""
+    own = trustme.CA().issue_cert("127.0.0.1", "localhost")
+    own.private_key_and_cert_chain_pem.write_to_path(str(folder / "own.pem"))
+    return ssl.PEM_cert_to_DER_cert(own.cert_chain_pems[0].bytes().decode())
+
+
+def shown(port: int) -> bytes:
+    """The certificate that somebody who connects is shown."""
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port), timeout=DEADLINE))
+
+
+def test_sighup_takes_up_a_new_certificate_and_a_broken_one_disturbs_nobody(
+    serve: Callable[..., Serving], tmp_path: Path
+) -> None:
+    first = certificate(tmp_path)
+    http = free_ports(2)
+    serving = serve("--tls-cert", str(tmp_path / "own.pem"), "--workers", "2", "--port", str(free_ports(2)),
+                    "--http-port", str(http))  # fmt: skip
+    ports = [*serving.ports, http, http + 1]
+    assert {shown(port) for port in ports} == {first}
+    second = certificate(tmp_path)
+    assert {shown(port) for port in ports} == {first}
+    serving.process.send_signal(signal.SIGHUP)
+    serving.await_log("rolling restart: done")
+    assert {shown(port) for port in ports} == {second}
+    (tmp_path / "own.pem").write_text("half of a file")
+    before = serving.listeners()
+    serving.process.send_signal(signal.SIGHUP)
+    serving.await_log("no rolling restart, the workers go on with what they have read: TLS cannot be set up")
+    assert serving.listeners() == before
+    assert {shown(port) for port in ports} == {second}
+    third = certificate(tmp_path)
+    serving.process.send_signal(signal.SIGHUP)
+    serving.await_log("rolling restart: done", times=2)
+    assert {shown(port) for port in ports} == {third}
+    assert serving.end() == 0
 
 
 async def test_an_application_goes_on_through_a_rolling_restart(serve: Callable[..., Serving]) -> None:

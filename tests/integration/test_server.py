@@ -199,6 +199,7 @@ def test_the_server_dies_with_an_owner_that_is_killed(server_binary: Path, tmp_p
         wait_until(lambda: is_gone(pid))
 
 
+@pytest.mark.slow
 def test_a_new_owner_takes_over_at_once_from_one_that_was_killed(server_binary: Path, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, server_binary, tmp_path],
@@ -215,6 +216,7 @@ def test_a_new_owner_takes_over_at_once_from_one_that_was_killed(server_binary: 
             assert server.running
 
 
+@pytest.mark.slow
 def test_an_owner_that_exits_without_a_word_takes_its_server_along(
     server_binary: Path, tmp_path: Path
 ) -> None:
@@ -236,6 +238,7 @@ def test_a_replica_follows_its_master(server_binary: Path) -> None:
         assert read(pair.replica, "colour") == "blue"
 
 
+@pytest.mark.slow
 def test_a_cluster_takes_writes_to_every_slot_as_soon_as_it_is_there(server_binary: Path) -> None:
     with three_node_cluster(binary=server_binary) as cluster:
         with RedisCluster.from_url(cluster.url) as client:
@@ -279,6 +282,7 @@ def test_a_data_directory_keeps_its_port_from_one_owner_to_the_next(
         assert second.port == port
 
 
+@pytest.mark.slow
 def test_a_port_that_somebody_has_taken_meanwhile_is_replaced_for_good(
     server_binary: Path, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from loadtest.topology import three_node_cluster
 from tests.support import commands
 from tests.support.clock import bodies_are_gone
 from tests.support.running import RunningBroker
+from tests.support.waiting import until
 
 PATIENCE = 60.0
 
@@ -110,6 +111,38 @@ async def test_a_message_is_deleted_by_id_and_by_uid_by_its_producer_group(
     about = await client.describe_topic(topic)
     assert (about.messages, about.delayed) == (0, 0)
     await is_sound(pair, topic, 3)
+
+
+async def test_a_uid_that_was_made_for_the_producer_finds_its_message(
+    client: AsyncClient, pair: RunningBroker, topic: str
+) -> None:
+    """Nothing is kept for that: it is looked for among the newest."""
+    await client.create_topic(topic, partitions=2)
+    await client.create_subscription(topic, "s")
+    one = await client.publish(topic, b"one", partition=1)
+    soon = await client.publish(topic, b"soon", partition=1, delay=0.01)
+    many = [OutgoingMessage(None, partition=1) for _ in range(2_500)]
+    last = (await client.publish_many(topic, many))[-1]
+    for published in (one, last):
+        found = await client.explain(topic, "s", published.uid)
+        assert (found.state, found.id, found.uid) == ("fresh", published.id, published.uid)
+        assert found == await client.explain(topic, "s", published.uid, partition=1)
+        assert (await client.explain(topic, "s", published.uid, partition=0)).state == "never_existed"
+
+    async def is_due() -> bool:
+        return (await client.explain(topic, "s", soon.uid)).state == "fresh"
+
+    await until(is_due)
+    async with AsyncClient(pair.url, producer_group="shop") as shop:
+        theirs = await shop.publish(topic, b"theirs")
+        with pytest.raises(Forbidden, match=f"message {theirs.uid} .* producer group 'shop'"):
+            await client.delete_message(topic, theirs.uid)
+    for published in (one, soon, last):
+        await client.delete_message(topic, published.uid)
+        with pytest.raises(MessageNotFound, match=published.uid):
+            await client.delete_message(topic, published.uid)
+    assert (await client.describe_topic(topic)).messages == 2_500
+    await is_sound(pair, topic, 2)
 
 
 async def test_a_purge_of_a_subscription_and_of_a_topic(
@@ -206,6 +239,10 @@ async def test_a_message_that_nobody_gets_is_explained_in_a_sentence(
     assert dead.dead_letter_id == letter.id
     told = f"it had no retry left, and is dead letter {letter.id} of '{topic}.dead': redrive it\n"
     assert said("skips", ids[0]) == f"dead lettered: {told}"
+    assert await client.redrive(topic) == 1
+    gone = "redrive it, unless it has gone from there since, redriven or purged"
+    went = f"it had no retry left, and went to the dead-letter topic '{topic}.dead'"
+    assert said("skips", ids[0]) == f"dead lettered: {went}: {gone}\n"
 
     assert (
         said("skips", ids[2]) == "expired: its time to live was over before anybody had it: publish it anew\n"
@@ -214,6 +251,12 @@ async def test_a_message_that_nobody_gets_is_explained_in_a_sentence(
     assert said("late", ids[1]).startswith("not subscribed: it was published before the subscription began")
     assert said("late", "0:1-1").startswith("never existed: ")
     await is_sound(pair, topic)
+    for name in ("skips", "parks", "europe", "late"):
+        await client.purge(topic, name)
+    async with asyncio.timeout(PATIENCE):
+        while (await client.explain(topic, "skips", ids[0])).state != "settled":
+            pass  # until its body has gone
+    assert "it was a dead letter, and that was redriven, under another id, or purged" in said("skips", ids[0])
 
 
 async def test_a_look_shows_bodies(client: AsyncClient, topic: str) -> None:

@@ -1,19 +1,23 @@
 """Spread: how many workers a topic concentrates on, as a setting that clients and commands change."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from keylane import AsyncClient, InvalidArgument
 from tests.support import commands
-from tests.support.running import RunningBroker
+from tests.support.emptied import PLACES, broker_on
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
 
-async def test_partitions_go_to_as_many_workers_as_the_spread_says(topic: str) -> None:
-    with RunningBroker(workers=4) as broker:
+@pytest.mark.parametrize("place", PLACES)
+async def test_partitions_go_to_as_many_workers_as_the_spread_says(
+    topic: str, place: str, server_binary: Path
+) -> None:
+    with broker_on(place, server_binary, workers=4) as broker:
         async with AsyncClient(broker.url) as client:
 
             async def is_on(count: int) -> bool:

@@ -220,6 +220,7 @@ async def test_what_needs_no_lease_follows_a_slot_that_has_moved(cluster: Cluste
             assert await store.run(script, [key], "2") == ["OK"]
 
 
+@pytest.mark.slow
 async def test_a_renewal_waits_for_no_other_answers(server_binary: Path) -> None:
     with single_server(binary=server_binary) as server:
         async with store_on(server.url) as store:
@@ -354,6 +355,7 @@ async def test_a_transaction_follows_a_slot_that_has_moved(cluster: Cluster) -> 
 # Answers that are handed on unread
 
 
+@pytest.mark.slow
 async def test_an_answer_comes_as_the_server_sends_it_however_large(
     server_url: str, cluster_url: str
 ) -> None:
@@ -439,6 +441,7 @@ async def test_an_answer_ends_at_its_mark_in_whatever_pieces_it_comes(size: int)
 # Fsync
 
 
+@pytest.mark.slow
 async def test_the_first_fsync_publishes_of_all_at_once_succeed(cluster: Cluster) -> None:
     for url in (cluster.url.replace("redis://", "redis+cluster://"), cluster.nodes[0].url):
         async with store_on(url) as store:
@@ -538,6 +541,7 @@ async def test_a_server_that_dies_during_the_wait_is_unavailable_since_nobody_kn
                 await waiting
 
 
+@pytest.mark.slow
 async def test_of_many_connections_that_waited_a_few_are_kept(server_binary: Path) -> None:
     with single_server(binary=server_binary) as server:
         async with store_on(server.url) as store:
@@ -677,6 +681,7 @@ def test_a_store_goes_on_in_another_event_loop(server_url: str, cluster_url: str
         gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # true: nobody can close the connection
 def test_a_store_whose_event_loop_ended_without_notice_goes_on_in_another(server_url: str) -> None:
     store = Store.connect(server_url, SCRIPTS)
@@ -699,6 +704,7 @@ def test_a_store_whose_event_loop_ended_without_notice_goes_on_in_another(server
 # Many calls at once
 
 
+@pytest.mark.slow
 async def test_however_many_calls_come_at_once_none_fails_and_connections_stay_few(
     server_binary: Path,
 ) -> None:
@@ -715,6 +721,7 @@ async def test_however_many_calls_come_at_once_none_fails_and_connections_stay_f
             assert after - before <= 150
 
 
+@pytest.mark.slow
 async def test_a_cluster_takes_any_number_of_calls_at_once_too(cluster_url: str) -> None:
     async with cluster_store(cluster_url) as store:
         calls = [store.command("SET", f"many-{n}", n) for n in range(500)]

@@ -1,9 +1,10 @@
 """TLS on every port: who is let in, and what is said to those who are not."""
 
+import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import httpx
 import pytest
 import trustme
 
-from keylane import Client, ConnectionFailed
+from keylane import AsyncClient, Client, ConnectionFailed
 from keylane_broker.config import ConfigError, Settings, load
 from keylane_broker.errors import ServerError
+from keylane_broker.supervise.embedded_server import Server
 from keylane_broker.tls import own_context, server_context
+from tests.support.commands import keylane
 from tests.support.running import RunningBroker
 
 SOON = 60.0
+HANGS = 30.0  # seconds: far less than asyncio has patience, far more than the worker is to have
 
 
 class Authority:
@@ -72,6 +76,30 @@ def test_everything_works_over_tls_also_with_several_workers(
             assert got == {str(number).encode() for number in range(8)}
 
 
+def test_workers_hand_on_to_each_other_over_tls(
+    broker: RunningBroker, authority: Authority, topic: str
+) -> None:
+    path = f"/v1/topics/{topic}"
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                httpx.Client(
+                    base_url=url.replace("http:", "https:"), verify=authority.context(), timeout=SOON
+                )
+            )
+            for url in broker.http_urls
+        ]
+        assert workers[0].post("/v1/topics", json={"name": topic}).status_code == 201
+        assert workers[0].post(f"{path}/subscriptions", json={"name": "s"}).status_code == 201
+        for http, other in (workers, reversed(workers)):
+            said = {"messages": [{"data": "1"}]}
+            assert other.post(f"{path}/messages", json=said).status_code == 200
+            answer = http.post(f"{path}/subscriptions/s/lease", json={"wait": SOON, "consumer": "c"})
+            [message] = answer.json()["messages"]
+            settled = {"receipts": [message["receipt"]]}
+            assert other.post(f"{path}/subscriptions/s/ack", json=settled).json() == {"results": ["settled"]}
+
+
 def test_http_speaks_tls_too(broker: RunningBroker, authority: Authority, topic: str) -> None:
     with httpx.Client(
         base_url=broker.http_urls[1].replace("http:", "https:"), verify=authority.context(), timeout=SOON
@@ -82,6 +110,7 @@ def test_http_speaks_tls_too(broker: RunningBroker, authority: Authority, topic:
         httpx.get(broker.http_urls[1] + "/healthz", timeout=SOON)
 
 
+@pytest.mark.slow
 def test_bodies_go_by_https_where_workers_store_them(authority: Authority, topic: str) -> None:
     with (
         RunningBroker(
@@ -103,6 +132,56 @@ def test_bodies_go_by_https_where_workers_store_them(authority: Authority, topic
                 message.ack()
 
 
+@contextlib.asynccontextmanager
+async def tls_in_front_of(port: int, authority: Authority) -> AsyncIterator[int]:
+    """A port that speaks TLS on behalf of another, since the server of the wheel cannot."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(authority.cert, authority.key)
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pipe(reader, theirs[1]), pipe(theirs[0], writer))
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.close()
+
+
+@pytest.mark.slow
+async def test_redis_is_reached_over_tls(authority: Authority, topic: str) -> None:
+    """By workers, which listen and run scripts there, and by clients, which store bodies."""
+    with Server() as server:
+        async with tls_in_front_of(server.port, authority) as port:
+            url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.root}"
+            broker = RunningBroker(url, workers=2)
+            await asyncio.to_thread(broker.__enter__)
+            try:
+                async with AsyncClient(broker.url) as client:
+                    assert (await client.info()).payloads == url.partition("?")[0]  # as it is shown
+                    await client.create_topic(topic, partitions=4)
+                    async with client.subscribe(topic, "s") as consumer:
+                        for body in (b"1", b"2" * 3_000_000):
+                            await client.publish(topic, body)
+                            message = await consumer.receive(timeout=SOON)
+                            assert await message.data() == body
+                            await message.ack()
+            finally:
+                await asyncio.to_thread(broker.close)
+            stranger = f"rediss://127.0.0.1:{port}/0"
+            done = await asyncio.to_thread(keylane, "serve", "--redis", stranger, "--port", "0", status=1)
+            assert "certificate verify failed" in done.stderr
+            assert len(done.stderr.splitlines()) == 1
+
+
 def test_garbage_instead_of_a_handshake_harms_nobody(
     broker: RunningBroker, authority: Authority, topic: str
 ) -> None:
@@ -118,16 +197,38 @@ def test_garbage_instead_of_a_handshake_harms_nobody(
     test_everything_works_over_tls_also_with_several_workers(broker, authority, topic)
 
 
+@pytest.mark.slow
+def test_a_handshake_that_does_not_get_on_is_cut_off_on_every_port(authority: Authority) -> None:
+    """As are the first lines of a request; asyncio alone would wait for a minute."""
+    with (
+        RunningBroker(http=True, heartbeat=0.3, tls_cert=authority.cert, tls_key=authority.key) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        for where in (*broker.urls, *broker.http_urls):
+            for beginning in (b"", b"\x16\x03\x01\x02\x00\x01"):
+                own = socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2])), timeout=HANGS)
+                stack.enter_context(own).sendall(beginning)
+                with suppress(ConnectionError):
+                    assert own.recv(65_536) == b""  # a TimeoutError is none of those
+        with Client(url(broker), tls=authority.context()) as client:
+            assert client.info().version
+        where = broker.http_urls[0].replace("http:", "https:")
+        assert httpx.get(f"{where}/readyz", verify=authority.context(), timeout=SOON).status_code == 200
+
+
+@pytest.mark.slow
 def test_who_does_not_trust_the_certificate_is_told_so(broker: RunningBroker) -> None:
     with pytest.raises(ConnectionFailed, match="SSL_CERT_FILE"):
         Client(url(broker), timeout=2.0).__enter__()
 
 
+@pytest.mark.slow
 def test_who_comes_without_tls_is_told_what_to_use(broker: RunningBroker) -> None:
     with pytest.raises(ConnectionFailed, match="keylanes://"):
         Client(broker.url, timeout=2.0).__enter__()
 
 
+@pytest.mark.slow
 def test_where_clients_need_a_certificate_only_those_with_one_are_let_in(
     authority: Authority, topic: str
 ) -> None:

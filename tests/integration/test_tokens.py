@@ -1,14 +1,19 @@
 """Tokens on a real broker: who is let in, who may do what, and who has to go."""
 
 import asyncio
+import time
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import jwt
 import msgspec
 import pytest
 import redis
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from keylane import Client, Forbidden, Unauthorized, Unavailable, wire
 from keylane.wire import Type
@@ -27,9 +32,14 @@ SOON = 60.0
 KINDS = ("observe", "produce", "consume", "admin")
 
 
+SECRET = b"a secret of thirty-two bytes, or more"
+
+
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[RunningBroker]:
-    with RunningBroker(http=True, auth=True, admin_token=ADMIN, partition_lease=1.0) as broker:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    keys = tmp_path_factory.mktemp("jwt") / "keys"
+    keys.write_bytes(SECRET)
+    with RunningBroker(http=True, auth=True, admin_token=ADMIN, jwt_keys=keys, partition_lease=1.0) as broker:
         yield broker
 
 
@@ -43,6 +53,7 @@ def token_for(admin: Client, *allow: str, **more: Any) -> str:
     return admin.create_token("somebody", allow, **more).token
 
 
+@pytest.mark.slow
 def test_who_has_no_token_or_a_wrong_one_is_not_let_in(guarded: RunningBroker, admin: Client) -> None:
     made = token_for(admin, "observe:*")
     for token in (
@@ -61,6 +72,7 @@ def test_who_has_no_token_or_a_wrong_one_is_not_let_in(guarded: RunningBroker, a
     assert httpx.get(f"{guarded.http_urls[0]}/healthz").status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_token_is_good_on_every_worker_as_soon_as_it_is_made(guarded: RunningBroker) -> None:
     store = Store.connect(guarded.redis_url)
     try:
@@ -102,6 +114,7 @@ def test_a_token_allows_what_it_says_and_nothing_else(
             reader.publish(f"{topic}.eu", b"2")
 
 
+@pytest.mark.slow
 def test_who_is_revoked_or_has_expired_has_to_go(guarded: RunningBroker, admin: Client, topic: str) -> None:
     admin.create_topic(topic, partitions=1)
     made = admin.create_token("leaver", [f"produce:{topic}"])
@@ -117,6 +130,46 @@ def test_who_is_revoked_or_has_expired_has_to_go(guarded: RunningBroker, admin: 
         )
         assert answer.status_code == 401
     assert made.id not in {one.id for one in admin.tokens()}
+
+
+@pytest.mark.slow
+def test_a_jwt_is_good_until_it_expires_and_its_keys_may_change(tmp_path: Path, topic: str) -> None:
+    """At both ports, and on connections that are open."""
+    keys, secret, edwards = tmp_path / "keys", b"s" * 32, ed25519.Ed25519PrivateKey.generate()
+    keys.write_bytes(secret)
+
+    def signed(key: Any, algorithm: str, lifetime: float) -> str:
+        said = {"sub": "shop", "exp": time.time() + lifetime, "scope": f"admin:{topic}"}
+        return jwt.encode(said, key, algorithm)
+
+    with RunningBroker(http=True, auth=True, jwt_keys=keys, partition_lease=1.0) as broker:
+
+        def status(token: str) -> int:
+            headers = {"Authorization": f"Bearer {token}"}
+            return httpx.get(f"{broker.http_urls[0]}/v1/topics/{topic}", headers=headers).status_code
+
+        with Client(broker.url, token=signed(secret, "HS256", 600), timeout=2.0) as client:
+            client.create_topic(topic, partitions=1)
+            short = signed(secret, "HS256", 8)
+            with Client(broker.url, token=short, timeout=2.0) as guest:
+                guest.publish(topic, b"1")
+                assert status(short) == 200
+                wait_until(lambda: is_refused(guest, topic))
+            assert status(short) == 401
+            with pytest.raises(Unauthorized, match="expired"):
+                Client(broker.url, token=short).__enter__()
+            newer = signed(edwards, "EdDSA", 600)
+            assert status(newer) == 401
+            keys.write_bytes(
+                edwards.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+            )
+            assert status(newer) == 200
+            assert status(signed(secret, "HS256", 600)) == 401
+            with Client(broker.url, token=newer) as other:
+                other.publish(topic, b"2")
+            wait_until(lambda: "the key that has signed for 'shop' is not trusted any more" in broker.log())
+            with pytest.raises(Unauthorized):
+                client.describe_topic(topic)
 
 
 def is_refused(client: Client, topic: str) -> bool:
@@ -144,10 +197,14 @@ def allowed(kind: str, needs: str) -> bool:
     return kind in ("admin", needs) or needs == "observe" or (needs == "use" and kind != "observe")
 
 
-@pytest.fixture(scope="module")
-def tokens(admin: Client) -> dict[str, str]:
+@pytest.fixture(scope="module", params=["static", "JWT"])
+def tokens(admin: Client, request: pytest.FixtureRequest) -> dict[str, str]:
     """A token for each kind of permission, on topics called mine-…"""
-    return {kind: admin.create_token(kind, [f"{kind}:mine-*"]).token for kind in KINDS}
+    grants = {kind: f"{kind}:mine-*" for kind in KINDS}
+    if request.param == "static":
+        return {kind: admin.create_token(kind, [grant]).token for kind, grant in grants.items()}
+    claims = {"sub": "somebody", "exp": time.time() + 3600}
+    return {kind: jwt.encode({**claims, "scope": grant}, SECRET, "HS256") for kind, grant in grants.items()}
 
 
 def sample(annotation: Any) -> Any:
@@ -167,18 +224,18 @@ def request_of(kind: type[wire.Properties], topic: str) -> wire.Properties:
     return kind(**fields)
 
 
-BINARY = [
-    type for type in HANDLERS if type not in (Type.INFO, Type.UNSUBSCRIBE, Type.ACK, Type.NACK, Type.EXTEND)
-]
+# Anybody may ask for INFO, and settle what a stream has: that was opened with the right to consume.
+OF_ALL = (Type.INFO, Type.UNSUBSCRIBE, Type.ACK, Type.NACK, Type.EXTEND)
+BINARY = {type: kind for type, (kind, *_) in HANDLERS.items() if type not in OF_ALL}
+BINARY |= {wire.Publish.TYPE: wire.Publish}  # which has no handler, as it is hot
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_request_needs_its_permission(
     guarded: RunningBroker, tokens: dict[str, str], kind: str
 ) -> None:
-    for type in BINARY:
+    for type, properties in BINARY.items():
         needs = NEEDS[Type(type).name.lower()]
-        properties = HANDLERS[type][0]
         has_topic = "topic" in {field.name for field in msgspec.structs.fields(properties)}
         for topic in ("mine-1", "other-1"):
             code = await refusal(guarded, tokens[kind], request_of(properties, topic))
@@ -188,6 +245,18 @@ async def test_every_request_needs_its_permission(
                 assert code != "forbidden", (Type(type).name, kind)
             else:
                 assert code == "forbidden", (Type(type).name, kind, topic, code)
+
+
+async def test_who_may_not_consume_has_no_stream_to_settle_on(
+    guarded: RunningBroker, tokens: dict[str, str]
+) -> None:
+    for kind in ("observe", "produce"):
+        async with connect(guarded.urls[0], tokens[kind]) as peer:
+            with pytest.raises(Refused, match="forbidden"):
+                await peer.answer(wire.Subscribe(1, "mine-1", "s", "c"))
+            for request in (wire.Ack(1, 0), wire.Nack(1, 0), wire.Extend(1, 0, lease_ms=1_000)):
+                with pytest.raises(Refused, match="stream"):
+                    await peer.answer(request, wire.pack([]))
 
 
 async def refusal(broker: RunningBroker, token: str, request: wire.Properties) -> str:
@@ -200,20 +269,22 @@ async def refusal(broker: RunningBroker, token: str, request: wire.Properties) -
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("one", OPERATIONS, ids=[one.name for one in OPERATIONS])
 def test_every_operation_of_http_needs_its_permission(
     guarded: RunningBroker, tokens: dict[str, str], one: Any, kind: str
 ) -> None:
-    has_topic = "{topic}" in one.path
+    has_topic = "{topic}" in one.path or one.name == "create_topic"
     for topic in ("mine-1", "other-1"):
-        path = one.path.replace("{partition:int}", "0").replace("{topic}", topic)
+        path = one.path.replace("{partition}", "0").replace("{topic}", topic)
         for name in ("subscription", "id", "worker", "token"):
             path = path.replace("{" + name + "}", "x")
         with httpx.Client(base_url=guarded.http_urls[0], timeout=SOON) as http:
             assert http.request(one.method, path).status_code == 401
             headers = {"Authorization": f"Bearer {tokens[kind]}"}
-            with http.stream(one.method, path, headers=headers) as answer:
+            body = b'{"name": "%s"}' % topic.encode() if one.name == "create_topic" else b""
+            with http.stream(one.method, path, headers=headers, content=body) as answer:
                 status = answer.status_code
         may = one.name in ("info", "topics") or (
             has_topic and topic == "mine-1" and allowed(kind, one.action)
@@ -221,6 +292,7 @@ def test_every_operation_of_http_needs_its_permission(
         assert (status == 403) is not may, (one.name, kind, topic, status)
 
 
+@pytest.mark.slow
 def test_tokens_by_command(guarded: RunningBroker, topic: str) -> None:
     environment: dict[str, Any] = {"KEYLANE_SERVER": guarded.url, "KEYLANE_TOKEN": ADMIN}
     made = keylane("token", "create", "shop", "--allow", f"admin:{topic}", **environment).stdout.strip()

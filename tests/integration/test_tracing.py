@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 from opentelemetry import trace
@@ -11,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from keylane import AsyncClient, Client, OutgoingMessage, SyncMessage, TopicNotFound
+from keylane import AsyncClient, Client, OutgoingMessage, SyncMessage, TopicNotFound, tracing
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
@@ -152,3 +153,10 @@ def test_who_does_not_use_it_does_not_import_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "None False\n"
+
+
+def test_while_it_is_being_imported_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = ModuleType("opentelemetry.trace")  # as another thread leaves it for a moment
+    half.ProxyTracerProvider = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", half)
+    assert tracing.tracer() is None

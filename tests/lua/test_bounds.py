@@ -8,11 +8,13 @@ import pytest
 from keylane.errors import Unavailable
 from keylane_broker.engine.bodies import pack_names
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Backoff, Capacity, Stale
+from keylane_broker.engine.values import Backoff, Capacity, Receipt, Stale
 from keylane_broker.inspect.topic_checker import check_topic
 from tests.support.calls import watch_calls
 from tests.support.clock import ManualTime
+from tests.support.servers import look_and_leave
 from tests.support.story import Story, entries, part, receipts
+from tests.support.turns import ack_whole
 
 
 async def test_a_stuck_key_delays_no_other_even_for_a_consumer_with_one_permit(
@@ -242,6 +244,25 @@ async def test_a_large_ack_beside_subscriptions_with_lanes_of_keys_goes_step_by_
     assert await story.log() == sorted(owed)
 
 
+async def test_many_ranges_beside_many_subscriptions_are_not_settled_in_one_quick_call(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe("s", consumers=("c", "d"))
+    others = [f"other-{number}" for number in range(30)]
+    for name in others:
+        await story.subscribe(name)
+    await story.publish_many(400)
+    held = [one for _ in range(200) for one in [*await story.fetch("c", 1), *await story.fetch("d", 1)]][::2]
+    left = range(101, 161, 2)
+    for name, entry in zip(others, left, strict=True):  # each has one message left
+        [run] = receipts(await story.fetch(permits=1_000, name=name))
+        await story.ack(run._replace(last=entry - 1), run._replace(first=entry + 1), name=name)
+    assert not await ack_whole(engine, story.lease, "s", receipts(held))
+    assert await story.ack(*receipts(held)) == ["settled"] * len(held)
+    assert await story.log() == sorted([*range(2, 401, 2), *left])
+
+
 async def test_many_lanes_go_back_step_by_step_each_of_them_as_a_whole(
     engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,3 +467,65 @@ async def test_a_flood_of_lanes_that_have_to_wait_delays_no_lane_that_can_be_ser
     while not await story.take("free", 5):
         calls += 1
     assert calls <= 1
+
+
+async def _others_hold_every_other(story: Story, others: int, messages: int) -> list[Receipt]:
+    """Many subscriptions hold the same half of all messages; returns receipts of the other for the last."""
+    names = [f"o{number}" for number in range(others)]
+    for name in (*names, "s"):
+        await story.subscribe(name, mode="shared")
+    await story.publish_many(messages)
+    for name in names:
+        [run] = receipts(await story.fetch(permits=messages, name=name))
+        await story.ack(*(part(run, entry) for entry in range(1, messages, 2)), name=name)
+    [run] = receipts(await story.fetch(permits=messages))
+    return [part(run, entry) for entry in range(1, messages, 2)]
+
+
+async def test_what_is_settled_is_looked_for_in_the_runs_of_many_others_step_by_step(
+    engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = await Story.begin(engine, topic)
+    given = await _others_hold_every_other(story, 15, 600)
+    assert not await ack_whole(engine, story.lease, "s", given)
+    calls = watch_calls(engine, monkeypatch)
+    assert set(await story.ack(*given)) == {"settled"}
+    assert calls.count("subscription/ack") >= 2
+    assert await story.log() == list(range(2, 601, 2))
+
+
+@pytest.mark.parametrize("how", ["purge", "delete"])
+async def test_what_a_subscription_leaves_is_looked_for_in_the_runs_of_many_others_step_by_step(
+    engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await _others_hold_every_other(story, 15, 450)
+    calls = watch_calls(engine, monkeypatch)
+    if how == "purge":
+        assert (await engine.purge(topic, "s")).messages == 450
+        assert calls.count("message/purge") >= 3
+    else:
+        await engine.delete_subscription(topic, "s")
+        assert calls.count("subscription/drop_unowed") >= 3
+    assert await story.log() == list(range(2, 451, 2))
+
+
+async def test_an_ack_asks_some_of_many_subscriptions_where_one_of_them_is_owed_everything(
+    server_url: str, topic: str
+) -> None:
+    engine = Engine.connect(server_url)
+    story = await Story.begin(engine, topic)
+    await story.subscribe("s", mode="shared")
+    others = [f"o{number}" for number in range(1_000)]
+    await engine.store.command("HSET", story.keys.subs, *(part for name in others for part in (name, "0")))
+    await story.publish_many(2)
+    [run] = receipts(await story.fetch())
+    await engine.store.command("CONFIG", "RESETSTAT")
+    assert await story.ack(part(run, 1)) == ["settled"]
+    assert await ack_whole(engine, story.lease, "s", [part(run, 2)])
+    counted = await engine.store.command("INFO", "commandstats")
+    assert counted["cmdstat_exists"]["calls"] < 50
+    assert "cmdstat_hgetall" not in counted
+    await engine.store.command("HDEL", story.keys.subs, *others)
+    await engine.drop_unowed(topic, 0)
+    await look_and_leave(engine, topic)

@@ -3,7 +3,7 @@
 import pytest
 
 from keylane.errors import MessageNotFound, Unavailable
-from keylane.wire import About, pack_about, unpack_about
+from keylane.wire import About, pack_about, unpack_about, with_body
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.held_bodies import let_go
 from keylane_broker.engine.values import Backoff, Outgoing, SubscriptionSettings
@@ -269,6 +269,35 @@ async def test_the_one_owner_of_a_body_hands_it_on(engine: Engine, topic: str) -
     await leave(engine, topic)
 
 
+async def test_an_inline_body_is_the_dead_letters_own_and_holds_nothing(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    for name in ("a", "b"):
+        await story.subscribe(name, max_retries=0)
+    about = with_body(pack_about(1, size=3), b"abc")
+    assert about is not None
+    await engine.publish(story.lease, [Outgoing("k", "uid-1", about)])
+    await story.nack(*receipts(await story.fetch(name="a")), name="a")
+    [(_, _, told)] = await letters(engine, topic)
+    assert told.body == "=YWJj"
+    assert await story.log() == [1], "the other one is owed it"
+    await story.ack(*receipts(await story.fetch(name="b")), name="b")
+    assert await story.log() == []
+    assert not await story.exists(story.keys.lease.removesuffix("lease") + "held")
+    await leave(engine, topic)
+
+
+@pytest.mark.parametrize("uid", ["uid-1", "@a", "=a", "=a/b", "=a:b:c:d:e"])
+async def test_a_body_that_is_named_after_its_uid_is_found_whatever_that_is(
+    engine: Engine, topic: str, uid: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await engine.publish(story.lease, [Outgoing("", uid, pack_about(1, size=3))])
+    await story.ack(*receipts(await story.fetch()))
+    names = await story.take_names()
+    assert await let_go(engine.store, topic, names, lambda *_: None) == {topic: [uid]}
+
+
 @pytest.mark.parametrize("first", ["others", "letter"])
 async def test_a_body_lives_until_others_and_the_dead_letter_are_done_with_it(
     engine: Engine, topic: str, first: str
@@ -338,6 +367,23 @@ async def test_two_dead_letters_of_one_message_share_its_body(engine: Engine, to
         assert (await story.log(), await story.take_names()) == ([1], []), count
         await let_go(engine.store, f"{topic}.dead", [about.body], lambda *_: None)
     assert (await story.log(), await story.take_names()) == ([], ["uid-1"])
+    await leave(engine, topic)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_body_goes_with_the_last_dead_letter_of_a_message_that_was_purged(
+    engine: Engine, topic: str, at_once: bool
+) -> None:
+    story = await poisoned(engine, topic, ("a", "b", "c"))
+    for name in ("a", "b"):
+        await story.nack(*receipts(await story.fetch(name=name)), name=name)
+    names = [about.body for _, _, about in await letters(engine, topic)]
+    await engine.purge(topic)
+    assert (await story.log(), await story.take_names()) == ([], [])
+    gone = set[str]()
+    for some in (names,) if at_once else ([name] for name in names):
+        gone.update((await let_go(engine.store, f"{topic}.dead", some, lambda *_: None)).get(topic, []))
+    assert gone == {"uid-1"}
     await leave(engine, topic)
 
 
@@ -421,10 +467,14 @@ async def test_what_has_not_been_sent_when_its_topic_is_deleted_is_sent_first(
     await engine.delete_topic(f"{topic}.dead")
 
 
-async def test_park_is_refused_where_there_are_no_lanes(engine: Engine, topic: str) -> None:
+@pytest.mark.parametrize("mode", ["shared", "multicast"])
+async def test_park_is_refused_where_there_are_no_lanes(engine: Engine, topic: str, mode: str) -> None:
     await engine.create_topic(topic)
+    with pytest.raises(Exception, match=f"in mode {mode} .* use skip"):
+        await engine.create_subscription(topic, "s", SubscriptionSettings(mode=mode, poison="park"))
+    await engine.create_subscription(topic, "s", SubscriptionSettings(mode=mode))
     with pytest.raises(Exception, match="use skip"):
-        await engine.create_subscription(topic, "s", SubscriptionSettings(poison="park"))
+        await engine.change_subscription(topic, "s", {"poison": "park"})
 
 
 async def test_a_dead_letter_is_sent_though_its_message_expires_before_that(

@@ -6,7 +6,7 @@ from keylane.wire import pack_about
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, TopicSettings
 from tests.support.clock import ManualTime
-from tests.support.story import HOUR_MS, Story, must_acquire, receipts
+from tests.support.story import HOUR_MS, Story, must_acquire, part, receipts
 
 TTL_MS = 5_000
 MODES = ("shared", "key_shared", "exclusive", "failover")
@@ -199,3 +199,68 @@ async def test_an_old_owner_expires_nothing(engine: Engine, topic: str) -> None:
     with pytest.raises(Exception, match="no longer holds"):
         await engine.expire_messages(story.lease)
     assert (await engine.expire_messages(again)).dropped == 1
+
+
+@pytest.mark.parametrize("how", ["seek", "delete"])
+async def test_what_was_leased_when_it_expired_is_looked_at_again_in_bounded_steps(
+    timed: ManualTime, topic: str, how: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic, TopicSettings(ttl_ms=TTL_MS))
+    await story.subscribe("s")
+    await story.subscribe("other")
+    for _ in range(2):
+        await story.publish_many(650)
+        await story.fetch(permits=1_000, lease_ms=HOUR_MS // 2)
+    [kept] = receipts(await story.fetch(permits=1, name="other", lease_ms=HOUR_MS // 2))
+    await timed.advance(TTL_MS)
+    while (result := await engine.expire_messages(story.lease)).next_due_ms == result.now_ms:
+        pass
+    assert await engine.store.command("ZCARD", story.keys.overdue) == 1_300
+    if how == "seek":
+        await engine.seek(topic, "s", "earliest")
+    else:
+        await engine.delete_subscription(topic, "s")
+    assert await engine.store.command("ZCARD", story.keys.overdue) == 1_300  # for one call these are too many
+    steps = 1
+    while (result := await engine.expire_messages(story.lease)).next_due_ms == result.now_ms:
+        steps += 1
+    assert steps >= 3
+    assert await story.log() == [1]
+    assert await story.take(name="other") == []
+    await story.ack(kept, name="other")
+    await engine.expire_messages(story.lease)
+    assert await story.log() == []
+    assert not await story.exists(story.keys.expiring, story.keys.overdue)
+
+
+async def test_a_fetch_waits_until_all_that_a_seek_has_ended_is_looked_at(
+    timed: ManualTime, topic: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic, TopicSettings(ttl_ms=TTL_MS))
+    await story.subscribe("s")
+    await story.publish_many(700)
+    await story.fetch(permits=1_000, lease_ms=HOUR_MS // 2)
+    await timed.advance(TTL_MS)
+    await engine.expire_messages(story.lease)
+    await engine.expire_messages(story.lease)
+    await story.publish("new")
+    await engine.seek(topic, "s", "earliest")
+    assert await story.take() == [701]
+
+
+async def test_what_has_expired_is_found_amid_many_others(timed: ManualTime, topic: str) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic, TopicSettings(ttl_ms=TTL_MS))
+    await story.subscribe("s")
+    await story.publish_many(200)
+    [run] = receipts(await story.fetch(permits=200))
+    stays = {*range(1, 200, 7), *range(3, 200, 11), *range(150, 160)}
+    await story.ack(*(part(run, entry) for entry in sorted(stays)))
+    await engine.leave(story.lease, "s", "c")
+    await timed.advance(TTL_MS)
+    await engine.expire_messages(story.lease)
+    for entry in range(1, 201):
+        _, told = await engine.explain(topic, "s", f"0:{story.id(entry)}")
+        assert told.state == ("settled" if entry in stays else "expired"), entry

@@ -201,6 +201,22 @@ async def test_what_has_expired_says_so_before_and_after_it_is_gone(timed: Manua
     assert 0 < await engine.store.command("PTTL", story.keys.expired) <= 3_600_000
 
 
+async def test_what_expired_while_it_was_leased_has_expired_as_soon_as_a_seek_ends_the_lease(
+    timed: ManualTime, topic: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    expires = {0: (timed.now_ms + 1000, 0)}
+    await engine.publish(story.lease, [message("k"), message("k")], extras=expires)
+    await story.fetch(permits=1)
+    await timed.advance(1_000)
+    await engine.expire_messages(story.lease)
+    assert await states(story, 1, 2) == ["leased", "fresh"]
+    await engine.seek(topic, "s", "earliest")
+    assert await states(story, 1, 2) == ["expired", "fresh"]
+
+
 async def test_what_is_before_the_start_of_a_subscription_is_not_filtered(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe("all")

@@ -88,6 +88,7 @@ GLOBS = st.lists(
 TEXTS = st.text("abcé日.%^-", max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(pieces=GLOBS.filter(bool), keys=st.lists(TEXTS, min_size=20, max_size=60))
 async def test_a_glob_fits_what_python_says(pieces: list[str], keys: list[str]) -> None:

@@ -68,6 +68,7 @@ async def test_a_record_stays_short_however_much_is_in_flight(engine: Engine, to
     assert await story.log() == []
 
 
+@pytest.mark.slow
 async def test_a_record_of_a_hot_key_stays_short(engine: Engine, topic: str) -> None:
     story, held = await _hot_key(engine, topic)
     assert len(held) == HOT
@@ -170,6 +171,7 @@ async def test_nack_amid_a_long_lane_takes_back_what_is_behind_it(engine: Engine
     assert [len(one.messages) for one in await engine.list_leases(story.lease, "s", "c")].count(1) == 78
 
 
+@pytest.mark.slow
 async def test_a_long_lane_goes_back_in_parts_the_newest_first(
     engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

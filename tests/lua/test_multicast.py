@@ -122,6 +122,7 @@ PLANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS)
 async def test_these_stories_find_out_that(name: str, backends: Backends, topic: str) -> None:
     file, text, becomes = PLANTS[name]

@@ -34,6 +34,25 @@ async def test_larger_goes_first_and_equals_in_the_order_of_their_publish(engine
     assert await story.take() == []
 
 
+async def test_what_lay_between_them_comes_before_what_is_newer_also_when_they_are_gone(
+    timed: ManualTime, topic: str
+) -> None:
+    """Each message is acked before the next one is asked for."""
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe()
+    for first in (1, 10):
+        await publish(story, 0, 0, 9, 0, 5, 0, 0, 0, 0)
+        found = []
+        for _ in range(9):
+            await timed.advance(1)
+            one = await story.fetch(permits=1)
+            found += entries(one)
+            await story.ack(*receipts(one))
+        assert found == [first + place for place in (2, 4, 0, 1, 3, 5, 6, 7, 8)]
+    assert await story.take() == []
+    assert await timed.engine.store.command("HGET", story.sub().sub, "aside") is None
+
+
 async def test_all_of_them_come_and_nothing_is_left_behind(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe(consumers=("c", "d"))

@@ -173,6 +173,23 @@ async def test_a_short_window_is_as_short_as_asked_for(timed: ManualTime, topic:
             await timed.advance(5_000)
 
 
+@pytest.mark.parametrize(("before", "after"), [(10_000, 600_000), (600_000, 10_000), (0, 600_000)])
+async def test_what_was_marked_before_the_window_is_changed_is_known_still(
+    timed: ManualTime, topic: str, before: int, after: int
+) -> None:
+    """A mark says more in a short window; both kinds are read in both."""
+    story = await Story.begin(timed.engine, topic, TopicSettings(dedupe_ms=before))
+    await story.subscribe()
+    sent = [Outgoing("a", "u1", pack_about(1, size=7)), Outgoing("a", "u2", pack_about(1, size=7))]
+    first = (await timed.engine.publish(story.lease, sent)).each()
+    assert (await timed.engine.change_topic(topic, dedupe_ms=after)).dedupe_ms == after
+    again = (await timed.engine.publish(story.lease, [*sent, message("a", "u3")])).each()
+    assert again == [*(Published(one.id, duplicate=True) for one in first), Published(story.id(3))]
+    assert (await timed.engine.publish(story.lease, [message("a", "u3")])).each()[0].duplicate
+    await timed.advance(120_000 + 2 * after)
+    assert not (await timed.engine.publish(story.lease, [message("a", "u1")])).each()[0].duplicate
+
+
 async def test_what_was_for_later_and_is_sent_again_with_its_body_is_the_same_message(
     timed: ManualTime, topic: str
 ) -> None:

@@ -146,6 +146,7 @@ async def test_more_replicas_than_there_are_is_refused_before_anything_is_stored
         assert not await story.exists(story.keys.delayed, story.keys.delayed_data)
 
 
+@pytest.mark.slow
 async def test_a_replica_that_comes_or_goes_is_noticed(pair: ReplicaPair, topic: str) -> None:
     async with engine_on(pair.master) as engine:
         story = await Story.begin(engine, topic)
@@ -246,6 +247,7 @@ async def test_a_replica_that_is_written_to_answers_that_it_is_unavailable(
             await engine.create_topic(topic)
 
 
+@pytest.mark.slow
 async def test_with_full_memory_publishing_is_overloaded_while_consuming_goes_on(
     server_binary: Path, topic: str
 ) -> None:
@@ -312,6 +314,7 @@ async def test_a_server_that_is_not_there_is_unavailable(url: str, topic: str) -
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_a_server_that_goes_away_is_unavailable_until_it_is_back(
     server_binary: Path, topic: str
 ) -> None:

@@ -306,3 +306,25 @@ async def test_a_thousand_receipts_are_settled_in_one_call(engine: Engine, topic
     result = await engine.ack(story.lease, "s", receipts(deliveries))
     assert (result.stale, result.forgotten) == ([], [(1, 1_000)])
     assert await story.log() == []
+
+
+async def test_the_wait_doubles_up_to_its_maximum_and_jitter_only_shortens_it(
+    timed: ManualTime, topic: str
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic)
+    await story.subscribe(backoff=Backoff(1.0, 2.0, 300.0, 0.2))
+    await story.publish_many(2)
+    found = await story.fetch()
+    scattered = set()
+    for retry in range(12):
+        longest = min(1_000 * 2**retry, 300_000)
+        await story.nack(*receipts(found), delay_ms=None)
+        waits = await engine.store.command("ZRANGE", story.sub().ready, 0, -1)
+        scattered.add(len({text.split("\0")[1] for text in waits}))
+        await timed.advance(longest * 8 // 10 - 1)
+        assert await story.take() == [], retry
+        await timed.advance(longest - longest * 8 // 10 + 1)
+        found = await story.fetch()
+        assert sorted(entries(found)) == [1, 2], retry
+    assert scattered == {2}, "two messages do not wait for the same time"

@@ -4,6 +4,7 @@ import pytest
 
 from keylane.errors import Forbidden, InvalidArgument, MessageLeased, MessageNotFound
 from keylane.wire import pack_about
+from keylane.wire import with_body as wire_with_body
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.lanes import parse_lane
 from keylane_broker.engine.values import Backoff, Capacity, Outgoing, SubscriptionSettings, TopicSettings
@@ -12,6 +13,7 @@ from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.store.keys import topic_key
 from tests.support.clock import ManualTime
 from tests.support.story import Story, entries, message, part, receipts
+from tests.support.turns import ack_whole
 
 MODES = ("shared", "key_shared", "exclusive", "failover")
 
@@ -19,6 +21,21 @@ MODES = ("shared", "key_shared", "exclusive", "failover")
 def with_body(key: str, uid: str, group: str = "") -> Outgoing:
     """A message that has a body, named after its uid."""
     return Outgoing(key, uid, pack_about(1, group, size=3))
+
+
+async def test_an_inline_body_goes_with_its_message_and_is_nobodys_to_delete(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    about = wire_with_body(pack_about(1), b"42")
+    assert about is not None
+    await engine.publish(story.lease, [Outgoing("a", uid, about) for uid in ("one", "two", "three")])
+    await skip(story, 1)
+    await engine.delete_message(topic, f"0:{story.id(2)}")
+    await story.ack(*receipts(await story.fetch()))
+    assert await story.log() == []
+    assert await story.take_names() == []
 
 
 async def skip(story: Story, entry: int, name: str = "s") -> list[tuple[str, str]]:
@@ -93,6 +110,20 @@ async def test_a_reader_by_position_takes_along_what_others_have_skipped(engine:
     await engine.claim(topic, "spark", "r", 60_000)
     await engine.commit(topic, "spark", "r", 0, 4)
     assert await story.log() == [1, 3]
+
+
+async def test_what_is_settled_already_is_not_skipped_and_leaves_its_lane_as_it_was(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe(mode="key_shared")
+    await story.subscribe("other")
+    await story.publish(*"ab" * 35)  # so that the record of a lane lists many ranges
+    held = await story.fetch()
+    assert await ack_whole(engine, story.lease, "s", [held[0].receipt])
+    with pytest.raises(MessageNotFound):
+        await skip(story, 1)
+    assert await check_topic(engine, topic) == []
 
 
 @pytest.mark.parametrize("mode", MODES)

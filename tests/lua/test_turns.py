@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from keylane.errors import Overloaded
@@ -12,7 +13,7 @@ from keylane_broker.engine.values import Capacity, Outgoing, Receipt, Subscripti
 from keylane_broker.limits import FOREVER
 from loadtest.topology import single_server
 from tests.support.story import HOUR_MS, Story, entries, message, part, receipts
-from tests.support.turns import ack_whole, turn
+from tests.support.turns import ack_whole, lease_fresh, turn
 
 ROOM = [Capacity("c", 100)]
 
@@ -79,6 +80,33 @@ async def test_a_turn_leases_as_much_as_there_is_room_for(engine: Engine, topic:
     assert [(share.consumer, share.ranges) for share in told.fetched.shares] == [("c", [2, 2]), ("d", [3, 3])]
     assert (told.fetched.cursor, told.fetched.more) == (3, True)
     assert await story.take() == [4]
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_a_message_by_itself_goes_to_whoever_has_the_most_room(
+    engine: Engine, topic: str, mode: str
+) -> None:
+    story = await opened(engine, topic, mode)
+    rooms = [Capacity("c", 1, spare=3), Capacity("d", 1, spare=7)]
+    told = await turn(engine, story.lease, "s", [message("b")], rooms)
+    assert told is not None
+    assert [(share.consumer, share.ranges) for share in told.fetched.shares] == [("d", [2, 2])]
+    assert (told.fetched.cursor, told.fetched.more) == (2, False)
+    assert entries(await engine.list_leases(story.lease, "s", "d")) == [2]
+
+
+async def test_a_message_by_itself_for_which_nobody_has_room_is_stored(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    told = await turn(engine, story.lease, "s", [message()], [Capacity("c", 0)])
+    assert told is not None
+    assert (told.fetched.shares, told.fetched.cursor, told.fetched.more) == ([], 1, True)
+    assert await story.take() == [2]
+
+
+async def test_somebody_without_a_session_is_told_so_by_a_fetch(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    rooms = [Capacity("c", 1, spare=7), Capacity("e", 1)]
+    assert await turn(engine, story.lease, "s", [message()], rooms) is None
 
 
 async def test_those_who_are_not_named_get_their_shares_later(engine: Engine, topic: str) -> None:
@@ -168,6 +196,23 @@ async def test_a_turn_that_is_not_ordinary_changes_nothing(
     assert await state(story) == before
 
 
+async def _expiring(story: Story) -> None:
+    later = int(time.time() * 1_000) + HOUR_MS
+    await story.engine.publish(story.lease, [message("x")], extras={0: (later, 0)})
+
+
+@pytest.mark.parametrize("change", [_journal, _other_worker, _expired_lease, _deleted, _filtered, _expiring])
+async def test_an_ack_that_is_not_ordinary_changes_nothing(
+    engine: Engine, topic: str, change: Callable[[Story], Awaitable[None]]
+) -> None:
+    story = await opened(engine, topic)
+    given = await leased(story, "a")
+    await change(story)
+    before = await state(story)
+    assert not await ack_whole(engine, story.lease, "s", given)
+    assert await state(story) == before
+
+
 async def test_a_turn_with_a_duplicate_changes_nothing(engine: Engine, topic: str) -> None:
     story = await opened(engine, topic)
     await engine.publish(story.lease, [message("a", f"{topic}-u")])
@@ -194,9 +239,7 @@ async def test_a_key_whose_consumer_has_no_room_is_not_ordinary(engine: Engine, 
     assert await state(story) == before
 
 
-async def test_only_whole_and_current_leases_of_one_subscription_are_settled(
-    engine: Engine, topic: str
-) -> None:
+async def test_only_whole_and_current_leases_are_settled(engine: Engine, topic: str) -> None:
     story = await opened(engine, topic)
     [receipt] = await leased(story, "", "", "")
     before = await state(story)
@@ -209,9 +252,108 @@ async def test_only_whole_and_current_leases_of_one_subscription_are_settled(
         assert not await ack_whole(engine, story.lease, "s", given)
         assert await turn(engine, story.lease, "s", [message("a")], ROOM, given) is None
     assert await state(story) == before
-    await story.subscribe("other", consumers=())
-    assert not await ack_whole(engine, story.lease, "s", [receipt])
-    assert await story.ack(receipt) == ["settled"]
+    assert await ack_whole(engine, story.lease, "s", [receipt])
+
+
+@pytest.mark.parametrize("way", ["fetch", "turn"])
+@pytest.mark.parametrize(("mode", "key"), [("shared", "a"), ("key_shared", "")])
+async def test_neighbouring_shares_of_a_consumer_are_settled_as_they_came(
+    engine: Engine, topic: str, mode: str, key: str, way: str
+) -> None:
+    """Who has more room than others gets several shares, which come as one range, and is answered as one."""
+    story = await opened(engine, topic, mode)
+    rooms = [Capacity("c", 10), Capacity("d", 10, spare=7)]
+    messages = [message(key) for _ in range(8)]
+    if way == "turn":
+        told = await turn(engine, story.lease, "s", messages, rooms, others=6)
+        assert told is not None
+        found = told.fetched
+    else:
+        await engine.publish(story.lease, messages)
+        found = await engine.fetch_flat(story.lease, "s", rooms, others=6)
+    [first, *_] = found.shares
+    assert (first.consumer, first.ranges[1] - first.ranges[0] + 1) == ("c", 2), "of eight messages two"
+    given = [Receipt(0, "", found.token, *first.ranges)]
+    assert await ack_whole(engine, story.lease, "s", given, "c")
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_behind_a_turn_another_subscription_leases_the_same(
+    engine: Engine, topic: str, mode: str
+) -> None:
+    story = await opened(engine, topic)
+    await story.subscribe("other", mode, consumers=("c",))
+    messages = [message("a"), message("b"), message("")]
+    told = await turn(engine, story.lease, "s", messages, ROOM)
+    assert told is not None
+    found = await lease_fresh(engine, story.lease, "other", messages, told.published, ROOM)
+    assert found is not None
+    assert found.shares == told.fetched.shares
+    assert await lease_fresh(engine, story.lease, "other", messages, told.published, ROOM) is None, "once"
+    mine = receipts(engine.as_result(story.lease, ROOM, told.fetched).deliveries)
+    theirs = receipts(engine.as_result(story.lease, ROOM, found).deliveries)
+    assert await ack_whole(engine, story.lease, "s", mine)
+    assert await story.log() == [2, 3, 4], "the other one is owed them"
+    assert await ack_whole(engine, story.lease, "other", theirs)
+    assert await story.log() == []
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_behind_a_turn_of_one_message_another_subscription_leases_it(
+    engine: Engine, topic: str, mode: str
+) -> None:
+    story = await opened(engine, topic)
+    await story.subscribe("other", mode, consumers=("c",))
+    messages = [message("a")]
+    told = await turn(engine, story.lease, "s", messages, ROOM)
+    assert told is not None
+    found = await lease_fresh(engine, story.lease, "other", messages, told.published, ROOM)
+    assert found is not None
+    assert found.shares == told.fetched.shares
+    for name, left, fetched in (("s", [2], told.fetched), ("other", [], found)):
+        mine = receipts(engine.as_result(story.lease, ROOM, fetched).deliveries)
+        assert await ack_whole(engine, story.lease, name, mine)
+        assert await story.log() == left
+
+
+async def test_behind_a_turn_nothing_is_leased_that_is_not_known(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    await story.subscribe("other", consumers=("c",))
+    messages = [message("a"), message("b")]
+    told = await turn(engine, story.lease, "s", messages, ROOM)
+    assert told is not None
+    before = await state(story)
+    for count, first in ((1, 2), (2, 1), (2, 3)):
+        published = msgspec.structs.replace(told.published, first=first)
+        assert not await lease_fresh(engine, story.lease, "other", messages[:count], published, ROOM)
+    assert await state(story) == before
+    await engine.skip(topic, "other", f"0:{story.id(2)}")
+    assert not await lease_fresh(engine, story.lease, "other", messages, told.published, ROOM)
+    assert await story.take(name="other", consumer="c") == [3], "one was skipped meanwhile"
+
+
+async def test_what_came_instead_of_a_turn_is_not_leased_by_its_keys(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic, "key_shared")
+    await story.subscribe("other", "key_shared", consumers=("c", "d"))
+    came = await story.publish("x")  # it was for later, or redriven: no dispatcher has heard of it
+    messages = [message("y")]
+    assert await turn(engine, story.lease, "s", messages, ROOM) is None
+    assert not await lease_fresh(engine, story.lease, "other", messages, came, ROOM)
+    assert await story.take(name="other") == [2]
+    await story.publish("x")
+    assert await story.take("d", name="other") == [], "the key is with another"
+    await story.ack(*receipts(await story.fetch()))
+    assert await story.log() == [2, 3], "the other one is owed them"
+
+
+async def test_what_came_instead_of_a_turn_is_left_to_a_fetch_also_where_the_key_is_the_same(
+    engine: Engine, topic: str
+) -> None:
+    story = await opened(engine, topic)
+    await story.subscribe("other")
+    came = await story.publish("x")  # if it was redriven for "s", a fetch for "other" passes it
+    assert not await lease_fresh(engine, story.lease, "other", [message("x")], came, ROOM)
+    assert await story.take(name="other") == [2]
 
 
 async def spread(story: Story, count: int) -> list[list[Receipt]]:
@@ -286,6 +428,41 @@ async def test_what_another_holds_is_not_settled(engine: Engine, topic: str) -> 
     assert refused.outcomes(3) == ["stale"] * 3
     assert await state(story) == before
     assert await ack_whole(engine, story.lease, "s", given, "c")
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+async def test_one_that_is_settled_by_itself_is_held_by_who_settles_it_just_so(
+    engine: Engine, topic: str, mode: str
+) -> None:
+    story = await opened(engine, topic, mode)
+    [receipt] = await leased(story, "a")
+    before = await state(story)
+    for given, settler in (
+        (receipt, "d"),
+        (receipt._replace(token=receipt.token - 1), "c"),
+        (receipt._replace(first=3, last=3), "c"),
+    ):
+        assert not await ack_whole(engine, story.lease, "s", [given], settler)
+    assert await state(story) == before
+    assert await ack_whole(engine, story.lease, "s", [receipt], "c")
+    assert await engine.list_leases(story.lease, "s", "c") == []
+    assert not await ack_whole(engine, story.lease, "s", [receipt], "c")
+
+
+async def test_what_a_deleted_subscription_held_is_not_settled(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    given = await leased(story, "a")
+    await story.subscribe("other", consumers=())
+    await engine.delete_subscription(topic, "s")
+    assert not await ack_whole(engine, story.lease, "s", given)
+
+
+async def test_an_ack_by_which_a_deadline_moves_keeps_the_time(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic, "key_shared")
+    given = await leased(story, "a", "b", "a")
+    await engine.store.command("HSET", story.keys.meta, "clock", 1)
+    assert await ack_whole(engine, story.lease, "s", given[:1])
+    assert int(await engine.store.command("HGET", story.keys.meta, "clock")) > 1
 
 
 async def test_messages_that_are_retained_for_ever_stay_when_they_are_settled(

@@ -5,6 +5,7 @@ examples, and new ones each time.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -30,6 +31,7 @@ DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 ROUND = 9  # examples that one seed makes; of ten and more Hypothesis keeps the first ones small
 FEW = range(3)  # rounds
 MANY = range(3, 17)  # which go on where the few end
+ENOUGH = 20.0  # seconds in which rounds begin, unless a defect is to be found
 ALL = range(15)
 UNTIL_FOUND = range(220)
 SECONDS = 3_600 if DEEP else 600
@@ -114,11 +116,16 @@ consumers = st.sampled_from(CONSUMERS)
 POLICIES: list[tuple[int | None, str]] = [(None, "skip"), (0, "skip"), (1, "skip"), (1, "park")]
 
 
-class BrokerMachine(RuleBasedStateMachine):
+class Machine(RuleBasedStateMachine):
+    """What has a world to act in."""
+
+    world: ClassVar[World]
+
+
+class BrokerMachine(Machine):
     """A subscription of one mode beside another one of any mode, on the same partition."""
 
     mode: ClassVar[str]
-    world: ClassVar[World]
     journal: ClassVar[int] = 0  # records to keep
     settings: ClassVar[TopicSettings] = PLAIN  # of the topic
     ordinary: ClassVar[bool] = False  # the scripts for the ordinary case come first
@@ -401,7 +408,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def explore(
-    machine: type[BrokerMachine],
+    machine: type[Machine],
     url: str,
     rounds: range,
     *,
@@ -425,8 +432,11 @@ def explore(
         suppress_health_check=list(HealthCheck),
     )
     machine.world = World(url, sources)
+    began = time.monotonic()
     try:
         for number in [*rounds] * (20 if deep else 1):
+            if not (deep or planted) and time.monotonic() - began > ENOUGH:
+                break  # the suite must end on a slow machine, too
             if not deep:
                 hypothesis.seed(number)(machine)
             run_state_machine_as_test(machine, settings=each)

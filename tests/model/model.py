@@ -444,6 +444,7 @@ class Partition:
     waiting: list[tuple[int, Outgoing]] = field(default_factory=list)  # for later: when each is due
     doomed: list[str] = field(default_factory=list)  # names of bodies of messages that have gone
     retention_ms: int = 0  # for which messages stay when everybody has settled them
+    quota: int = 0  # messages that may be there, or wait for their time; 0 for no limit
     quota_bytes: int = 0  # that bodies of the log may have; 0 for no limit
     clock: Callable[[], int] = lambda: 0
     settled: dict[int, int] = field(default_factory=dict)  # what stays -> since when it is owed to nobody
@@ -461,7 +462,7 @@ class Partition:
     ) -> None:
         """Check what a publish answered, and follow it."""
         assert len(told) == len(messages)
-        if self.quota_bytes:
+        if self.quota or self.quota_bytes:
             self.forget()
         used, full = sum(_size(entry.about) for entry in self.log.values()), False
         for (key, uid, about), answer in zip(messages, told, strict=True):
@@ -473,6 +474,9 @@ class Partition:
                 one.wants(key, about) for one in self.subscriptions.values()
             ):
                 assert answer == Published(None, no_subscribers=True), "nobody is there to owe it"
+            elif self.quota and (full or len(self.log) + len(self.waiting) >= self.quota):
+                assert answer == Published(None, full=True), f"{len(self.log)} messages are there"
+                full = True
             elif self.quota_bytes and (full or 0 < used > self.quota_bytes - _size(f"{now} {about}")):
                 assert answer == Published(None, full=True), f"{used} bytes are there, {about!r} does not fit"
                 full = True

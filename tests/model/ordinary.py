@@ -24,6 +24,7 @@ class OrdinaryMachine(BrokerMachine):
         again=st.sampled_from((False,) * 5 + (True,)),
         caught_up=st.sampled_from((True, True, True, False)),
         joined=st.sampled_from((True, True, True, False)),
+        behind=st.booleans(),
     )
     def take_a_turn(
         self,
@@ -34,17 +35,20 @@ class OrdinaryMachine(BrokerMachine):
         again: bool,
         caught_up: bool,
         joined: bool,
+        behind: bool,
     ) -> None:
-        """Settle what is held, publish and lease; where that is not ordinary, one by one."""
+        """Settle what is held, publish and lease, also for the other subscription; else one by one."""
         both = self.both
-        model = both.sub(name)
-        for room in asked if joined else []:
-            if not model.is_open(room.consumer, both.now) and (
-                model.mode != "exclusive" or not model.sessions
-            ):
-                both.join(name, room.consumer, SESSIONS_MS[0])
-        if caught_up:
-            both.fetch(name, [room._replace(permits=100) for room in asked], 1_000)
+        others = [one for one in both.partition.subscriptions if one != name] if behind else []
+        for one in (name, *others):
+            model = both.sub(one)
+            for room in asked if joined else []:
+                if not model.is_open(room.consumer, both.now) and (
+                    model.mode != "exclusive" or not model.sessions
+                ):
+                    both.join(one, room.consumer, SESSIONS_MS[0])
+            if caught_up:
+                both.fetch(one, [room._replace(permits=100) for room in asked], 1_000)
         self.uids += [f"u{len(self.uids) + at}" for at in range(len(keys))]
         messages = [
             Outgoing(key, uid, "1  7 ") for key, uid in zip(keys, self.uids[-len(keys) :], strict=True)
@@ -52,7 +56,10 @@ class OrdinaryMachine(BrokerMachine):
         if again:
             messages[-1] = messages[-1]._replace(uid=self.uids[0])
         receipts = both.live(name)[:settled]
-        if not both.turn(name, messages, asked, receipts):
+        if published := both.turn(name, messages, asked, receipts):
+            for one in others:
+                both.lease_behind(one, messages, published, asked)
+        else:
             if receipts:
                 both.ack(name, receipts)
             both.publish(messages)

@@ -21,9 +21,12 @@ from keylane_broker.engine.values import (
     Backoff,
     Capacity,
     Delivery,
+    Fetched,
     FetchResult,
     Lease,
+    NumberedFrame,
     Outgoing,
+    PublishResult,
     Receipt,
     SettleResult,
     SubscriptionSettings,
@@ -35,7 +38,7 @@ from keylane_broker.store.store import Store
 from tests.model.model import Entry, Owed, Part, Partition, Subscription
 from tests.support.clock import ManualTime
 from tests.support.story import fetch_settled
-from tests.support.turns import ack_whole, turn
+from tests.support.turns import ack_whole, lease_fresh, turn
 
 CONSUMERS = ("c1", "c2", "c3")
 WORKERS = ("w1", "w2")
@@ -108,6 +111,7 @@ class Pair:
         ordinary: bool = False,
         max_retries: int | None = None,
         poison: str = "skip",
+        topic: str = "",
     ) -> None:
         self.world = world
         self.ordinary = ordinary  # the scripts for the ordinary case come first
@@ -116,11 +120,12 @@ class Pair:
         self.filters = filters or {}
         self.backoff = backoff
         self.max_retries, self.poison = max_retries, poison
-        self.topic = f"topic-{uuid4().hex[:12]}"
+        self.topic = topic or f"topic-{uuid4().hex[:12]}"
         self.keys = PartitionKeys.of(self.topic, 0)
         self.partition = Partition(
             dedupe_ms,
             retention_ms=settings.retention_ms,
+            quota=settings.backlog_quota,
             quota_bytes=settings.backlog_quota_bytes,
             clock=lambda: world.time.now_ms,
         )
@@ -569,25 +574,43 @@ class Pair:
 
     def _all_settled(self, model: Subscription, receipts: Sequence[Receipt]) -> None:
         assert not model.ack(self.now, receipts), "none was stale"
-        gone = {entry for _, _, _, first, last in receipts for entry in range(first, last + 1)}
-        assert gone == self.partition.forget(), "all of them left the log"
+        settled = {entry for _, _, _, first, last in receipts for entry in range(first, last + 1)}
+        assert self.partition.forget() <= settled, "of these some have left the log, or all"
 
     def turn(
-        self, name: str, messages: Sequence[Outgoing], asked: list[Capacity], receipts: Sequence[Receipt]
-    ) -> bool:
-        """Settle, publish and lease in one call; returns whether that was an ordinary case."""
+        self,
+        name: str,
+        messages: Sequence[Outgoing],
+        asked: list[Capacity],
+        receipts: Sequence[Receipt],
+        frames: Sequence[NumberedFrame] = (),
+    ) -> PublishResult | None:
+        """Settle, publish and lease in one call; returns what was published if that was an ordinary case."""
         model = self.sub(name)
-        step = turn(self.engine, self.lease, name, messages, asked, receipts)
-        told = self.do(f"turn of {name}:", step, receipts, messages, asked)
+        step = turn(self.engine, self.lease, name, messages, asked, receipts, frames=frames)
+        told = self.do(f"turn of {name}:", step, receipts, messages, asked, frames)
         if told is None:
-            return False
+            return None
         self.counted["turn"] += 1
         if receipts:
             self._all_settled(model, receipts)
         self.partition.publish(self.now, self.lease.epoch, messages, told.published.each())
+        self._follow_turn(name, asked, told.fetched)
+        return told.published
+
+    def lease_behind(
+        self, name: str, messages: Sequence[Outgoing], published: PublishResult, asked: list[Capacity]
+    ) -> None:
+        """Lease what a turn of another subscription has published, if that is an ordinary case."""
+        step = lease_fresh(self.engine, self.lease, name, messages, published, asked)
+        if (fetched := self.do(f"lease behind the turn, {name}:", step, asked)) is not None:
+            self.counted["lease"] += 1
+            self._follow_turn(name, asked, fetched)
+
+    def _follow_turn(self, name: str, asked: list[Capacity], fetched: Fetched) -> None:
         # What is left is for the fetch that comes next, which tells when something is due.
-        result = self.engine.as_result(self.lease, asked, told.fetched)
-        self._follow(name, model, asked, 1_000, structs.replace(result, more=True))
+        result = self.engine.as_result(self.lease, asked, fetched)
+        self._follow(name, self.sub(name), asked, 1_000, structs.replace(result, more=True))
         taken = Counter({room.consumer: 0 for room in asked})
         for delivery in result.deliveries:
             taken[delivery.consumer] += len(delivery.messages)
@@ -601,7 +624,6 @@ class Pair:
         assert not self.fetch_once(name, rest, 1_000).deliveries, (
             "a turn leaves nothing that there is room for"
         )
-        return True
 
     def nack(self, name: str, receipts: Sequence[Receipt], delay_ms: int | None, charged: bool) -> None:
         """Give messages back after a delay, at a time if that has passed, or after the backoff."""

@@ -7,7 +7,7 @@ import pytest
 from keylane.errors import ConsumerReplaced, MessagesLost, SubscriptionBusy
 from keylane_broker.store.scripts import read_sources
 from tests.model.cursor import CursorMachine
-from tests.model.machine import SECONDS, UNTIL_FOUND, BrokerMachine, explore, small_steps, with_little_room
+from tests.model.machine import SECONDS, UNTIL_FOUND, Machine, explore, small_steps, with_little_room
 from tests.model.machines import (
     BesideFiltered,
     ExclusiveMachine,
@@ -19,6 +19,7 @@ from tests.model.machines import (
     SharedMachine,
 )
 from tests.model.ordinary import KeySharedOrdinary, SharedOrdinary
+from tests.model.redriving import RedriveMachine
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.timeout(SECONDS)
 class Defect(NamedTuple):
     """A change that breaks the contract: in which file, and what becomes of a text that is there once."""
 
-    machine: type[BrokerMachine]
+    machine: type[Machine]
     file: str
     text: str
     becomes: str
@@ -119,7 +120,7 @@ DEFECTS = {
     ),
     "a free lane goes to anybody": Defect(
         KeySharedMachine,
-        "lib/fetch/capacity",
+        "lib/roomiest",
         "    top.placed = top.rank\n    sift(heap, 1)\n",
         "    top.placed = top.rank\n",
     ),
@@ -181,7 +182,7 @@ DEFECTS = {
         SharedMachine, "lib/require_lease", "redis.call('GET', lease) ~= held", "false"
     ),
     "an ack does not look at the other subscriptions": Defect(
-        SharedMachine, "lib/owed", "if all[index] ~= except then", "if false then"
+        SharedMachine, "lib/owed", "if other == except then", "if true then"
     ),
     "an ack trims one entry too many from the start of the log": Defect(
         SharedMachine, "lib/forget", "id_of(first_range[2] + 1)", "id_of(first_range[2] + 2)"
@@ -250,7 +251,7 @@ DEFECTS = {
         CursorMachine, "subscription/commit", "if target <= cursor then", "if target == cursor then"
     ),
     "a commit does not look at the other subscriptions": Defect(
-        CursorMachine, "lib/owed", "if all[index] ~= except then", "if false then"
+        CursorMachine, "lib/owed", "if other == except then", "if true then"
     ),
     "a commit leaves behind what it has passed": Defect(
         CursorMachine, "subscription/commit", "return { { first, last } }", "return { { first, last - 1 } }"
@@ -370,32 +371,62 @@ DEFECTS = {
         "gone = drop(normalise(settled), packed, true)",
     ),
     "a turn leases to somebody without a session": Defect(
-        SharedOrdinary, "subscription/turn", "tonumber(session or 0) <= now", "tonumber(session or 0) < 0"
+        SharedOrdinary, "lib/fresh_leases", "tonumber(session or 0) <= now", "tonumber(session or 0) < 0"
     ),
     "a turn is taken by a worker that lost its lease": Defect(
-        SharedOrdinary, "lib/ordinary", "redis.call('GET', lease) == held", "true"
+        SharedOrdinary, "lib/ordinary", "redis.call('GET', lease) ~= held", "false"
     ),
     "a turn overtakes what its subscription has not passed": Defect(
-        SharedOrdinary, "subscription/turn", "if cursor ~= last_entry or", "if not cursor or"
+        SharedOrdinary,
+        "lib/fresh_leases",
+        "redis.call('HGET', subs, name) ~= after_text",
+        "not redis.call('HGET', subs, name)",
     ),
     "a turn stores a duplicate": Defect(
         SharedOrdinary, "subscription/turn", "if found[index] or found_older[index] then", "if false then"
     ),
+    "a turn leases what it does not pass": Defect(
+        SharedOrdinary, "lib/fresh_leases", "  redis.call('HSET', subs, name, plan.cursor)\n", ""
+    ),
+    "a lease behind a turn is not written down": Defect(
+        SharedOrdinary, "subscription/lease_fresh", "write_leases(leased)\n", ""
+    ),
     "a turn gives a free lane to anybody": Defect(
-        KeySharedOrdinary, "subscription/turn", "taker.spare > best.spare", "taker.spare < best.spare"
+        KeySharedOrdinary,
+        "lib/fresh_leases",
+        "rank_of(named[at + 2], index)",
+        "rank_of(-named[at + 2], index)",
+    ),
+    "a turn gives a message by itself to anybody": Defect(
+        KeySharedOrdinary, "lib/fresh_leases", "and named[place + 2] > most then", "then"
+    ),
+    "a turn gives a message by itself to who has no room": Defect(
+        SharedOrdinary, "lib/fresh_leases", "if named[place + 1] > 0 and", "if"
+    ),
+    "a turn leases a message by itself though others of its lane are leased": Defect(
+        KeySharedOrdinary, "lib/fresh_leases", "redis.call('HGET', lanes, lane)", "false"
+    ),
+    "a turn leases a message by itself that nobody finds by its entry": Defect(
+        SharedOrdinary, "lib/fresh_leases", "    redis.call('ZADD', runs, plan.run, lane)\n", ""
+    ),
+    "a turn puts off the time at which a consumer's leases are looked at, for a message by itself": Defect(
+        KeySharedOrdinary,
+        "lib/fresh_leases",
+        "redis.call('ZADD', deadlines, 'LT', deadline, taker)",
+        "redis.call('ZADD', deadlines, deadline, taker)",
     ),
     "a turn uses a token twice": Defect(
-        SharedOrdinary, "subscription/turn", "settings[2] + 1, now)", "settings[2], 0)"
+        SharedOrdinary, "lib/fresh_leases", "settings[2] + 1, now)", "settings[2], 0)"
     ),
     "a turn leases a key's message to another than its lane's consumer": Defect(
         KeySharedOrdinary,
-        "subscription/turn",
-        "taker = by_name[holder_without_waiting(text)]",
-        "taker = roomiest()",
+        "lib/fresh_leases",
+        "local taker = text and by_name[holder_without_waiting(text)]",
+        "local taker = text and roomiest(heap)",
     ),
     "a turn puts off the time at which a consumer's leases are looked at": Defect(
         KeySharedOrdinary,
-        "subscription/turn",
+        "lib/fresh_leases",
         "redis.call('ZADD', deadlines, 'LT', unpack(bounds))",
         "redis.call('ZADD', deadlines, unpack(bounds))",
     ),
@@ -405,11 +436,41 @@ DEFECTS = {
         "place_behind(text, place, prefix, first, last)",
         "place_behind(text, place, string.match(text, '^%d+:', place) or prefix, first, last)",
     ),
+    "an ack of one whole lease takes an old receipt": Defect(
+        SharedOrdinary, "lib/whole_leases", "if item ~= leased or", "if not item or"
+    ),
+    "an ack of one whole lease leaves its record": Defect(
+        SharedOrdinary, "lib/whole_leases", "  redis.call('HDEL', lanes, lane)\n", ""
+    ),
+    "an ack of one message leaves its retry count behind": Defect(
+        SharedOrdinary, "lib/whole_leases", "    redis.call('HDEL', retries, entry)\n", ""
+    ),
+    "an ack of one message leaves it in the log": Defect(
+        SharedOrdinary, "lib/whole_leases", "    redis.call('XDEL', log, ledger .. '-' .. entry)\n", ""
+    ),
     "an ack of a whole lease does not look at the other subscriptions": Defect(
-        SharedOrdinary, "subscription/ack_whole", "redis.call('HLEN', subs) == 1", "true"
+        SharedOrdinary, "lib/whole_leases", "redis.call('HLEN', subs) ~= 1", "false"
+    ),
+    "an ack of a whole lease forgets what another subscription has not got": Defect(
+        SharedOrdinary, "lib/owed_elsewhere", "{ { its_cursor + 1, END } }", "{}"
+    ),
+    "an ack of a whole lease forgets what another subscription has in a run": Defect(
+        KeySharedOrdinary, "lib/owed_runs", "found[index] = {", "found[#found + 1] = nil and {"
+    ),
+    "an ack of a whole lease forgets what another subscription has in a lane": Defect(
+        SharedOrdinary,
+        "lib/owed_elsewhere",
+        "    for _, range in ipairs(listed or {}) do",
+        "    for _ in ipairs({}) do local range",
+    ),
+    "an ack of a whole lease forgets what waits in a lane of another subscription": Defect(
+        SharedOrdinary, "lib/owed_elsewhere", "|%d+|0|0|(%d.*)$", "|%d+|%d+|%d+|(.*)$"
+    ),
+    "an ack of a whole lease keeps what another subscription has skipped": Defect(
+        SharedOrdinary, "lib/owed_elsewhere", "redis.call('EXISTS', its .. ':skipped') == 1", "false"
     ),
     "an ack of a whole lease does not restart the deadline of its lane": Defect(
-        KeySharedOrdinary, "lib/whole_leases", "now + lease_ms", "0"
+        KeySharedOrdinary, "lib/whole_leases", "now + its[at]", "0"
     ),
     "an ack of whole leases cuts too little off a lane": Defect(
         KeySharedOrdinary,
@@ -421,7 +482,7 @@ DEFECTS = {
         SharedOrdinary, "lib/whole_leases", "  if names == '' then\n", "  if true then\n"
     ),
     "an ack of a whole lease leaves its retry count behind": Defect(
-        SharedOrdinary, "lib/whole_leases", "    redis.call('HDEL', retries, unpack(entries))\n", ""
+        SharedOrdinary, "lib/whole_leases", "  redis.call('HDEL', retries, unpack(entries))\n", ""
     ),
     "what does not match is owed after all": Defect(
         FilteredShared,
@@ -445,7 +506,7 @@ DEFECTS = {
         "redis.call('ZREMRANGEBYSCORE', call.matches, '-inf', call.cursor - 1)",
     ),
     "an ack forgets what matches another subscription": Defect(
-        BesideFiltered, "lib/owed", "if has_filters then", "if false then"
+        BesideFiltered, "lib/owed", "if ranges[1] and has_filters then", "if false then"
     ),
     "a seek keeps what matched before": Defect(
         FilteredShared, "subscription/seek", "sub .. ':matches', ", ""
@@ -470,6 +531,30 @@ DEFECTS = {
     ),
     "a duplicate is known for less than the window": Defect(
         SharedMachine, "lib/dedupe", "tonumber(at) < marks.window", "tonumber(at) < marks.window / 2"
+    ),
+    "a dead letter that is redriven is kept as well": Defect(
+        RedriveMachine, "subscription/withdraw", "  delete_entries(ranges)\n", ""
+    ),
+    "a dead letter that is redriven leaves its body behind": Defect(
+        RedriveMachine,
+        "subscription/withdraw",
+        "  delete_entries(ranges)\n",
+        "  drop(ranges, cjson.encode({ranges[1][1], cjson.decode(said)[2]}), true)\n",
+    ),
+    "what is redriven comes back in another order": Defect(
+        RedriveMachine,
+        "subscription/withdraw",
+        "for _, range in ipairs(ranges) do\n  for entry = range[1], range[2] do\n    taken",
+        "for _, range in ipairs(ranges) do\n  for entry = range[2], range[1], -1 do\n    taken",
+    ),
+    "a purged dead letter leaves its body behind": Defect(
+        RedriveMachine,
+        "subscription/withdraw",
+        "drop(ranges, #names > 0 and cjson.encode(names) or '', true)",
+        "delete_entries(ranges)",
+    ),
+    "what is carried twice is taken in twice": Defect(
+        RedriveMachine, "partition/receive", "redis.call('HSET', received, source, newest)", ""
     ),
 }
 

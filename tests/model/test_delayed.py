@@ -163,7 +163,9 @@ DEFECTS = {
         "partition/delay", "look_up(marks, delayed_data, batch)", "look_up(marks, 'none', batch)"
     ),
     "what waits is published besides": Defect(
-        "partition/publish", "look_up(marks, delayed_data, batch)", "look_up(marks, 'none', batch)"
+        "partition/publish",
+        "look_up(marks, delayed_data, batch, tags)",
+        "look_up(marks, 'none', batch, tags)",
     ),
     "what nobody was there for leaves a mark": Defect(
         "partition/promote",

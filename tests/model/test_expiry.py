@@ -34,6 +34,7 @@ class ExclusiveExpiry(Expiring, ExclusiveMachine):
 MACHINES = [SharedExpiry, KeySharedExpiry, ExclusiveExpiry]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_expires_keeps_the_contract_in_a_few_runs(machine: type[BrokerMachine], server_url: str) -> None:
     """A short exploration, for every change."""
@@ -57,7 +58,7 @@ class Defect(NamedTuple):
 
 DEFECTS = {
     "a fetch delivers what has expired": Defect(
-        "subscription/fetch", "if expires and redis.call('ZCOUNT'", "if false and redis.call('ZCOUNT'"
+        "subscription/fetch", "if expires and (redis.call('ZCOUNT'", "if false and (redis.call('ZCOUNT'"
     ),
     "others are delivered what somebody may finish": Defect(
         "partition/expire_messages", "call_with('ZADD', skipped, passed)", ""
@@ -83,6 +84,9 @@ DEFECTS = {
     "something expires too late": Defect("lib/extras", "its[1] + lead or", "its[1] + lead + 1 or"),
     "what expires does not know how far the clock went back": Defect(
         "lib/extras", "its[1] + lead or", "its[1] or"
+    ),
+    "what was leased when it expired is not looked at again by a seek": Defect(
+        "lib/expiry", "redis.call('HSET', meta, 'overdue_from', 0)", ""
     ),
     "what was settled is to expire still": Defect("lib/forget", "call_with('ZREM', expiring, entries)", ""),
 }

@@ -8,6 +8,7 @@ from tests.model.machines import KeySharedMachine
 pytestmark = pytest.mark.timeout(SECONDS)
 
 
+@pytest.mark.slow
 def test_key_shared_keeps_the_contract_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
     explore(KeySharedMachine, server_url, FEW)

@@ -28,6 +28,7 @@ class Moving(KeySharedMachine):
             self.fetch(name, list[Item]([key, "b", key]), asked, 1_000, joined=False, settled=False)
 
 
+@pytest.mark.slow
 def test_a_moved_key_goes_where_it_was_moved_in_a_few_runs(server_url: str) -> None:
     """A short exploration, for every change."""
     explore(Moving, server_url, FEW)

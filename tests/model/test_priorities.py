@@ -50,6 +50,7 @@ class FailoverRanked(Ranked, FailoverMachine):
 MACHINES = [SharedRanked, FilteredRanked, FailoverRanked]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_larger_goes_first_in_a_few_runs(machine: type[BrokerMachine], server_url: str) -> None:
     """A short exploration, for every change."""

@@ -165,6 +165,7 @@ rows = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rows)
 def test_columns_say_what_the_client_says(texts: list[tuple[str, str, str]]) -> None:

@@ -90,6 +90,7 @@ def test_without_java_the_command_that_brings_it_is_told() -> None:
     assert "apt-get install openjdk-17" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

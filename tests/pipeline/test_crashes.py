@@ -1,5 +1,6 @@
 """kill -9 of driver and executors in the middle of a batch: the sink holds every message exactly once."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -70,8 +71,9 @@ class Driver:
         """kill -9: the job and all that it has started, or its Java alone, which takes the others along."""
         family = psutil.Process(self._process.pid).children(recursive=True)
         for process in family:
-            if not only_java or process.name() == "java":
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # a Python worker that has just ended by itself
+                if not only_java or process.name() == "java":
+                    process.kill()
         self._process.kill()
         self._process.wait()
         psutil.wait_procs(family, timeout=30)

@@ -4,6 +4,8 @@ import random
 from collections import Counter
 from itertools import permutations
 
+import pytest
+
 from keylane.wire import partition_of
 from keylane_spark.skew.packing import (
     CANDIDATES,
@@ -185,6 +187,7 @@ def test_the_count_that_there_is_stays_unless_another_is_clearly_better() -> Non
     assert best.partitions == 3
 
 
+@pytest.mark.slow
 def test_recommended_counts_are_ones_that_a_person_would_choose() -> None:
     """Powers of two, a dozen and its doubles, tens: never 37, and never less than there are."""
     luck = random.Random(3)

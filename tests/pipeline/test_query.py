@@ -87,6 +87,7 @@ def reading(client: Client, topic: str) -> Iterator[None]:
         renewing.join()
 
 
+@pytest.mark.slow
 def test_a_reader_that_renews_its_claim_is_not(
     client: Client, topic: str, start: Callable[..., Query]
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_reader_that_renews_its_claim_is_not(
     assert client.describe_subscription(topic, "spark").consumers == ["busy"]
 
 
+@pytest.mark.slow
 def test_a_query_that_is_refused_one_topic_lets_go_of_the_others(
     client: Client, make_topic_name: Callable[[], str], topic: str, start: Callable[..., Query]
 ) -> None:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from keylane.wire import partition_of
 from keylane_spark.files import LocalFiles
 from keylane_spark.reports.spans import WIDTHS, width_of
@@ -34,6 +36,7 @@ def skew_of(loads: dict[int, int], workers: int, amounts: dict[str, int] | None 
     return conclude("orders", keys, Times(MINUTE_MS, {NOON_MS: loads}), Cluster(owners, names), "a test")
 
 
+@pytest.mark.slow
 def test_what_is_not_worth_moving_is_not_in_the_plan_and_the_report_says_so(tmp_path: Path) -> None:
     found = skew_of({**dict.fromkeys(range(40), 1), 0: 100, 1: 6, 20: 98}, 2)
     assert (found.moves, found.moved) == ([], 0)
@@ -55,6 +58,7 @@ def test_what_is_not_worth_moving_is_not_in_the_plan_and_the_report_says_so(tmp_
     )
 
 
+@pytest.mark.slow
 def test_what_is_worth_moving_is_said_with_what_it_costs(tmp_path: Path) -> None:
     found = skew_of({0: 400, 1: 400, 2: 10, 3: 10}, 2)
     assert len(found.moves) == 2

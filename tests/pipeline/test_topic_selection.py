@@ -77,6 +77,7 @@ def test_only_partitions_that_are_assigned_are_read(client: Client, topic: str, 
         rows(assign=json.dumps({topic: [0, 3]}))
 
 
+@pytest.mark.slow
 def test_a_batch_is_what_was_published_from_one_time_to_before_another(
     client: Client, topic: str, rows: Read
 ) -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def uids_of(
     return found
 
 
+@pytest.mark.slow
 @given(rows=ROWS, data=st.data())
 def test_a_task_makes_the_same_uids_of_the_same_rows_in_any_order(
     rows: list[tuple[str | None, bytes | None]], data: st.DataObject

@@ -39,6 +39,8 @@ def keylane(
     out, err = done.stdout.decode(), done.stderr.decode()
     assert status in (None, done.returncode), (arguments, done.returncode, out, err)
     assert "Traceback" not in err, (arguments, err)
+    for secret in ("KEYLANE_TOKEN", "KEYLANE_ADMIN_TOKEN"):
+        assert not environment.get(secret) or environment[secret] not in out + err, (arguments, out, err)
     return subprocess.CompletedProcess(arguments, done.returncode, out, err)
 
 

@@ -15,14 +15,14 @@ PLACES = ["one server", "a cluster"]
 
 
 @contextlib.contextmanager
-def broker_on(place: str, binary: Path) -> Iterator[RunningBroker]:
-    """Two workers, so that the one that is asked is not always the one that serves."""
+def broker_on(place: str, binary: Path, workers: int = 2) -> Iterator[RunningBroker]:
+    """Two workers or more, so that the one that is asked is not always the one that serves."""
     with contextlib.ExitStack() as stack:
         url = None
         if place == "a cluster":
             cluster = stack.enter_context(three_node_cluster(binary=binary))
             url = cluster.url.replace("redis://", "redis+cluster://")
-        yield stack.enter_context(RunningBroker(url, workers=2))
+        yield stack.enter_context(RunningBroker(url, workers=workers))
 
 
 async def is_empty(client: AsyncClient, topic: str) -> bool:

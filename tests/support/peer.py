@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -50,23 +50,48 @@ class Peer:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pushed: list[Frame] = []  # all that came without being asked for
+        self.answers_together: list[wire.Answers] = []  # that have come
         self.ended = False
         self.ignore_heartbeats = False
         self._reader = reader
         self._writer = writer
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._sequences = count(1)
+        self.came: list[int] = []  # types of all frames, in their order
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._listen())
 
     def begin(self, request: Properties, body: bytes = b"") -> asyncio.Future[Frame]:
         """Send a request now; its answer, which may be ERROR or REDIRECT, comes as the future's result."""
-        sequence = next(self._sequences)
+        return self.begin_all([(request, body)])[0]
+
+    def begin_all(self, requests: Iterable[tuple[Properties, bytes]]) -> list[asyncio.Future[Frame]]:
+        """Send requests in one go."""
+        answers, frames = [], []
+        for request, body in requests:
+            sequence = next(self._sequences)
+            answer = self._answers[sequence] = asyncio.get_running_loop().create_future()
+            if self.ended:
+                answer.set_exception(ConnectionError("the worker has closed the connection"))
+            answers.append(answer)
+            frames.append(wire.frame(request, sequence, body=body))
+        self._writer.write(b"".join(frames))
+        return answers
+
+    def begin_at(self, sequence: int, request: Properties, body: bytes) -> asyncio.Future[Frame]:
+        """Send a request under a sequence of the caller's."""
         answer = self._answers[sequence] = asyncio.get_running_loop().create_future()
-        if self.ended:
-            answer.set_exception(ConnectionError("the worker has closed the connection"))
         self._writer.write(wire.frame(request, sequence, body=body))
         return answer
+
+    def begin_several(self, request: Properties, parts: int, body: bytes) -> list[asyncio.Future[Frame]]:
+        """Send what is as many requests in one frame; the answer to each of them."""
+        sequences = [next(self._sequences) for _ in range(parts)]
+        for sequence in sequences:
+            self._answers[sequence] = asyncio.get_running_loop().create_future()
+        answers = [self._answers[sequence] for sequence in sequences]
+        self._writer.write(wire.frame(request, sequences[0], body=body))
+        return answers
 
     async def answer(self, request: Properties, body: bytes = b"") -> Frame:
         """Ask, and wait for the OK; Refused or Elsewhere if it is none."""
@@ -138,9 +163,16 @@ class Peer:
                     answer.exception()
 
     def _receive(self, frame: Frame) -> None:
+        self.came.append(frame.type)
         if frame.type == Type.HEARTBEAT:
             if not self.ignore_heartbeats:
                 self._writer.write(wire.frame(Properties(), frame.sequence))
+        elif frame.type == Type.ANSWERS:
+            self.answers_together.append(said := wire.properties_of(frame, wire.Answers))
+            for sequence, *reply in zip(*(said.stored[at::4] for at in range(4)), strict=True):
+                self._answers.pop(sequence).set_result(_ok(wire.PublishReply(*reply), sequence))
+            for sequence in said.settled:
+                self._answers.pop(sequence).set_result(_ok(wire.SettleReply(), sequence))
         elif frame.sequence and frame.type != Type.DELETE_BODIES:
             answer = self._answers.pop(frame.sequence)
             if not answer.done():
@@ -148,6 +180,10 @@ class Peer:
         else:
             self.pushed.append(frame)
             self._news.set()
+
+
+def _ok(reply: Properties, sequence: int) -> Frame:
+    return Frame(int(Type.OK), sequence, 0, memoryview(wire.pack(reply)), memoryview(b""))
 
 
 def checked(frame: Frame) -> Frame:
@@ -161,12 +197,12 @@ def checked(frame: Frame) -> Frame:
 
 
 @asynccontextmanager
-async def connect(url: str, token: str = "") -> AsyncIterator[Peer]:
-    """A connection to a worker, greeted."""
+async def connect(url: str, token: str = "", version: int = 1) -> AsyncIterator[Peer]:
+    """A connection to a worker, greeted, of a version of the protocol."""
     host, _, port = url.removeprefix("keylane://").rpartition(":")
     peer = Peer(*await asyncio.open_connection(host, int(port)))
     try:
-        await peer.ask(wire.Info(client="a test", token=token), wire.InfoReply)
+        await peer.ask(wire.Info((1, version), token, "a test"), wire.InfoReply)
         yield peer
     finally:
         await peer.close()

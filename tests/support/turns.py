@@ -6,7 +6,15 @@ from keylane_broker.engine.checks import flat_messages
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.receipts import checked_receipts
 from keylane_broker.engine.turns import Turn, WholeAck
-from keylane_broker.engine.values import Capacity, Lease, Outgoing, Receipt
+from keylane_broker.engine.values import (
+    Capacity,
+    Fetched,
+    Lease,
+    NumberedFrame,
+    Outgoing,
+    PublishResult,
+    Receipt,
+)
 
 
 async def turn(
@@ -17,16 +25,36 @@ async def turn(
     consumers: Sequence[Capacity],
     receipts: Sequence[Receipt] = (),
     others: int = 0,
+    frames: Sequence[NumberedFrame] = (),
 ) -> Turn | None:
     """Settle, publish and lease."""
     acks, names = await _acks(engine, lease, receipts)
     flat = flat_messages(messages)
     script, keys, arguments = engine.turn_call(
-        lease, subscription, flat, consumers, others=others, acks=acks, names=names
+        lease, subscription, flat, consumers, others=others, acks=acks, names=names, frames=frames
     )
     answer = await engine.store.run(script, keys, *arguments)
     assert answer[0] in ("OK", "SLOW")
     return engine.take_turn(lease, flat, consumers, answer) if answer[0] == "OK" else None
+
+
+async def lease_fresh(
+    engine: Engine,
+    lease: Lease,
+    subscription: str,
+    messages: Sequence[Outgoing],
+    published: PublishResult,
+    consumers: Sequence[Capacity],
+    others: int = 0,
+) -> Fetched | None:
+    """Lease what a turn of another subscription has published."""
+    flat = flat_messages(messages)
+    script, keys, arguments = engine.lease_call(lease, subscription, published.first, flat, consumers, others)
+    answer = await engine.store.run(script, keys, *arguments)
+    assert answer[0] in ("OK", "SLOW")
+    if answer[0] != "OK":
+        return None
+    return engine.take_leased(lease, flat, published, consumers, answer, answer[1])
 
 
 async def ack_whole(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jwt
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -16,11 +17,14 @@ from jwt.algorithms import OKPAlgorithm, RSAAlgorithm
 from keylane.errors import Forbidden, InvalidArgument, Unauthorized
 from keylane.wire import Type
 from keylane_broker.access.actions import ACTIONS, NEEDS
+from keylane_broker.access.control import AccessControl
 from keylane_broker.access.identity import EVERYBODY, Identity, parse_grant
 from keylane_broker.access.jwt_keys import JwtKeys
 from keylane_broker.errors import ServerError
 from keylane_broker.http.app import OPERATIONS
+from keylane_broker.store.keys import TOKENS
 from keylane_broker.worker.requests.table import HANDLERS
+from tests.support.fake import fake_engine
 
 SECRET = b"a secret of thirty-two bytes, or more"
 
@@ -46,6 +50,12 @@ def identity(*grants: str) -> Identity:
         ("admin:a*c", "admin", "abc", True),
         ("admin:a*c", "admin", "abcd", False),
         ("observe:*", "consume", "orders", False),
+        ("admin:a*b*c", "admin", "abbcbc", True),
+        ("admin:a**c", "admin", "ac", True),
+        ("admin:ab*ba", "admin", "aba", False),
+        ("admin:a*b*b*c", "admin", "abc", False),
+        ("produce:*.orders.*", "produce", ".orders." * 200_000, True),
+        ("produce:*.orders.*.eu", "produce", ".orders." * 200_000 + "\n", False),  # days, by backtracking
     ],
 )
 def test_a_permission_is_an_action_on_topics(
@@ -128,6 +138,7 @@ def test_what_is_not_signed_by_a_key_has_expired_or_says_nothing_is_not_accepted
         signed(rsa_key, "RS256", exp=None),
         signed(rsa_key, "RS256", sub=None),
         signed(rsa_key, "RS256", scope="eat:everything"),
+        signed(rsa_key, "RS256", exp=10**400),
         jwt.encode({"sub": "x", "exp": time.time() + 60, "scope": "admin:*"}, "", "none"),
         forged,
     ):
@@ -144,6 +155,31 @@ def test_keys_are_read_anew_when_their_file_has_changed(tmp_path: Path) -> None:
     assert keys.identify(signed(other, "HS256")).name == "shop"
     (tmp_path / "keys").unlink()  # it is being replaced
     assert keys.identify(signed(other, "HS256")).name == "shop"
+
+
+def test_who_was_let_in_by_a_key_goes_with_it(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path, SECRET)
+    found = keys.identify(signed(SECRET, "HS256"))
+    assert keys.trusts(found.key)
+    other = ed25519.Ed25519PrivateKey.generate()
+    said = {**OKPAlgorithm.to_jwk(other.public_key(), as_dict=True), "kid": "1"}
+    (tmp_path / "keys").write_text(json.dumps({"keys": [said]}))
+    keys.refresh()
+    assert not keys.trusts(found.key)
+    other_found = keys.identify(signed(other, "EdDSA"))
+    (tmp_path / "keys").write_text(json.dumps({"keys": [said, {**said, "kid": "2"}]}))
+    keys.refresh()
+    assert keys.trusts(other_found.key)
+
+
+def test_a_file_that_is_no_longer_keys_is_logged_once_and_those_before_count_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = keys_in(tmp_path, SECRET)
+    (tmp_path / "keys").write_text("short")
+    for _ in range(3):
+        assert keys.identify(signed(SECRET, "HS256")).name == "shop"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_set_of_keys_is_chosen_from_by_their_ids(tmp_path: Path) -> None:
@@ -197,3 +233,20 @@ def test_of_a_private_key_only_the_public_part_is_used(tmp_path: Path) -> None:
     key = rsa.generate_private_key(65537, 2048)
     keys = keys_in(tmp_path, json.dumps({"keys": [RSAAlgorithm.to_jwk(key, as_dict=True)]}).encode())
     assert keys.identify(signed(key, "RS256")).name == "shop"
+
+
+async def test_tokens_that_stay_as_they_are_are_not_read_again() -> None:
+    access = AccessControl(fake_engine().store, enabled=True, admin_token="", jwt_keys=None)
+    await access.open()
+    made = [await access.create(name, ["observe:*"], 0, 0) for name in ("a", "b", "c")]
+    before = {id: await access.identify(text) for id, text in made}
+    await access.revoke(made[0][0])
+    with pytest.raises(Unauthorized, match="revoked"):
+        access.check(before[made[0][0]])
+    changed = msgspec.structs.replace((await access.tokens())[made[1][0]], grants=["produce:*"])
+    await access._store.command("HSET", TOKENS, made[1][0], msgspec.json.encode(changed).decode())
+    await access.refresh()
+    with pytest.raises(Unauthorized):
+        await access.identify(made[0][1])
+    assert (await access.identify(made[1][1])).grants == (parse_grant("produce:*"),)
+    assert await access.identify(made[2][1]) is before[made[2][0]]

@@ -64,11 +64,15 @@ def test_lower_is_better_where_it_is_about_latency() -> None:
 
 
 def test_the_tables_show_what_was_measured_and_how_many_times_raw_it_is() -> None:
-    labels = ("raw", "shared", "key-shared", "raw, body", "shared, body")
+    labels = (
+        *("raw", "raw, asyncio", "shared", "key-shared"),
+        *("raw, body", "raw, asyncio, body", "shared, body"),
+    )
     results = [Result("a line", label, [sample(1_000 * place)]) for place, label in enumerate(labels, 1)]
-    assert summary(results)[2].split(" | ")[1:3] == ["1,000", "2,000 (2.00)"]
-    assert summary(results)[2].endswith("5,000 (1.25) |")
-    assert len(list(details(results))) == 5
+    cells = [cell.strip() for cell in summary(results)[2].split("|")]
+    assert cells[2:5] == ["1,000", "2,000", "3,000 (3.00)"]
+    assert summary(results)[2].endswith("7,000 (1.40) |")
+    assert len(list(details(results))) == 7
 
 
 def test_what_is_measured_again_takes_the_place_of_what_the_file_has() -> None:

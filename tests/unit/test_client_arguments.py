@@ -12,8 +12,11 @@ from keylane import AsyncClient
 from keylane.errors import InvalidArgument, InvalidName
 from keylane.produce.outgoing import check_partition
 from keylane.produce.partitioner import Partitioner
-from keylane.types import OutgoingMessage
+from keylane.types import Backoff, OutgoingMessage
 from tests.support.scripted_worker import ScriptedWorker
+
+text: Any = "1"
+BAD_BACKOFF = Backoff(text)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,9 @@ def test_of_a_client(arguments: dict[str, Any], complaint: str) -> None:
         (lambda client: client.create_subscription("t", 3), "subscription is 3: use str"),
         (lambda client: client.create_subscription("t", "s", backoff="5s"), "a Backoff or None"),
         (lambda client: client.peek("t", "s", limit=True), "limit is True: use int"),
+        (lambda client: client.create_subscription("t", "s", backoff=BAD_BACKOFF), "backoff is ('1', 2.0"),
+        (lambda client: client.explain("t", "s", None), "id is None: use str"),
+        (lambda client: client.publish_many("t", OutgoingMessage(b"a")), "use a list of OutgoingMessage"),
     ],
 )
 async def test_of_a_request(call: Callable[[Any], Awaitable[None]], complaint: str) -> None:
@@ -67,6 +73,7 @@ async def test_a_client_is_used_in_the_event_loop_that_opened_it() -> None:
         ({"start": "begin"}, "start is 'begin': use 'earliest', 'latest', an id like '3:1-42' or a datetime"),
         ({"start": datetime(2026, 1, 1)}, "or a datetime with a time zone"),
         ({"mode": 3}, "mode is 3: use str | None"),
+        ({"mode": "queue"}, "mode 'queue': use one of shared, key_shared, exclusive, failover, multicast"),
         ({"name": 3}, "consumer is 3: use str"),
         ({"partitions": 3}, "partitions is 3: use a list of numbers"),
         ({"partitions": ["1"]}, "partitions is ['1']: use list[int] | None"),
@@ -81,7 +88,7 @@ async def test_of_a_consumer(arguments: dict[str, Any], complaint: str) -> None:
 
 
 def test_of_a_message() -> None:
-    partitioner = Partitioner("", lambda: 0.0, lambda topic: 0)
+    partitioner = Partitioner("", lambda: 0.0, lambda topic: 0, lambda topic: 0)
     wrong: Any = True
     refused: dict[int, Exception] = {}
     slices = partitioner.many("t", [OutgoingMessage(durability=wrong), OutgoingMessage()], 1, refused)

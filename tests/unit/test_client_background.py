@@ -78,9 +78,8 @@ class Broker:
     def doubt(self, partition: int, error: Exception) -> None:
         """Asks nobody."""
 
-    def ask(self, partition: int, question: Properties, body: bytes) -> asyncio.Future[Frame]:
+    def ask(self, partition: int, question: Properties, flat: list[Any]) -> asyncio.Future[Frame]:
         answer: asyncio.Future[Frame] = self.loop.create_future()
-        flat = wire.unpack(body, list[Any])
         asked = [
             (at // 4, (partition, entry))
             for at in range(0, len(flat), 4)

@@ -212,6 +212,7 @@ async def test_later_calls_do_not_overtake_those_that_wait_for_the_partitions(
     await ended(*calls)
 
 
+@pytest.mark.slow
 async def test_a_long_list_is_published_before_what_comes_after_it(
     worker: ScriptedWorker, client: AsyncClient
 ) -> None:
@@ -227,6 +228,7 @@ async def test_a_long_list_is_published_before_what_comes_after_it(
     await ended(long, short, longer, last)
 
 
+@pytest.mark.slow
 async def test_a_long_list_that_is_cancelled_lets_the_others_in(
     worker: ScriptedWorker, client: AsyncClient
 ) -> None:
@@ -244,6 +246,7 @@ async def test_a_long_list_that_is_cancelled_lets_the_others_in(
     await ended(long)
 
 
+@pytest.mark.slow
 async def test_an_iterable_that_has_no_end_keeps_nobody_out(
     worker: ScriptedWorker, known: AsyncClient
 ) -> None:
@@ -261,6 +264,7 @@ async def test_an_iterable_that_has_no_end_keeps_nobody_out(
     await ended(many)
 
 
+@pytest.mark.slow
 async def test_the_order_holds_while_room_is_short(worker: ScriptedWorker, known: AsyncClient) -> None:
     """New ones come at each step, while those who wait are let in, and some of these go."""
     choice = random.Random(11)
@@ -294,7 +298,7 @@ async def test_the_order_holds_while_room_is_short(worker: ScriptedWorker, known
 async def test_those_who_wait_in_line_are_told_what_is_wrong(
     worker: ScriptedWorker, client: AsyncClient
 ) -> None:
-    good = asyncio.create_task(client.publish("orders", key="k"))
+    good = asyncio.create_task(client.publish("orders", key="k", uid="first"))
     bad = asyncio.create_task(client.publish("orders", partition=7))
     many = asyncio.create_task(client.publish_many("orders", messages(3)))
     await worker.tell_partitions()
@@ -510,6 +514,7 @@ async def test_what_is_wrong_with_a_late_part_of_a_call_does_not_hide_what_was_p
         await known.publish_many("orders", bad[10_000:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [list, iter])
 async def test_each_message_that_cannot_be_sent_has_an_error_of_its_own_and_all_others_are_published(
     worker: ScriptedWorker, known: AsyncClient, given: Callable[[Any], Any]
@@ -538,6 +543,7 @@ async def test_each_message_that_cannot_be_sent_has_an_error_of_its_own_and_all_
     assert room(known)[0] == 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [list, iter])
 async def test_a_call_that_ends_early_says_what_became_of_each_that_was_taken(
     worker: ScriptedWorker, known: AsyncClient, given: Callable[[Any], Any]

@@ -18,6 +18,7 @@ from keylane.errors import (
     TopicReplaced,
 )
 from tests.support.scripted_worker import PATIENCE, Link, Request, ScriptedCluster, ScriptedWorker
+from tests.support.waiting import until
 
 
 def accept(request: Request, first: int = 1, **more: Any) -> None:
@@ -356,6 +357,16 @@ async def test_a_topic_that_is_deleted_fails_what_waits_for_it() -> None:
         (await worker.expect_map()).error("topic_not_found", "no topic 'orders'")
         with pytest.raises(TopicNotFound):
             await published
+
+
+async def test_a_map_that_nobody_uses_goes_with_its_topic_also_while_the_connection_is_away() -> None:
+    async with ScriptedCluster(1, "orders", [0]) as (worker,), AsyncClient(worker.url) as client:
+        known = await client._cluster.map("orders")
+        worker.maps_wait = True
+        worker.link.drop()
+        (await worker.expect_map()).error("topic_not_found", "no topic 'orders'")
+        await until(lambda: not client._cluster.maps)
+        assert not known.known
 
 
 async def test_connections_that_nobody_uses_are_found() -> None:

@@ -62,7 +62,10 @@ def columns_of(messages: Sequence[OutgoingMessage]) -> Columns:
 
 def told(slices: list[Slice]) -> dict[int, list[Any]]:
     """What would be sent, with names and times that differ from call to call taken out."""
-    return {item.partition: [row(item, place) for place in range(len(item.flat) // 3)] for item in slices}
+    found: dict[int, list[Any]] = {}
+    for item in slices:  # those of a partition are in the order of the call
+        found.setdefault(item.partition, []).extend(row(item, place) for place in range(len(item.flat) // 3))
+    return found
 
 
 def row(item: Slice, place: int) -> tuple[object, ...]:

@@ -56,6 +56,7 @@ def test_what_a_seed_has_beside_host_and_port_is_refused_and_not_ignored(seed: s
     assert "sec" not in str(caught.value)
 
 
+@pytest.mark.slow
 async def test_no_broker_says_where_it_looked_and_how_to_start_one(unused_port: int) -> None:
     with pytest.raises(ConnectionFailed) as caught:
         async with AsyncClient(f"keylane://127.0.0.1:{unused_port}"):
@@ -91,6 +92,7 @@ async def test_tls_where_there_is_none_and_the_other_way_round_is_named() -> Non
                     pass
 
 
+@pytest.mark.slow
 async def test_a_host_that_nobody_knows_is_an_error_and_no_bug(caplog: pytest.LogCaptureFixture) -> None:
     said = r"no broker at keylane://no-such\.invalid:9999 \(.*known.*\); check the name of the host"
     with pytest.raises(ConnectionFailed, match=said):
@@ -148,6 +150,7 @@ async def test_a_worker_of_another_version_is_refused() -> None:
                 pass
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_full_for_a_moment_is_tried_again() -> None:
     async with ScriptedWorker() as worker:
         worker.refusal = wire.Error("overloaded", "too many connections")
@@ -282,6 +285,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
+@pytest.mark.slow
 async def test_keylanes_is_tls_with_a_certificate_that_is_checked(
     certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

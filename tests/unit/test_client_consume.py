@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,28 @@ async def test_who_has_a_handler_takes_no_messages_by_hand(worker: ScriptedWorke
             blocking.receive()
         with pytest.raises(InvalidArgument, match="has a handler"):
             next(blocking.batches())
+
+
+@pytest.mark.parametrize("messages", [3, ["x"], [None]])
+async def test_only_messages_can_be_settled_and_one_is_no_list(
+    worker: ScriptedWorker, shelf: Shelf, messages: Any
+) -> None:
+    async with Open(worker, shelf) as consumer:
+        worker.link.data(1)
+        one: Any = (await take(consumer, 1))[0]
+        blocking = SyncConsumer(consumer, Bridge(asyncio.get_running_loop(), "closed"))
+        for wrong in (messages, one):
+            with pytest.raises(InvalidArgument, match=r"is no message|use a list of messages"):
+                await consumer.ack(wrong)
+            with pytest.raises(InvalidArgument, match=r"is no message|use a list of messages"):
+                blocking.nack(wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, "5"])
+async def test_a_wrong_timeout_leaves_no_warning(worker: ScriptedWorker, shelf: Shelf, wrong: Any) -> None:
+    async with Open(worker, shelf) as consumer:
+        with pytest.raises(InvalidArgument, match="timeout is"):
+            await consumer.receive(timeout=wrong)
 
 
 async def test_batches_are_cut_from_what_is_there(worker: ScriptedWorker, shelf: Shelf) -> None:
@@ -335,6 +358,7 @@ async def test_a_settle_is_sent_again_after_the_connection_was_lost(
 # Order
 
 
+@pytest.mark.slow
 async def test_a_nack_voids_what_follows_in_its_lane_only(worker: ScriptedWorker, shelf: Shelf) -> None:
     async with Open(worker, shelf, mode="key_shared") as consumer:
         worker.link.data([(1, "a"), (2, "a"), (3, "b"), (4, "a"), (5, "b")])
@@ -357,6 +381,7 @@ async def test_a_nack_voids_what_follows_in_its_lane_only(worker: ScriptedWorker
         await acking
 
 
+@pytest.mark.slow
 async def test_of_two_nacks_of_a_lane_the_answer_to_one_lifts_no_guard_of_the_other(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:
@@ -382,6 +407,7 @@ async def test_of_two_nacks_of_a_lane_the_answer_to_one_lifts_no_guard_of_the_ot
         assert entries(await take(consumer, 3)) == [1, 2, 3]
 
 
+@pytest.mark.slow
 async def test_of_two_nacks_of_a_lane_the_later_may_be_answered_first(
     worker: ScriptedWorker, shelf: Shelf
 ) -> None:

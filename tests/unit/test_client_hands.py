@@ -437,6 +437,7 @@ class _Watched(dict[Any, Any]):
         return super().__iter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive"])
 async def test_what_comes_and_what_is_acked_costs_nothing_for_what_else_is_held(
     worker: ScriptedWorker, shelf: Shelf, mode: str

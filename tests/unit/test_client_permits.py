@@ -123,6 +123,7 @@ async def test_when_a_worker_joins_others_are_lowered_before_it_gets_permits() -
     await tasks.cancel()
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 10_000),
     st.dictionaries(st.text(max_size=3), st.integers(0, 1_000), min_size=1, max_size=20),

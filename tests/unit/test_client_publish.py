@@ -1,6 +1,7 @@
 """Publishing against a worker that loses answers and says no."""
 
 import asyncio
+import gc
 import pickle
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,6 +22,7 @@ from keylane.errors import (
     TopicNotFound,
     Unavailable,
 )
+from keylane.produce.publish_frame import PublishFrame, PublishWaiter
 from keylane.wire import unpack_about
 from tests.support.scripted_client import Shelf, client_is_quiet
 from tests.support.scripted_worker import PATIENCE, Link, Request, ScriptedWorker
@@ -67,6 +69,22 @@ async def test_publishes_of_many_tasks_share_a_frame(worker: ScriptedWorker, cli
     assert uids(request) == [f"u{n}" for n in range(100)]
     accept(request, 2)
     assert [answer.id for answer in await published] == [f"0:7-{entry}" for entry in range(2, 102)]
+
+
+@pytest.mark.slow
+async def test_nothing_of_a_publish_is_left_to_the_garbage_collector(
+    worker: ScriptedWorker, client: AsyncClient
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        published = asyncio.gather(*(client.publish("orders", uid=f"u{n}") for n in range(3)))
+        accept(await worker.expect(wire.Publish), 2)
+        await published
+        left = [kept for kept in gc.get_objects() if isinstance(kept, PublishFrame | PublishWaiter)]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 async def test_a_thousand_callers_ask_once_for_the_partitions(worker: ScriptedWorker, shelf: Shelf) -> None:
@@ -421,6 +439,7 @@ async def publish_three_and_cancel_the_second(
     await asyncio.gather(calls[0], calls[2])
 
 
+@pytest.mark.slow
 async def test_who_waits_no_longer_takes_no_body_along_that_others_want(worker: ScriptedWorker) -> None:
     shelf = Held()
     async with AsyncClient(worker.url, payloads=shelf) as client:
@@ -429,6 +448,7 @@ async def test_who_waits_no_longer_takes_no_body_along_that_others_want(worker: 
         assert shelf.cancelled == 0
 
 
+@pytest.mark.slow
 async def test_a_body_that_nobody_waits_for_is_not_tried_again_by_itself(worker: ScriptedWorker) -> None:
     class Noted(Held):
         tried: ClassVar[list[list[bytes]]] = []
@@ -444,6 +464,7 @@ async def test_a_body_that_nobody_waits_for_is_not_tried_again_by_itself(worker:
         assert sorted(shelf.tried) == [[b"0"], [b"0", b"1", b"2"], [b"2"]]
 
 
+@pytest.mark.slow
 async def test_when_all_have_gone_the_store_is_told_to_stop(worker: ScriptedWorker) -> None:
     shelf = Held()
     async with AsyncClient(worker.url, payloads=shelf) as client:
@@ -462,6 +483,7 @@ async def test_when_all_have_gone_the_store_is_told_to_stop(worker: ScriptedWork
         assert list(shelf.bodies.values()) == [b"x"]
 
 
+@pytest.mark.slow
 async def test_a_publish_that_comes_when_all_others_have_just_gone_is_published_with_its_body(
     worker: ScriptedWorker,
 ) -> None:
@@ -575,6 +597,24 @@ async def test_what_the_broker_would_refuse_does_not_harm_the_messages_beside_it
         await client.publish("orders", attributes={"a": 1})  # type: ignore[dict-item]
     with pytest.raises(InvalidName, match="has a space"):
         AsyncClient(producer_group="two words")
+
+
+@pytest.mark.parametrize("delay", [0, 0.0, timedelta(0)])
+async def test_what_is_delayed_by_nothing_has_its_id_at_once(
+    worker: ScriptedWorker, client: AsyncClient, delay: float | timedelta
+) -> None:
+    one = asyncio.create_task(client.publish("orders", partition=0, delay=delay))
+    accept(await worker.expect(wire.Publish), 5)
+    assert ((await one).id, (await one).delayed) == ("0:7-5", False)
+    many = asyncio.create_task(
+        client.publish_many(
+            "orders", [OutgoingMessage(partition=0), OutgoingMessage(partition=0, delay=delay)]
+        )
+    )
+    accept(await worker.expect(wire.Publish), 6)
+    assert [answer.id for answer in await many] == ["0:7-6", "0:7-7"]
+    with pytest.raises(InvalidArgument, match="both delay and deliver_at"):
+        await client.publish("orders", delay=delay, deliver_at=datetime.now(UTC))
 
 
 async def test_fan_out_publishes_to_each_topic_and_stores_a_body_for_each(

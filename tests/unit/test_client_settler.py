@@ -44,8 +44,8 @@ class Worker:
     def doubt(self, partition: int, error: BrokerError) -> None:
         self.doubted.append(partition)
 
-    def ask(self, partition: int, question: Properties, body: bytes) -> asyncio.Future[Frame]:
-        self.frames.append((question, wire.unpack(body, list[Any])))
+    def ask(self, partition: int, question: Properties, receipts: list[Any]) -> asyncio.Future[Frame]:
+        self.frames.append((question, receipts))
         self.times.append(asyncio.get_running_loop().time())
         return asyncio.ensure_future(self._answer())
 

@@ -23,6 +23,7 @@ def test_without_anything_the_defaults_count() -> None:
     settings = load()
     assert (settings.host, settings.port, settings.workers, settings.redis) == ("127.0.0.1", 9999, 1, "")
     assert (settings.session, settings.partition_lease, settings.default_partitions) == (10.0, 5.0, 8)
+    assert settings.retention == 0
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(
@@ -84,6 +85,11 @@ def test_a_bad_value_names_its_key_and_where_it_came_from(
         ({"advertise": "localhost:0"}, "--advertise is 'localhost:0': it should be an address"),
         ({"workers": "65"}, "--workers is '65': it should be less than or equal to 64"),
         ({"workers": "3", "port": "65534"}, "port is 65534: 3 workers need ports up to 65535"),
+        ({"port": "8080", "http_port": "8080"}, "port is 8080 and http_port 8080"),
+        (
+            {"workers": "2", "port": "8081", "http_port": "8080"},
+            "port is 8081 and http_port 8080: 2 workers need",
+        ),
         ({"workers": "2", "advertise": "a:65535"}, "the port of advertise is 65535: 2 workers need ports"),
         ({"heartbeat": "inf"}, "--heartbeat is 'inf': it should be a finite number"),
         ({"log_level": "loud"}, "--log-level is 'loud': it should be 'debug', 'info'"),

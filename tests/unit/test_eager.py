@@ -42,7 +42,7 @@ async def test_it_knows_its_own_task_and_its_timeouts_are_its_own() -> None:
     async def work() -> None:
         seen.append(asyncio.current_task())
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.001):
+            async with asyncio.timeout(0.25):
                 await asyncio.get_running_loop().create_future()
         seen.append(asyncio.current_task())
 

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def test_covering_ranges_cover_everything_in_order_and_apart(ranges: list[tuple[
         assert start > end + 1
 
 
+@pytest.mark.slow
 @given(st.lists(RANGE, min_size=1, max_size=20))
 def test_covering_ranges_read_only_small_gaps(ranges: list[tuple[int, int]]) -> None:
     wanted = {entry for first, last in ranges for entry in range(first, last + 1)}

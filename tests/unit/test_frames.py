@@ -97,6 +97,7 @@ def test_a_frame_without_properties_has_the_default_ones() -> None:
     assert properties_of(found, wire.Heartbeat) == wire.Heartbeat()
 
 
+@pytest.mark.slow
 @given(st.lists(FRAMES, min_size=1, max_size=3), st.data())
 def test_the_beginning_of_a_frame_is_kept_until_its_end_comes(
     frames: list[bytes], data: st.DataObject

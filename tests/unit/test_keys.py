@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from keylane.errors import InvalidName
-from keylane_broker.store.keys import SUBSCRIPTION_SUFFIXES, TOPICS, PartitionKeys, check_name, topic_key
+from keylane_broker.engine import turns
+from keylane_broker.store.keys import (
+    SUBSCRIPTION_SUFFIXES,
+    TOPICS,
+    PartitionKeys,
+    check_name,
+    partition_keys,
+    subscription_keys,
+    topic_key,
+)
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", fullmatch=True)
 SHORT = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)
@@ -25,6 +34,7 @@ def test_key_names_are_those_of_the_documentation() -> None:
     assert keys.subscription("billing").retries == "kl:{orders:3}:sub:billing:retries"
 
 
+@pytest.mark.slow
 @given(topic=SHORT, partition=st.integers(0, 9_999), subscription=SHORT)
 def test_all_keys_of_a_partition_share_a_slot(topic: str, partition: int, subscription: str) -> None:
     keys = PartitionKeys.of(topic, partition)
@@ -32,6 +42,7 @@ def test_all_keys_of_a_partition_share_a_slot(topic: str, partition: int, subscr
     assert slots == {key_slot(f"{topic}:{partition}".encode())}
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(NAMES, st.integers(0, 99), NAMES), min_size=2, max_size=2, unique=True))
 def test_no_two_subscriptions_share_a_key_of_their_own(places: list[tuple[str, int, str]]) -> None:
     own = []
@@ -62,3 +73,12 @@ def test_the_error_shows_the_name_but_not_all_of_a_long_one() -> None:
     with pytest.raises(InvalidName) as caught:
         check_name("topic", "x" * 10_000)
     assert len(str(caught.value)) < 250
+
+
+def test_of_many_that_come_and_go_the_keys_of_some_are_kept() -> None:
+    caches = (partition_keys, subscription_keys, turns._turn_keys, turns._lease_keys, turns._whole_keys)
+    for number in range(
+        20_000
+    ):  # as many as there are when the consumers of a multicast subscription have new names
+        turns._turn_keys(f"kept-{number}", 0, f"s@{number}")
+    assert max(cache.cache_info().currsize for cache in caches) < 20_000

@@ -92,6 +92,7 @@ def test_every_partition_is_owned_and_counts_are_even_with_the_fewest_moves(clus
     assert place(topics, placed, workers) == []
 
 
+@pytest.mark.slow
 @given(cluster=clusters())
 def test_only_orphans_and_the_excess_of_overfull_workers_move(cluster: Cluster) -> None:
     topics, owners, workers, loads, stay = cluster
@@ -103,6 +104,7 @@ def test_only_orphans_and_the_excess_of_overfull_workers_move(cluster: Cluster) 
         assert given_up[worker] in {max(0, held[worker] - fair), max(0, held[worker] - fair - 1)}
 
 
+@pytest.mark.slow
 @given(cluster=clusters(), seed=st.integers(0, 99))
 def test_the_order_of_what_it_is_told_does_not_matter(cluster: Cluster, seed: int) -> None:
     mixed = random.Random(seed)
@@ -139,6 +141,7 @@ def test_partitions_that_should_stay_move_only_when_nothing_else_is_left(cluster
     assert sum((move.topic, move.partition) in stay and move.source in workers for move in moves) == must
 
 
+@pytest.mark.slow
 @given(cluster=clusters())
 def test_an_overfull_worker_gives_up_what_is_least_loaded(cluster: Cluster) -> None:
     topics, owners, workers, loads, _ = cluster
@@ -151,6 +154,7 @@ def test_an_overfull_worker_gives_up_what_is_least_loaded(cluster: Cluster) -> N
         assert max(given, default=0.0) <= min(kept, default=1e9)
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     workers=st.integers(1, 12),
@@ -316,6 +320,7 @@ def test_equal_loads_that_jitter_move_nothing(noise: float, memory: float) -> No
         assert cluster.run(1_000) == 0
 
 
+@pytest.mark.slow
 def test_skewed_loads_come_close_to_the_best() -> None:
     for seed in range(3):
         for skewed in (Simulation.zipf, Simulation.skew):

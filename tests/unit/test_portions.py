@@ -38,6 +38,7 @@ def given_back(portions: Portions) -> list[int]:
     return entries([(int(first), int(last)) for _, _, first, last in rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "exclusive", "key_shared"])
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),

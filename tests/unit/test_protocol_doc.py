@@ -52,7 +52,9 @@ def type_text(annotation: Any) -> str:
     """A type as the page writes it."""
     arguments = typing.get_args(annotation)
     match typing.get_origin(annotation):
-        case types.UnionType:
+        case typing.Annotated:
+            return type_text(arguments[0])
+        case types.UnionType | typing.Union:
             kinds = [type_text(kind) for kind in arguments if kind is not type(None)]
             return " or ".join(kinds) + ("?" if len(kinds) < len(arguments) else "")
         case origin if origin is list or origin is tuple:
@@ -154,6 +156,13 @@ def test_the_limits_are_right() -> None:
         "about": wire.MAX_ABOUT,
         "permits": limits.MAX_PERMITS,
         "partitions of a topic": limits.MAX_PARTITIONS,
+        "duration: lease, delay, session, window, retention, TTL, lifetime, in ms": limits.MAX_MS,
+        "time at which something is due, expires or ends, in ms": limits.MAX_TIME_MS,
+        "`initial` and `maximum` of a backoff, in s": limits.MAX_MS // 1000,
+        "`max_retries`": limits.MAX_RETRIES,
+        "`retention_bytes`, `backlog_quota`, `backlog_quota_bytes`": limits.MAX_BYTES,
+        "`journal`": limits.MAX_JOURNAL,
+        "position": 10**14,
     }
 
 

@@ -41,10 +41,16 @@ def test_workers_and_a_rate_of_nothing_have_no_limit() -> None:
         PublishRates(0).take(EVERYBODY, 1_000)
 
 
-def test_only_some_tokens_are_remembered() -> None:
+def test_only_the_tokens_are_remembered_that_published_last() -> None:
     rates = PublishRates(1, lambda: 0.0)
+    busy = Identity("busy", ())
     for number in range(10_100):
         rates.take(Identity(str(number), ()), 5)
+        if number == 0:
+            rates.take(busy, 1)
+        elif number % 5_000 == 0:
+            with pytest.raises(Overloaded):
+                rates.take(busy, 1)
     assert len(rates._left) <= 10_000
 
 

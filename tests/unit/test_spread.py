@@ -57,6 +57,7 @@ def is_right(shapes: Mapping[str, tuple[int, int]], workers: list[str], owners: 
         assert totals[worker] <= least + 1, f"{worker} has an ordinary partition too many"
 
 
+@pytest.mark.slow
 @given(shapes, numbers)
 def test_each_topic_is_on_its_share_of_the_workers_and_the_others_make_the_counts_even(
     shapes: dict[str, tuple[int, int]], count: int
@@ -64,6 +65,7 @@ def test_each_topic_is_on_its_share_of_the_workers_and_the_others_make_the_count
     is_right(shapes, names(count), placed(shapes, names(count), {}))
 
 
+@pytest.mark.slow
 @given(shapes, numbers, numbers)
 def test_workers_come_and_go_and_it_stays_so(
     shapes: dict[str, tuple[int, int]], before: int, after: int

@@ -22,6 +22,7 @@ def imported(file: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(TESTS)))
 def test_no_module_imports_a_test_module_or_a_conftest(file: Path) -> None:
     wrong = [

@@ -14,6 +14,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 GROUPS = st.from_regex(r"[A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 
+@pytest.mark.slow
 @given(
     produced_ms=st.integers(0, 10**14 - 1),
     group=GROUPS,

@@ -42,6 +42,7 @@ class AccessControl:
         self._admin = hashlib.sha256(admin_token.encode()).digest() if admin_token else None
         self._jwt = JwtKeys(jwt_keys) if enabled and jwt_keys is not None else None
         self._known: dict[str, tuple[StoredToken, Identity]] = {}
+        self._texts: dict[str, str] = {}  # of these, as Redis has them
         self._refreshed = 0.0  # when the last reading of tokens began, by the monotonic clock
         self._looking = asyncio.Lock()  # for a token that is not known
         self.own_token = ""  # by which this worker is let in by the others
@@ -56,11 +57,16 @@ class AccessControl:
         """Learn what has been made and revoked since."""
         if not self.enabled:
             return
+        if self._jwt is not None:
+            self._jwt.refresh()
         began = time.monotonic()
         stored = await self._store.fields(TOKENS)
         self._refreshed = began
         self.own_token = stored.pop(_OWN, "")
-        self._known = {id: (token, _identity(id, token)) for id, token in _decoded(stored).items()}
+        before, self._texts = self._texts, stored
+        changed = {id: text for id, text in stored.items() if before.get(id) != text}
+        read = {id: (token, _identity(id, token)) for id, token in _decoded(changed).items()}
+        self._known = {id: read.get(id) or self._known[id] for id in stored}
 
     async def identify(self, token: str) -> Identity:
         """Return who somebody is. Raises Unauthorized for a token that is missing, unknown or expired."""
@@ -100,6 +106,8 @@ class AccessControl:
             raise Unauthorized(f"the token of {identity.name!r} was revoked")
         if identity.expires and identity.expires < time.time():
             raise Unauthorized(f"the token of {identity.name!r} has expired")
+        if identity.key and self._jwt is not None and not self._jwt.trusts(identity.key):
+            raise Unauthorized(f"the key that has signed for {identity.name!r} is not trusted any more")
 
     def _static(self, id: str, secret: str) -> Identity | None:
         known = self._known.get(id)

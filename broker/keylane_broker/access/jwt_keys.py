@@ -1,6 +1,8 @@
 """JSON Web Tokens: the keys by which they are trusted, read from a file, and anew when that has changed."""
 
 import codecs
+import hashlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,14 @@ import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from jwt.algorithms import get_default_algorithms
 
 from keylane.errors import InvalidArgument, Unauthorized
 from keylane_broker.access.identity import Identity, parse_grant
 from keylane_broker.errors import ServerError
+
+log = logging.getLogger("keylane.broker")
 
 _LEAST_SECRET = 32  # bytes: a shorter one can be guessed
 _LEAST_RSA = 2_048  # bits
@@ -28,25 +32,36 @@ class JwtKeys:
         self._file = file
         self._read_at: tuple[int, int] | None = None
         self._keys: list[tuple[str | None, Any, list[str]]] = []  # id, key, and what it may have signed by
-        self._refresh()
+        self._trusted = frozenset[str]()  # the digests of those
+        self.refresh()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Read the file if it has changed."""
         try:
             stat = self._file.stat()
-            if self._read_at != (stat.st_mtime_ns, stat.st_size):
-                self._keys = _parse(self._file.read_bytes())
-                self._read_at = stat.st_mtime_ns, stat.st_size
+            if self._read_at != (now := (stat.st_mtime_ns, stat.st_size)):
+                text = self._file.read_bytes()
+                if self._read_at is not None:
+                    self._read_at = now  # whatever is in it is said once
+                self._keys = _parse(text)
+                self._trusted = frozenset(_digest(key) for _, key, _ in self._keys)
+                self._read_at = now
         except OSError as error:
             if self._read_at is None:
                 raise ServerError(f"the keys of JWTs cannot be read: {error}") from None
             # It is being replaced: those that were there count until others are.
-        except (ValueError, msgspec.MsgspecError, jwt.PyJWTError) as error:
+        except Exception as error:  # the libraries that read it have many, and nobody else is to suffer
             if self._read_at is None:
                 raise ServerError(f"{self._file} holds no keys for JWTs: {error}") from None
+            log.warning("%s holds no keys for JWTs, those before count on: %s", self._file, error)
+
+    def trusts(self, digest: str) -> bool:
+        """Whether a key that a token was accepted by is still one of these."""
+        return digest in self._trusted
 
     def identify(self, token: str) -> Identity:
         """Return whom a token names. Raises Unauthorized if it is not to be trusted, or has expired."""
-        self._refresh()
+        self.refresh()
         try:
             key_id = jwt.get_unverified_header(token).get("kid")
         except jwt.PyJWTError:
@@ -62,20 +77,31 @@ class JwtKeys:
                         leeway=_LEEWAY,
                         options={"require": ["exp", "sub"], "verify_aud": False},
                     )
-                    return _identity(said)
+                    return _identity(said, _digest(key))
                 except jwt.PyJWTError as error:
                     problem = error
         raise Unauthorized(f"the JWT is not accepted: {problem or 'no key is known for it'}")
 
 
-def _identity(said: dict[str, Any]) -> Identity:
+def _identity(said: dict[str, Any], key: str) -> Identity:
     scope = said.get("scope", "")
     texts = scope.split() if isinstance(scope, str) else scope
     try:
         grants = tuple(parse_grant(str(text)) for text in texts)
     except (InvalidArgument, TypeError) as error:
         raise Unauthorized(f"the JWT is not accepted: its scope says {error}") from None
-    return Identity(str(said["sub"]), grants, expires=float(said["exp"]))
+    try:
+        expires = float(said["exp"])
+    except OverflowError:
+        raise Unauthorized("the JWT is not accepted: its exp is no time") from None
+    return Identity(str(said["sub"]), grants, expires=expires, key=key)
+
+
+def _digest(key: Any) -> str:
+    """Return what tells a key from others."""
+    if not isinstance(key, bytes):
+        key = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(key).hexdigest()
 
 
 class _KeySet(msgspec.Struct):

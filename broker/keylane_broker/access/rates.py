@@ -24,23 +24,14 @@ class PublishRates:
             return
         now = self._clock()
         name = who.token or who.name
-        left, then = self._left.get(name, (self._rate, now))
+        left, then = self._left.pop(name, (self._rate, now))
         left = min(self._rate, left + (now - then) * self._rate)
         if left <= 0:
+            self._left[name] = left, now
             raise Overloaded(
                 f"{who.name!r} publishes more than {self._rate:g} messages a second (publish_rate)",
                 retry_after=(1.0 - left) / self._rate,
             )
-        self._left[name] = left - count, now
+        self._left[name] = left - count, now  # behind those that have not been here for longer
         if len(self._left) > _KEPT:
-            self._forget(now)
-
-    def _forget(self, now: float) -> None:
-        """Forget who has everything again, or else who has not published for longest."""
-        self._left = {
-            name: (left, then)
-            for name, (left, then) in self._left.items()
-            if left + (now - then) * self._rate < self._rate
-        }
-        while len(self._left) > _KEPT:
-            del self._left[min(self._left, key=lambda name: self._left[name][1])]
+            del self._left[next(iter(self._left))]

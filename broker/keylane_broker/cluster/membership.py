@@ -17,7 +17,7 @@ from keylane.errors import BrokerError, InvalidArgument, Unavailable
 from keylane_broker.cluster.controller import Controller
 from keylane_broker.cluster.load import LoadMeter
 from keylane_broker.engine.engine import Engine
-from keylane_broker.engine.values import Owners, Place, WorkerReport
+from keylane_broker.engine.values import Owners, Place, TopicSettings, WorkerReport
 from keylane_broker.errors import NotOwner
 from keylane_broker.logs import FailureLog
 from keylane_broker.store.single_flight import SingleFlight
@@ -70,7 +70,7 @@ class Membership:
         self._release = release
         self._rebalance_interval = rebalance_interval
         self._host: Host  # from join() on
-        self._address = ""
+        self._address = self._http = ""
         self._controller = Controller(engine, self._is_alive)
         self._state = "serving"
         self._started_ms = 0
@@ -102,8 +102,8 @@ class Membership:
         """Return where a worker listens, "" if that is not known."""
         return self.workers[worker].address if worker in self.workers else ""
 
-    async def placement(self, topic: str) -> tuple[int, list[str]]:
-        """Return a topic's incarnation and the worker of each partition, "" for those that have none yet."""
+    async def placement(self, topic: str) -> tuple[TopicSettings, list[str]]:
+        """Return a topic's settings and the worker of each partition, "" for those that have none yet."""
         about = await self._engine.describe_topic(topic)
         count = about.partitions
         end = time.monotonic() + _PLACED
@@ -113,7 +113,7 @@ class Membership:
             while not self._is_placed(topic, count) and time.monotonic() < end:
                 await self.wait_for_change(_AGAIN)
         names = self.owners.get(topic, [])[:count]
-        return about.incarnation, names + [""] * (count - len(names))
+        return about, names + [""] * (count - len(names))
 
     def _is_placed(self, topic: str, count: int) -> bool:
         names = self.owners.get(topic, [])
@@ -149,9 +149,10 @@ class Membership:
 
     # Coming and going
 
-    async def join(self, host: Host, address: str, started_ms: int) -> None:
-        """Become one of the workers; a Redis that is slow is waited for."""
+    async def join(self, host: Host, address: str, started_ms: int, *, http: str = "") -> None:
+        """Become one of the workers, at an address and an HTTP port; a Redis that is slow is waited for."""
         self._host, self._address, self._started_ms = host, address, started_ms
+        self._http = http
         end = time.monotonic() + _JOINED
         while True:
             try:
@@ -221,7 +222,12 @@ class Membership:
             round(messages, 2),
             round(script_ms, 3),
             self.load.busiest(),
+            self._http,
         )
+
+    def alive(self) -> list[WorkerReport]:
+        """Return the workers that are not known to be dead, sorted by id."""
+        return [report for report in self.workers.values() if self._is_alive(report)]
 
     def _is_alive(self, report: WorkerReport) -> bool:
         if report.id == self.id:

@@ -1,6 +1,6 @@
 """`keylane dlq`: list, show, redrive and purge dead letters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -20,14 +20,18 @@ dead_letters = typer.Typer(
 )
 
 SubscriptionOption = Annotated[
-    str | None, typer.Option("--subscription", help="Only what failed in this one.", show_default=False)
+    str | None, typer.Option("--subscription", help="Only those of this subscription.", show_default=False)
+]
+IdArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help="Only these, by their ids or those they had.", show_default=False),
 ]
 IdOption = Annotated[
     list[str] | None,
-    typer.Option("--id", help="Only this one, by its id or the one it had; repeat it.", show_default=False),
+    typer.Option("--id", help="The same; may be repeated.", show_default=False),
 ]
 ReasonOption = Annotated[
-    str | None, typer.Option(help="Only where the reason has this in it.", show_default=False)
+    str | None, typer.Option(help="Only those whose reason contains this.", show_default=False)
 ]
 KeyOption = Annotated[str | None, typer.Option(help="Only of this key.", show_default=False)]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
@@ -59,7 +63,7 @@ async def list_dead_letters(
 async def show(
     run: BrokerRun,
     topic: TopicArgument,
-    id: Annotated[str, typer.Argument(metavar="ID", help="Its id, or the one it had.", show_default=False)],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Its id, or its original id.", show_default=False)],
 ) -> None:
     """Show a dead letter: its history, its attributes and its body."""
     async with run.client() as client:
@@ -78,6 +82,7 @@ async def show(
 async def redrive(
     run: BrokerRun,
     topic: TopicArgument,
+    ids: IdArguments = None,
     subscription: SubscriptionOption = None,
     id: IdOption = None,
     reason: ReasonOption = None,
@@ -85,19 +90,33 @@ async def redrive(
     every: AllOption = False,
 ) -> None:
     """Redrive dead letters: send them back to the subscriptions that they failed in."""
-    _check_choice("redrive", every, subscription, id, reason, key)
+    chosen = [*(ids or []), *(id or [])] or None
+    _check_choice("redrive", every, subscription, chosen, reason, key)
     async with run.client() as client:
         with _progress(run, "redriven") as tell:
             count = await client.redrive(
-                topic, subscription=subscription, ids=id, reason=reason, key=key, progress=tell
+                topic, subscription=subscription, ids=chosen, reason=reason, key=key, progress=tell
             )
-    run.say({"topic": topic, "redriven": count}, f"{count} dead letters of {topic!r} redriven")
+        left = client.dead_letters(topic, subscription, ids=chosen, reason=reason, key=key)
+        why = "" if count else await _why_none(left)
+    run.say({"topic": topic, "redriven": count}, f"{count} dead letters of {topic!r} redriven{why}")
+
+
+async def _why_none(left: AsyncIterable[DeadLetter]) -> str:
+    """Return why there are dead letters of which none was redriven, if there are any."""
+    async for letter in left:
+        return (
+            f": {letter.id} stays, for one. A consumer of {letter.dead_letter_topic!r} has it, it has failed "
+            f"there again, or there is no subscription {letter.subscription!r} of {letter.topic!r}"
+        )
+    return ""
 
 
 @command(dead_letters, "purge")
 async def purge(
     run: BrokerRun,
     topic: TopicArgument,
+    ids: IdArguments = None,
     subscription: SubscriptionOption = None,
     id: IdOption = None,
     reason: ReasonOption = None,
@@ -106,13 +125,14 @@ async def purge(
     yes: YesOption = False,
 ) -> None:
     """Purge dead letters: delete them with their bodies, for good; at a terminal it asks first."""
-    _check_choice("purge", every, subscription, id, reason, key)
+    chosen = [*(ids or []), *(id or [])] or None
+    _check_choice("purge", every, subscription, chosen, reason, key)
     if not yes and can_ask(run):
         confirm(run, f"Purge {'all' if every else 'these'} dead letters of {topic!r}?")
     async with run.client() as client:
         with _progress(run, "purged") as tell:
             count = await client.purge_dead_letters(
-                topic, subscription=subscription, ids=id, reason=reason, key=key, progress=tell
+                topic, subscription=subscription, ids=chosen, reason=reason, key=key, progress=tell
             )
     run.say({"topic": topic, "purged": count}, f"{count} dead letters of {topic!r} purged")
 
@@ -120,7 +140,7 @@ async def purge(
 def _check_choice(what: str, every: bool, *chosen: object) -> None:
     if every == any(chosen):
         raise UsageError(
-            f"which ones? {what} takes --all, or --id, --reason, --key and --subscription: all must fit"
+            f"which ones? {what} takes --all, or ids, --reason, --key and --subscription: all must fit"
         )
 
 

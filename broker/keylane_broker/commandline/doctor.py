@@ -10,7 +10,7 @@ import keylane
 from keylane import ClusterInfo, ksuid
 from keylane.commandline.output import CommandError, UsageError, progress_bar
 from keylane.commandline.words import count_of
-from keylane.errors import BrokerError, TopicNotFound, Unavailable
+from keylane.errors import BrokerError, Forbidden, TopicNotFound, Unauthorized, Unavailable
 from keylane_broker.commandline.cluster_view import partition_warnings
 from keylane_broker.commandline.command import BrokerRun, before_another_look, command
 from keylane_broker.commandline.partitions import all_partitions
@@ -87,6 +87,11 @@ async def _check_broker(run: BrokerRun) -> list[Finding]:
         if "Redis" in str(error):
             advice = "bring Redis back: workers recover by themselves, and restarting them does not help"
         return [Finding("broker", False, str(error), advice)]
+    except (Unauthorized, Forbidden) as error:
+        advice = (
+            "set KEYLANE_TOKEN to a token that may look at all: keylane token create NAME --allow 'observe:*'"
+        )
+        return [Finding("broker", False, str(error), advice)]
     except BrokerError as error:
         advice = "start a broker with `keylane serve`, or give the URL of another with --server"
         return [Finding("broker", False, str(error), advice)]
@@ -156,6 +161,7 @@ async def _check_payloads(client: "keylane.AsyncClient", info: ClusterInfo) -> F
 
 
 async def _check_redis(url: str) -> list[Finding]:
+    from keylane.payloads import public
     from keylane.redis.urls import check_url
     from keylane_broker.engine.engine import Engine
     from keylane_broker.inspect.fitness import advice_on, examine
@@ -163,7 +169,7 @@ async def _check_redis(url: str) -> list[Finding]:
     try:
         check_url(url)
     except ValueError as error:
-        raise UsageError(f"--redis is {url!r}: {error}") from None
+        raise UsageError(f"--redis is {public(url)!r}: {error}") from None
     engine = Engine.connect(url)
     try:
         server = [

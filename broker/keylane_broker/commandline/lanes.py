@@ -16,7 +16,12 @@ lanes = typer.Typer(
     help="Lanes: list those that are parked, let them go on, move a free key to a consumer.",
 )
 
-KeyOption = Annotated[str | None, typer.Option(help="The key of the lane.", show_default=False)]
+KeyArgument = Annotated[
+    str | None, typer.Argument(metavar="KEY", help="The key of the lane.", show_default=False)
+]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", help="The same, if it begins with a dash.", show_default=False)
+]
 IdOption = Annotated[
     str | None,
     typer.Option("--id", help="The message that it is parked at; needed without a key.", show_default=False),
@@ -37,11 +42,12 @@ async def resume(
     run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    key: KeyOption = None,
+    key: KeyArgument = None,
+    named: KeyOption = None,
     id: IdOption = None,
 ) -> None:
     """Resume a lane: the message that it has stopped at gets all its retries again."""
-    await _unpark(run, topic, subscription, key, id, "resume")
+    await _unpark(run, topic, subscription, _one(key, named), id, "resume")
 
 
 @command(lanes, "skip")
@@ -49,11 +55,12 @@ async def skip(
     run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    key: KeyOption = None,
+    key: KeyArgument = None,
+    named: KeyOption = None,
     id: IdOption = None,
 ) -> None:
     """Skip the message that a lane has stopped at: it goes to the dead letters, and the lane goes on."""
-    await _unpark(run, topic, subscription, key, id, "skip")
+    await _unpark(run, topic, subscription, _one(key, named), id, "skip")
 
 
 @command(lanes, "redrive")
@@ -61,11 +68,12 @@ async def redrive(
     run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    key: KeyOption = None,
+    key: KeyArgument = None,
+    named: KeyOption = None,
     id: IdOption = None,
 ) -> None:
     """Redrive a lane: resume it, and send the dead letters of its key back behind what waits."""
-    await _unpark(run, topic, subscription, key, id, "redrive")
+    await _unpark(run, topic, subscription, _one(key, named), id, "redrive")
 
 
 @command(lanes, "move")
@@ -73,8 +81,8 @@ async def move(
     run: BrokerRun,
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    key: Annotated[str, typer.Option(help="The key, of which nobody has messages.")],
-    consumer: Annotated[str, typer.Option(help="The consumer that is to get it next.")],
+    key: Annotated[str, typer.Option(help="The key; no consumer may have messages of it.")],
+    consumer: Annotated[str, typer.Option(help="The consumer to get it next.")],
     partition: Annotated[
         int | None, typer.Option(help="Its partition.", min=0, show_default="that of the key")
     ] = None,
@@ -86,11 +94,18 @@ async def move(
     run.say(moved, f"key {key!r} goes to consumer {consumer!r} next ({waiting} messages wait)")
 
 
+def _one(key: str | None, named: str | None) -> str | None:
+    """Return the key, which may be said in two ways."""
+    if key is not None and named is not None:
+        raise UsageError("a lane has one key: name it, or use --key")
+    return named if key is None else key
+
+
 async def _unpark(
     run: BrokerRun, topic: str, subscription: str, key: str | None, id: str | None, action: UnparkAction
 ) -> None:
     if key is None and id is None:
-        raise UsageError("which lane? name its --key, or the --id of the message that it is parked at")
+        raise UsageError("which lane? name its key, or the --id of the message that it is parked at")
     async with run.client() as client:
         await client.unpark(topic, subscription, key, action=action, id=id)
     done = {"topic": topic, "name": subscription, "key": key, "id": id, "action": action}

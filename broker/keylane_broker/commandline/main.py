@@ -1,6 +1,7 @@
 """The `keylane` command."""
 
 import sys
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -33,7 +34,8 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from keylane import __version__
 
-        print(f"keylane {__version__}")
+        as_json = "--json" in sys.argv[1:]  # it may come behind, and is not read yet
+        print(dumps({"version": __version__}) if as_json else f"keylane {__version__}")
         raise typer.Exit
 
 

@@ -83,7 +83,7 @@ async def purge(
     topic: TopicArgument,
     subscription: Annotated[
         str | None,
-        typer.Argument(metavar="[SUBSCRIPTION]", help="Only what this one is owed.", show_default=False),
+        typer.Argument(metavar="SUBSCRIPTION", help="Only what this one is owed.", show_default=False),
     ] = None,
     yes: YesOption = False,
 ) -> None:

@@ -54,7 +54,7 @@ async def publish(
     priority: Annotated[
         int | None,
         typer.Option(
-            help="Larger goes first, where the mode is shared or multicast.", min=0, max=9, show_default="0"
+            help="0 to 9; larger goes first in modes shared and multicast.", min=0, max=9, show_default="0"
         ),
     ] = None,
 ) -> None:

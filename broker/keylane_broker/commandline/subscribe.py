@@ -42,8 +42,12 @@ async def subscribe(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     mode: Annotated[
-        str | None,
-        typer.Option(help="shared, key_shared, exclusive, failover or multicast.", show_default=False),
+        Mode | None,
+        typer.Option(
+            metavar="MODE",
+            help="shared, key_shared, exclusive, failover or multicast.",
+            show_default=False,
+        ),
     ] = None,
     partition: PartitionOption = None,
     offset: Annotated[
@@ -105,7 +109,8 @@ async def _print_until_signal(
 ) -> None:
     """Print messages; a signal interrupts the waiting, and the consumer then leaves in good order.
 
-    What was printed is acked in the background, at the latest when the consumer leaves; the rest goes back.
+    What was printed is acked in the background, at the latest when the consumer leaves; the rest goes back,
+    and so does what has no body.
     """
     import anyio
 
@@ -115,11 +120,13 @@ async def _print_until_signal(
         while left is None or left:
             batch = await consumer.take(min(left or BATCH, BATCH))
             bodies = await _bodies(run, batch)
+            gone = {message.id for message, body in zip(batch, bodies, strict=True) if body is None}
             for piece in _pieces(batch, _texts(run, batch, bodies)):
                 run.write("".join(text for _, text in piece))
                 for message, _ in [] if no_ack else piece:
-                    async with message:
-                        pass
+                    if message.id not in gone:  # else it goes back at the end: the store may be another one
+                        async with message:
+                            pass
             if left is not None:
                 left -= len(batch)
         tasks.cancel_scope.cancel()
@@ -137,7 +144,7 @@ async def _body(run: BrokerRun, message: "keylane.Message") -> bytes | None:
     try:
         return await message.data()
     except PayloadMissing as error:
-        run.note(f"warning: {error}")
+        run.note(f"warning: {error}. Here it goes back; `keylane skip` drops it")
         return None
 
 

@@ -6,6 +6,7 @@ import typer
 
 from keylane.commandline.output import UsageError
 from keylane.errors import SubscriptionNotFound
+from keylane.types import Delivery, Mode, Poison
 from keylane_broker.commandline.arguments import (
     BackoffOption,
     FilterOption,
@@ -32,24 +33,30 @@ async def create(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     mode: Annotated[
-        str | None,
+        Mode | None,
         typer.Option(
-            help="shared, key_shared, exclusive, failover, multicast or cursor.", show_default="shared"
+            metavar="MODE",
+            help="shared, key_shared, exclusive, failover, multicast or cursor.",
+            show_default="shared",
         ),
     ] = None,
     offset: Annotated[
         str, typer.Option("--offset", "--start", help="earliest, latest, an id or a time (UTC by default).")
     ] = "latest",
     lease: Annotated[float, typer.Option(help="Seconds a consumer has to settle a message.")] = 30.0,
-    delivery: Annotated[str, typer.Option(help="at_least_once or at_most_once.")] = "at_least_once",
+    delivery: Annotated[
+        Delivery, typer.Option(metavar="WORD", help="at_least_once or at_most_once.")
+    ] = "at_least_once",
     max_retries: Annotated[
-        int | None, typer.Option(help="Redeliveries that a message has, else no end of them.", min=0)
+        int | None, typer.Option(help="Maximum redeliveries of a message; no limit by default.", min=0)
     ] = None,
     backoff: BackoffOption = None,
     dead_letter: Annotated[
         str | None, typer.Option(help="Topic for what failed too often.", show_default="TOPIC.dead")
     ] = None,
-    poison: Annotated[str, typer.Option(help="skip what failed too often, or park its lane.")] = "skip",
+    poison: Annotated[
+        Poison, typer.Option(metavar="WORD", help="skip what failed too often, or park its lane.")
+    ] = "skip",
     keys: KeysOption = None,
     filter: FilterOption = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept a subscription that exists.")] = False,
@@ -84,13 +91,15 @@ async def change(
     ] = None,
     max_retries: Annotated[
         int | None,
-        typer.Option(help="Redeliveries that a message has; -1: no end.", min=-1, show_default=False),
+        typer.Option(help="Maximum redeliveries of a message; -1 is no limit.", min=-1, show_default=False),
     ] = None,
     backoff: BackoffOption = None,
     dead_letter: Annotated[
         str | None, typer.Option(help="Topic for what failed too often.", show_default=False)
     ] = None,
-    poison: Annotated[str | None, typer.Option(help="skip or park.", show_default=False)] = None,
+    poison: Annotated[
+        Poison | None, typer.Option(metavar="WORD", help="skip or park.", show_default=False)
+    ] = None,
 ) -> None:
     """Change settings of a subscription; what is not named stays as it is."""
     changes: dict[str, Any] = {"lease": lease, "dead_letter": dead_letter, "poison": poison}

@@ -15,7 +15,7 @@ tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.
 @command(tokens, "create")
 async def create(
     run: BrokerRun,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.", show_default=False)],
     allow: Annotated[
         list[str],
         typer.Option(
@@ -26,7 +26,7 @@ async def create(
     ],
     lifetime: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="How long it counts.", min=1, show_default="for ever"),
+        typer.Option(metavar="SECONDS", help="How long it is valid.", min=1, show_default="for ever"),
     ] = None,
 ) -> None:
     """Create a token. It is shown once: the broker keeps only a hash."""

@@ -9,6 +9,7 @@ from keylane.commandline.output import UsageError
 from keylane.commandline.words import count_of
 from keylane.errors import TopicNotFound
 from keylane.types import Retention, TopicInfo
+from keylane.wire import MAX_INLINE
 from keylane_broker.commandline.arguments import TopicArgument
 from keylane_broker.commandline.command import BrokerRun, command
 from keylane_broker.commandline.confirming import YesOption, can_ask, confirm
@@ -34,13 +35,13 @@ RetentionOption = Annotated[
 ]
 RetentionBytesOption = Annotated[
     int | None,
-    typer.Option(metavar="BYTES", help="Bodies that stay so, at most.", min=0, show_default=False),
+    typer.Option(metavar="BYTES", help="Maximum bytes of bodies kept for replay.", min=0, show_default=False),
 ]
 
 TtlOption = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", help="When messages expire that do not say it.", min=0, show_default=False
+        metavar="SECONDS", help="Lifetime of messages that do not set one.", min=0, show_default=False
     ),
 ]
 
@@ -48,7 +49,7 @@ QuotaOption = Annotated[
     int | None,
     typer.Option(
         metavar="MESSAGES",
-        help="Unsettled messages beyond which publishing fails.",
+        help="Maximum unsettled messages; beyond it publishing fails.",
         min=0,
         show_default=False,
     ),
@@ -58,7 +59,7 @@ QuotaBytesOption = Annotated[
     int | None,
     typer.Option(
         metavar="BYTES",
-        help="Bodies of unsettled messages beyond which publishing fails.",
+        help="Maximum bytes of unsettled bodies; beyond it publishing fails.",
         min=0,
         show_default=False,
     ),
@@ -67,7 +68,7 @@ QuotaBytesOption = Annotated[
 SpreadOption = Annotated[
     int | None,
     typer.Option(
-        help="On how few workers its partitions are: 1 on all, 2 on half of them, to 8.",
+        help="Share of the workers to use: 1 is all, 2 is half of them, up to 8.",
         min=1,
         max=8,
         show_default=False,
@@ -96,6 +97,15 @@ async def create(
     backlog_quota: QuotaOption = None,
     backlog_quota_bytes: QuotaBytesOption = None,
     spread: SpreadOption = None,
+    inline: Annotated[
+        int,
+        typer.Option(
+            metavar="BYTES",
+            help="Keep bodies of up to N bytes in the messages.",
+            min=0,
+            max=MAX_INLINE,
+        ),
+    ] = 0,
 ) -> None:
     """Create a topic."""
     records = _records(journal) if journal is not None else False
@@ -112,6 +122,7 @@ async def create(
             backlog_quota=backlog_quota or None,
             backlog_quota_bytes=backlog_quota_bytes or None,
             spread=spread or 1,
+            inline=inline,
         )
     run.say(made, f"topic {topic!r} has {made.partitions} partitions")
 
@@ -150,7 +161,7 @@ async def hot_keys(
     topic: TopicArgument,
     limit: Annotated[int, typer.Option("--max", help="Maximum to show.", min=1)] = 10,
 ) -> None:
-    """List the keys under which most messages of a topic are published of late."""
+    """List the keys under which most messages of a topic were published lately."""
     async with run.client() as client:
         found = await client.hot_keys(topic, limit=limit)
     rows = [(one.key, f"{one.share:.2%}", f"{one.error:.2%}") for one in found]
@@ -168,6 +179,9 @@ async def change(
     backlog_quota: QuotaOption = None,
     backlog_quota_bytes: QuotaBytesOption = None,
     spread: SpreadOption = None,
+    dedupe_window: Annotated[
+        float | None, typer.Option(help="Seconds that uids are remembered.", min=0, show_default=False)
+    ] = None,
 ) -> None:
     """Change settings of a topic; what is not named stays as it is, and 0 is none.
 
@@ -188,10 +202,12 @@ async def change(
         changes["backlog_quota_bytes"] = backlog_quota_bytes or None
     if spread is not None:
         changes["spread"] = spread
+    if dedupe_window is not None:
+        changes["dedupe_window"] = dedupe_window
     if not changes:
         raise UsageError(
             "nothing to change; use --journal, --retention, --retention-bytes, --ttl, --backlog-quota, "
-            "--backlog-quota-bytes or --spread"
+            "--backlog-quota-bytes, --spread or --dedupe-window"
         )
     async with run.client() as client:
         changed = await client.change_topic(topic, **changes)
@@ -213,6 +229,8 @@ async def change(
     if spread is not None:
         where = "all workers" if spread == 1 else f"one of {spread} workers"
         said.append(f"the partitions of topic {topic!r} go to {where}")
+    if dedupe_window is not None:
+        said.append(f"topic {topic!r} knows uids for {changed.dedupe_window:g} s")
     run.say(changed, "; ".join(said))
 
 

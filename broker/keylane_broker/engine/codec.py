@@ -7,7 +7,7 @@ import msgspec
 
 from keylane.errors import InvalidArgument
 from keylane.wire.lanes import lane_of_mode, lanes_of_keys
-from keylane_broker.engine.values import Capacity, Fetched, Share
+from keylane_broker.engine.values import Capacity, Fetched, NumberedFrame, Share
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -20,15 +20,28 @@ def pack(values: Sequence[Any]) -> bytes:
         raise InvalidArgument(f"text that is not Unicode: {error}") from error
 
 
+def flat_capacities(consumers: Sequence[Capacity]) -> list[str | int]:
+    """Return what consumers can take, as scripts want it."""
+    return [
+        part
+        for name, permits, lease_ms, spare, _ in consumers
+        for part in (name, permits, permits if spare is None else spare, lease_ms)
+    ]
+
+
 def pack_capacities(consumers: Sequence[Capacity]) -> bytes:
-    """Pack what consumers can take, as the script wants it."""
-    return pack(
-        [
-            part
-            for name, permits, lease_ms, spare, _ in consumers
-            for part in (name, permits, permits if spare is None else spare, lease_ms)
-        ]
-    )
+    """Pack what consumers can take."""
+    return pack(flat_capacities(consumers))
+
+
+def flat_frames(frames: Sequence[NumberedFrame]) -> list[str | int]:
+    """Return frames that make up a batch, as scripts want them."""
+    return [part for frame in frames for part in frame]
+
+
+def pack_frames(frames: Sequence[NumberedFrame]) -> bytes | str:
+    """Pack frames that make up a batch; "" for none."""
+    return pack(flat_frames(frames)) if frames else ""
 
 
 def rows(flat: Sequence[Any], width: int) -> Iterable[tuple[Any, ...]]:

@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from keylane.errors import Forbidden, InvalidArgument, MessageLeased, MessageNotFound, TopicNotFound
+from keylane.errors import (
+    Forbidden,
+    InvalidArgument,
+    InvalidName,
+    MessageLeased,
+    MessageNotFound,
+    TopicNotFound,
+)
 from keylane.wire import MAX_UID
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.base import EngineBase
@@ -14,7 +21,8 @@ from keylane_broker.engine.codec import rows
 from keylane_broker.store.keys import PartitionKeys, check_name, partition_keys, subscription_keys
 from keylane_broker.store.store import Call
 
-_PAGE, _PAGES = 1_000, 10  # dead letters that are looked at in one call, and calls
+_PAGE, _PAGES = 1_000, 10  # dead letters, or messages, that are looked at in one call, and calls
+_LEAST = 10  # messages of each partition that are looked at, however many partitions there are
 
 _ID = re.compile(r"(\d{1,14}):(\d{1,14}-\d{1,14})", re.ASCII)
 
@@ -127,6 +135,8 @@ class MessageOperations(EngineBase):
                     return
                 case ["STORED", id, *_]:
                     stored = f"{number}:{id}"
+        if stored is None and (found := await self._find_newest(topic, uid, partition)):
+            stored = f"{found[0]}:{found[1]}"
         if stored is None:
             raise _not_found(topic, uid)
         await self.delete_message(topic, stored, uid=uid, group=group)
@@ -144,6 +154,7 @@ class MessageOperations(EngineBase):
                     return number, Whereabouts("delayed", uid=message, at_ms=answer[1])
                 if answer[0] == "STORED":
                     stored = number, answer[1]
+            stored = stored or await self._find_newest(topic, message, partition)
             if stored is None:
                 return 0, Whereabouts("never_existed", uid=message)
             number, id = stored
@@ -158,11 +169,40 @@ class MessageOperations(EngineBase):
             return number, msgspec.structs.replace(found, state="dead_lettered", dead_id=dead_id)
         return number, found
 
+    async def _find_newest(self, topic: str, uid: str, partition: int | None) -> tuple[int, str] | None:
+        """Return partition and id of a message with a uid that nobody has marked, if it is a new one.
+
+        So a uid that was made for the producer finds its message, too, and costs nothing until it is asked
+        for: it is among the newest 10,000 of the topic, or of the partition.
+        """
+        count = (await self.describe_topic(topic)).partitions
+        numbers = list(range(count)) if partition is None else [partition]
+        most = max(_PAGE * _PAGES // len(numbers), _LEAST)  # of each
+        for first in range(0, len(numbers), step := max(_PAGE // most, 1)):
+            some = numbers[first : first + step]
+            ends, left = dict.fromkeys(some, "+"), most
+            while ends and left > 0:
+                size = min(left, _PAGE)
+                pages = await self.store.read_all(
+                    [
+                        ("XREVRANGE", partition_keys(topic, number).log, end, "-", "COUNT", str(size))
+                        for number, end in ends.items()
+                    ]
+                )
+                asked, ends, left = list(ends), {}, left - size
+                for number, page in zip(asked, pages, strict=True):
+                    for id, fields in page:
+                        if fields[3] == uid:
+                            return number, id
+                    if len(page) == size:
+                        ends[number] = f"({page[-1][0]}"
+        return None
+
     async def _find_letter(self, dead_topic: str, source: int, uid: str) -> str:
         """Return the id of a dead letter, if it is among the newest that its topic keeps; else ""."""
         try:
             partition = source % (await self.describe_topic(dead_topic)).partitions
-        except TopicNotFound:
+        except (TopicNotFound, InvalidName):  # or a name that is too long with ".dead" behind it
             return ""
         end = "+"
         for _ in range(_PAGES):

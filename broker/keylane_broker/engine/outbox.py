@@ -9,6 +9,7 @@ moved = await engine.empty_outbox("orders", 3)      # {("orders.dead", 3)}: who 
 """
 
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
@@ -22,7 +23,9 @@ from keylane_broker.store.keys import partition_keys
 
 log = logging.getLogger("keylane.broker")
 
-_RECORDS = 100  # of an outbox in one round
+_RECORDS = 100  # of an outbox in one round, of dead letters, each of which has one;
+_LARGE = 4  # of what is redriven: a record has as many as were withdrawn in one call
+_TEXT = 500_000  # characters in one call, unless a record has more
 
 
 class _Record(NamedTuple):
@@ -41,19 +44,19 @@ class OutboxOperations(TopicOperations):
 
         Raises Unavailable where one of these has no owner yet: what is left is sent by the next call.
         """
-        keys, moved = partition_keys(topic, partition), set[Place]()
+        keys, moved, limit = partition_keys(topic, partition), set[Place](), _LARGE
         await self.bury(topic, partition)
         while True:
-            [found] = await self.store.read_all([("XRANGE", keys.outbox, "-", "+", "COUNT", str(_RECORDS))])
+            [found] = await self.store.read_all([("XRANGE", keys.outbox, "-", "+", "COUNT", str(limit))])
             records = [
                 _Record(number, fields[1], fields[3], int(fields[5]), fields[7]) for number, fields in found
             ]
-            for _, some in groupby(records, lambda record: record[1:4]):
-                group = list(some)
+            for group in _together(records):
                 moved |= await self._send((topic, partition), group)
                 await self.store.read_all([("XDEL", keys.outbox, *(record.number for record in group))])
-            if len(records) < _RECORDS:
+            if len(records) < limit:
                 return moved
+            limit = _RECORDS if all(record.kind == "dead" for record in records) else _LARGE
 
     async def _send(self, source: Place, records: list[_Record]) -> set[Place]:
         """Append records, all for one partition, where they belong."""
@@ -107,3 +110,16 @@ class OutboxOperations(TopicOperations):
             with suppress(Unavailable):
                 await self.empty_outbox(topic, partition)
         await super().delete_topic(topic)
+
+
+def _together(records: list[_Record]) -> Iterator[list[_Record]]:
+    """Return those that one call takes in: all for one partition, and no more than it does in some ms."""
+    for (kind, *_), group in groupby(records, lambda record: record[1:4]):
+        some, length, most = list[_Record](), 0, _RECORDS if kind == "dead" else _LARGE
+        for record in group:
+            if len(some) == most or (some and length + len(record.messages) > _TEXT):
+                yield some
+                some, length = [], 0
+            some.append(record)
+            length += len(record.messages)
+        yield some

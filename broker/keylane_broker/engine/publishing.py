@@ -8,12 +8,13 @@ import msgspec
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.base import STEP, EngineBase
 from keylane_broker.engine.checks import check_dues, check_extras, check_flat, check_int, flat_messages
-from keylane_broker.engine.codec import pack, rows
+from keylane_broker.engine.codec import pack, pack_frames, rows
 from keylane_broker.engine.tail import MANY
 from keylane_broker.engine.values import (
     DelayResult,
     Extras,
     Lease,
+    NumberedFrame,
     Outgoing,
     PromoteResult,
     PublishResult,
@@ -33,22 +34,27 @@ class PublishOperations(EngineBase):
         durability: str = "memory",
         timeout_ms: int = 5_000,
         extras: Extras | None = None,
+        frames: Sequence[NumberedFrame] = (),
     ) -> PublishResult:
-        """Append a batch to the partition, each uid once within the topic's dedupe window."""
+        """Append a batch to the partition, each uid, or number of a frame, once within the dedupe window."""
         flat = flat_messages(messages)
         check_flat(flat)
         check_extras(flat, extras)
         await self.require(lease, durability)
-        result = await self.publish_flat(lease, flat, extras)
+        result = await self.publish_flat(lease, flat, extras, frames)
         if result.stored or result.duplicates:
             await self.confirm(lease, durability, timeout_ms)
         return msgspec.structs.replace(result, durability=durability)
 
     async def publish_flat(
-        self, lease: Lease, flat: list[str], extras: Extras | None = None
+        self,
+        lease: Lease,
+        flat: list[str],
+        extras: Extras | None = None,
+        frames: Sequence[NumberedFrame] = (),
     ) -> PublishResult:
         """Append key, uid and about of each message, flat, that check_flat has accepted; into memory."""
-        script, keys, arguments = self.publish_call(lease, flat, extras)
+        script, keys, arguments = self.publish_call(lease, flat, extras, frames)
         tail, many = self._tails.of(lease), len(flat) > MANY * 3
         tail.appending += many
         try:
@@ -57,7 +63,13 @@ class PublishOperations(EngineBase):
             tail.appending -= many
         return self.take_published(lease, flat, checked(answer, lease.topic, lease=lease))
 
-    def publish_call(self, lease: Lease, flat: list[str], extras: Extras | None = None) -> Call:
+    def publish_call(
+        self,
+        lease: Lease,
+        flat: list[str],
+        extras: Extras | None = None,
+        frames: Sequence[NumberedFrame] = (),
+    ) -> Call:
         """Return the call that appends."""
         keys = partition_keys(lease.topic, lease.partition)
         return (
@@ -66,6 +78,7 @@ class PublishOperations(EngineBase):
             (
                 lease.text,
                 pack(flat),
+                pack_frames(frames),
                 _pack_extras(extras),
             ),
         )

@@ -14,9 +14,11 @@ import msgspec
 from keylane.errors import TopicNotFound
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.base import STEP
+from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.messages import EndedLease, ended_leases
 from keylane_broker.engine.subscriptions import SubscriptionOperations
 from keylane_broker.engine.values import TopicSettings
+from keylane_broker.limits import MAX_TIME_MS
 from keylane_broker.store.keys import partition_keys, topic_key
 
 OnEnded = Callable[[int, list[EndedLease]], Awaitable[None]]  # partition, and what has ended there
@@ -78,6 +80,7 @@ class PurgeOperations(SubscriptionOperations):
         one of the same subscription is joined: it goes up to what there is now.
         """
         until = asyncio.get_running_loop().time() + seconds
+        check_int("number", number, 0, MAX_TIME_MS)
         about = await self.describe_topic(topic)
         incarnation = 0
         if subscription:

@@ -2,7 +2,8 @@
 
 import math
 
-from keylane.errors import InvalidArgument
+from keylane.errors import InvalidArgument, InvalidName
+from keylane.wire import MAX_INLINE
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.filters import check_filter, parse_filter
 from keylane_broker.engine.values import Backoff, SubscriptionSettings, TopicSettings
@@ -33,6 +34,7 @@ def check_topic_settings(settings: TopicSettings) -> None:
     check_int("backlog_quota", settings.backlog_quota, 0, MAX_BYTES)
     check_int("backlog_quota_bytes", settings.backlog_quota_bytes, 0, MAX_BYTES)
     check_int("spread", settings.spread, 1, MAX_SPREAD)
+    check_int("inline", settings.inline, 0, MAX_INLINE)
 
 
 def topic_fields(settings: TopicSettings) -> dict[str, str]:
@@ -45,13 +47,14 @@ def topic_fields(settings: TopicSettings) -> dict[str, str]:
         "ttl_ms": str(settings.ttl_ms),
         "quota": _quota(settings.backlog_quota, settings.backlog_quota_bytes),
         "spread": str(settings.spread),
+        "inline": str(settings.inline),
     }
 
 
 def partition_fields(settings: TopicSettings) -> dict[str, str]:
     """Return settings as each partition has them: its share of what all may have together."""
     fields = topic_fields(settings)
-    del fields["partitions"], fields["spread"]
+    del fields["partitions"], fields["spread"], fields["inline"]
     share = -(-settings.retention_bytes // settings.partitions)
     messages = -(-settings.backlog_quota // settings.partitions)
     most_bytes = -(-settings.backlog_quota_bytes // settings.partitions)
@@ -94,6 +97,7 @@ def topic_settings(stored: dict[str, str]) -> TopicSettings:
         int(messages),
         int(most_bytes or 0),
         int(stored.get("spread", 1)),
+        int(stored.get("inline", 0)),
         incarnation=int(stored["incarnation"]),
     )
 
@@ -131,8 +135,34 @@ def _check_retries(settings: SubscriptionSettings) -> None:
         check_name("topic", settings.dead_letter)
     if settings.poison not in POISONS:
         raise InvalidArgument(f"poison {settings.poison!r:.60}: use one of {', '.join(POISONS)}")
-    if settings.poison == "park" and settings.mode == "shared":
-        raise InvalidArgument("poison is park: in mode shared there is no lane that could stop, use skip")
+    if settings.poison == "park" and settings.mode in ("shared", "multicast"):
+        raise InvalidArgument(
+            f"poison is park: in mode {settings.mode} there is no lane that could stop, use skip"
+        )
+
+
+def check_dead_letter(topic: str, settings: SubscriptionSettings) -> None:
+    """Raise InvalidArgument where what fails too often in a subscription of a topic has nowhere to go."""
+    if settings.dead_letter == topic:
+        raise InvalidArgument(
+            f"dead_letter is {topic!r:.60}, the topic itself: what fails would come back without end; "
+            "use another topic"
+        )
+    if settings.max_retries is not None and not settings.dead_letter:
+        try:
+            check_name("topic", f"{topic}.dead")
+        except InvalidName:
+            raise InvalidArgument(
+                f"max_retries without dead_letter: the name of topic {topic!r:.60} is too long for "
+                "'<topic>.dead': name another topic with dead_letter"
+            ) from None
+
+
+def next_topic(topic: str, settings: SubscriptionSettings) -> str | None:
+    """Return where messages go by themselves that fail too often in a subscription, None if they do not."""
+    if settings.max_retries is None or settings.poison == "park":
+        return None
+    return settings.dead_letter or f"{topic}.dead"
 
 
 def subscription_fields(settings: SubscriptionSettings) -> dict[str, str]:

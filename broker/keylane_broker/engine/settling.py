@@ -91,16 +91,17 @@ class SettleOperations(EngineBase):
             answer = await self._step(
                 "nack", lease, subscription, some, consumer, until, delay, whom, why, steps=steps
             )
-            self.note_dead(lease, subscription, answer.pop())
+            self.note_dead(lease, subscription, answer[-1])
             return answer
 
         while rest:
-            _, stale, returned, receipt, entry, going_back = await step(rest.first(lanes=True))
+            _, stale, returned, receipt, entry, going_back, dead = await step(rest.first(lanes=True))
             done, rest = rest.split(receipt, entry)
-            steps.append(SettleResult(done.stale_parts(stale)))
+            steps.append(SettleResult(done.stale_parts(stale), dead=dead))
             while going_back:  # nobody is told before a lane is back: it would be asked for meanwhile
-                _, _, more, _, _, going_back = await step(Receipts(going_back))
+                _, _, more, _, _, going_back, dead = await step(Receipts(going_back))
                 returned += more
+                steps[-1] = msgspec.structs.replace(steps[-1], dead=steps[-1].dead + dead)
             back = [(token, first, last) for _, token, first, last in rows(returned, 4)]
             steps[-1] = msgspec.structs.replace(steps[-1], returned=back)
             on_step(done, steps[-1])

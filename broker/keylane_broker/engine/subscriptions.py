@@ -22,7 +22,9 @@ from keylane_broker.engine.base import EngineBase
 from keylane_broker.engine.checks import place_of
 from keylane_broker.engine.codec import to_flat
 from keylane_broker.engine.settings import (
+    check_dead_letter,
     check_subscription_settings,
+    next_topic,
     subscription_fields,
     subscription_settings,
 )
@@ -109,15 +111,18 @@ class SubscriptionOperations(EngineBase):
         check_name("subscription", name)
         settings = settings or SubscriptionSettings()
         check_subscription_settings(settings)
+        check_dead_letter(topic, settings)
         if settings.mode == "multicast" and start != "latest":
             raise InvalidArgument(
-                f"start {start!r:.40}: a consumer of a multicast subscription begins when it registers"
+                f"start {start!r:.40}: use 'latest': a multicast consumer begins when it registers"
             )
         fields = subscription_fields(settings)
         kind, at = place_of(start)
         about = await self.describe_topic(topic)
         self.check_partition(topic, partition, about.partitions)
         record = SubscriptionRecord("creating", await self.next_incarnation(), fields, kind, at, partition)
+        if await self._record(topic, name) is None:
+            await self._check_cycle(topic, settings)
         while not await self._change(topic, about, name, "", record.text):
             found = await self._finish(topic, name)
             about = await self.describe_topic(topic)
@@ -168,6 +173,8 @@ class SubscriptionOperations(EngineBase):
         while True:
             settings = msgspec.structs.replace(await self.describe_subscription(topic, name), **changes)
             check_subscription_settings(settings)
+            check_dead_letter(topic, settings)
+            await self._check_cycle(topic, settings)
             about, record = await self.describe_topic(topic), await self._record(topic, name)
             if record is None or record.state != "ready":
                 continue
@@ -177,6 +184,24 @@ class SubscriptionOperations(EngineBase):
             if await self._change(topic, about, name, record.text, changed.text):
                 await self._finish(topic, name)
                 return
+
+    async def _check_cycle(self, topic: str, settings: SubscriptionSettings) -> None:
+        """Raise InvalidArgument where what fails would come back by the dead letters of other topics."""
+        first = next_topic(topic, settings)
+        ways = {first: [topic, first]} if first else {}  # topic -> how dead letters get there
+        ahead = list(ways)
+        for here in ahead:
+            for record in (await read_records(self.store, here)).values():
+                to = next_topic(here, record.as_settings) if record.state != "deleting" else None
+                if to == topic:
+                    way = " to ".join(map(repr, [*ways[here], topic]))
+                    raise InvalidArgument(
+                        f"dead letters would go round from {way}: what fails would come back without end; "
+                        "use another dead_letter topic, or no max_retries"
+                    )
+                if to is not None and to not in ways:
+                    ways[to] = [*ways[here], to]
+                    ahead.append(to)
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionSettings:
         """Return a subscription's settings; one that is half-created is finished."""

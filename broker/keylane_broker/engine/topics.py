@@ -88,6 +88,7 @@ class TopicOperations(EngineBase):
         backlog_quota: int | None = None,
         backlog_quota_bytes: int | None = None,
         spread: int | None = None,
+        dedupe_ms: int | None = None,
     ) -> TopicSettings:
         """Change settings of a topic, those that are not None; what is no longer retained goes."""
         given = {
@@ -98,6 +99,7 @@ class TopicOperations(EngineBase):
             "backlog_quota": backlog_quota,
             "backlog_quota_bytes": backlog_quota_bytes,
             "spread": spread,
+            "dedupe_ms": dedupe_ms,
         }
         changes = {name: value for name, value in given.items() if value is not None}
         about = await self.describe_topic(topic)
@@ -117,7 +119,7 @@ class TopicOperations(EngineBase):
             lambda _, keys: (
                 "partition/configure",
                 [keys.meta, keys.journal, keys.retained],
-                [for_each[name] for name in ("journal", "retain", "ttl_ms", "quota")],
+                [for_each[name] for name in ("journal", "retain", "ttl_ms", "quota", "dedupe_ms")],
             ),
         )
         for partition, answer in enumerate(answers):

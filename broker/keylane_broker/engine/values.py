@@ -18,6 +18,18 @@ class Outgoing(NamedTuple):
     about: str
 
 
+class NumberedFrame(NamedTuple):
+    """Messages that their producer has numbered, from `number` on; it waits for no answer before `oldest`."""
+
+    producer: str
+    number: int
+    oldest: int
+    size: int
+    named: bool = False  # somebody chose their uids: who publishes one again need not be this producer
+
+
+STALE = ""  # instead of a first id: the producer waits for no answer any more, and it was not stored
+
 Extras = dict[int, tuple[int, int]]  # place in a batch -> when that message expires, ms or 0; its priority
 
 
@@ -247,6 +259,7 @@ class SettleResult(msgspec.Struct, frozen=True):
     # Records of bodies that are to be deleted, and of which entries.
     records: list[tuple[str, list[tuple[int, int]]]] = []
     returned: list[tuple[int, int, int]] = []  # token, first, last of all that a nack gave back
+    dead: int = 0  # how many of these had no retry left, and have become dead letters
 
     @classmethod
     def of(cls, steps: "list[SettleResult]") -> "SettleResult":
@@ -260,6 +273,7 @@ class SettleResult(msgspec.Struct, frozen=True):
             steps[0].now_ms,
             [part for step in steps for part in step.records],
             [part for step in steps for part in step.returned],
+            sum(step.dead for step in steps),
         )
 
     def outcomes(self, count: int) -> list[str]:
@@ -326,6 +340,7 @@ class TopicSettings(msgspec.Struct, frozen=True):
     backlog_quota: int = 0  # messages that all partitions may have unsettled; 0 for no limit
     backlog_quota_bytes: int = 0  # and bytes of their bodies
     spread: int = 1  # on how large a part of the workers its partitions are: 1 for all, 8 for every eighth
+    inline: int = 0  # bytes of a body up to which clients put it into the message
     incarnation: int = 0  # as that of a subscription
 
 
@@ -343,6 +358,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     messages: float = 0.0
     script_ms: float = 0.0
     load: dict[str, tuple[float, float]] = {}
+    http: str = ""  # host:port of its HTTP port, "" for none
     heartbeat_ms: int = 0
     age_ms: int = 0
 

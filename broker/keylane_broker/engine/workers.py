@@ -51,6 +51,7 @@ class WorkerOperations(EngineBase):
             "messages": str(report.messages),
             "script_ms": str(report.script_ms),
             "load": msgspec.json.encode(report.load).decode(),
+            "http": report.http,
         }
         await self.store.try_all(
             [
@@ -167,6 +168,7 @@ def _report_of(worker: str, fields: dict[str, str], heartbeat_ms: int, age_ms: i
         float(fields.get("messages", "0")),
         float(fields.get("script_ms", "0")),
         msgspec.json.decode(fields.get("load", "{}"), type=dict[str, tuple[float, float]]),
+        fields.get("http", ""),
         heartbeat_ms,
         age_ms,
     )

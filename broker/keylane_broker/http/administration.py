@@ -2,13 +2,14 @@
 
 from datetime import datetime
 
+import msgspec
+
 from keylane import (
     ClusterReport,
     HotKey,
     NewToken,
     PartitionInfo,
     PartitionMove,
-    PeekedMessage,
     SubscriptionInfo,
     TokenInfo,
     TopicInfo,
@@ -45,6 +46,7 @@ async def topics(call: Call) -> values.Topics:
 @operation("POST", "/v1/topics", status=201)
 async def create_topic(call: Call, body: values.NewTopic) -> TopicInfo:
     """Create a topic."""
+    call.identity.require("admin", body.name)
     return await call.client.create_topic(**body.options())
 
 
@@ -78,10 +80,11 @@ async def partitions(call: Call) -> list[PartitionInfo]:
     return await call.client.partitions(call.topic)
 
 
-@operation("POST", _TOPIC + "/partitions/{partition:int}/move")
+@operation("POST", _TOPIC + "/partitions/{partition}/move")
 async def move_partition(call: Call, body: values.Move) -> None:
     """Move a partition to a worker."""
-    await call.client.move_partition(call.topic, call.request.path_params["partition"], body.worker)
+    partition = msgspec.convert(call.request.path_params["partition"], int, strict=False)
+    await call.client.move_partition(call.topic, partition, **body.options())
 
 
 @operation("GET", _TOPIC + "/subscriptions")
@@ -129,12 +132,6 @@ async def delete_subscription(call: Call) -> None:
 async def seek(call: Call, body: values.Position) -> None:
     """Move a subscription to a position."""
     await call.client.seek(call.topic, call.subscription, position(body.position))
-
-
-@operation("GET", _SUBSCRIPTION + "/peek")
-async def peek(call: Call, query: values.PeekQuery) -> list[PeekedMessage]:
-    """Look at unsettled messages without leasing them."""
-    return await call.client.peek(call.topic, call.subscription, partition=query.partition, limit=query.limit)
 
 
 @operation("GET", "/v1/cluster")

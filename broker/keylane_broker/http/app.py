@@ -25,8 +25,10 @@ from keylane_broker.http import (
     messages,
     metrics,
     openapi,
+    peeking,
     publishing,
 )
+from keylane_broker.http.homes import Homes
 from keylane_broker.http.leasing import Leasing
 from keylane_broker.http.live_requests import LiveRequests
 from keylane_broker.http.operations import OPERATIONS, Call, Operation, Scrape
@@ -42,6 +44,7 @@ JSON = "application/json"
 _MODULES = (
     administration,
     publishing,
+    peeking,
     consuming,
     messages,
     dead_letters,
@@ -57,6 +60,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def application(
     client: AsyncClient,
     leasing: Leasing,
+    homes: Homes,
     access: AccessControl,
     scrape: Scrape,
     *,
@@ -84,12 +88,13 @@ def application(
     paths: dict[str, dict[str, Endpoint]] = {}
     for one in OPERATIONS:
         paths.setdefault(one.path, {})[one.method] = _endpoint(
-            one, client, leasing, identify, scrape, room, rates
+            one, client, leasing, homes, identify, scrape, room, rates
         )
     app = Starlette(
         routes=[*starmap(_route, paths.items()), Route("/openapi.json", describe), *health],
         exception_handlers={HTTPException: _refused, Exception: _failed},
     )
+    app.router.redirect_slashes = False  # to wherever the Host of the request says
     return _refuse_two_lengths(live.around(app))
 
 
@@ -113,13 +118,15 @@ def _route(path: str, endpoints: dict[str, Endpoint]) -> Route:
     async def choose(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
 
-    return Route(path, choose, methods=list(endpoints))
+    # A uid stands for a message, too, and may have a slash.
+    return Route(path.replace("{id}", "{id:path}"), choose, methods=list(endpoints))
 
 
 def _endpoint(
     one: Operation,
     client: AsyncClient,
     leasing: Leasing,
+    homes: Homes,
     identify: Identify,
     scrape: Scrape,
     room: Room,
@@ -136,10 +143,15 @@ def _endpoint(
                 arguments["body"] = decode(await content.read() or b"{}")
             elif one.body is not None:
                 arguments["body"] = None  # the handler reads it
+            elif _has_body(request) and not one.takes and (await content.read()).strip() not in (b"", b"{}"):
+                raise InvalidArgument(f"{one.name} takes no body: nothing was done")
+            if one.query is None and request.query_params:
+                said = next(iter(request.query_params))
+                raise InvalidArgument(f"{one.name} takes no {said[:60]!r} in its URL: nothing was done")
             if one.query is not None:
                 arguments["query"] = msgspec.convert(dict(request.query_params), one.query, strict=False)
             answer = await one.handler(
-                Call(client, leasing, scrape, identity, request, content, room, rates), **arguments
+                Call(client, leasing, homes, scrape, identity, request, content, room, rates), **arguments
             )
         except msgspec.MsgspecError as error:
             return problem(400, InvalidArgument.code, str(error))
@@ -160,15 +172,22 @@ def _endpoint(
     return endpoint
 
 
+def _has_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
 # Of what everybody sees a part, and of what concerns nobody else.
 _FOR_ALL = {"info", "topics"}
+_TOPIC_INSIDE = {"create_topic"}  # the body names the topic: the handler asks for the right to that
 
 
 async def _identify(one: Operation, access: AccessControl, request: Request) -> Identity:
     """Return who asks. Raises Unauthorized or Forbidden unless they may."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     identity = await access.identify(token.strip() if kind.lower() == "bearer" else "")
-    if one.name not in _FOR_ALL:
+    if one.name in _TOPIC_INSIDE:
+        identity.require_somewhere(one.action)
+    elif one.name not in _FOR_ALL:
         identity.require(one.action, request.path_params.get("topic"))
     return identity
 

@@ -1,25 +1,23 @@
 """Bodies, for clients that have no business in the payload store: workers store and read them, in parts."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from keylane.errors import InvalidArgument, InvalidName, PayloadMissing, Unavailable
+from keylane.errors import InvalidArgument, InvalidName, PayloadMissing
 from keylane.payloads.bodies import Bodies
 from keylane_broker.http import values
+from keylane_broker.http.cut_off import CutOffResponse
 from keylane_broker.http.operations import Call, operation
-from keylane_broker.http.room import Room
 from keylane_broker.store.keys import check_name
 
 ANYTHING = "application/octet-stream"
 _TOPIC = "/v1/bodies/{topic}"
 _BODY = _TOPIC + "/{name}"
-_NEXT = 60.0  # seconds in which more of a body has to come
 _ENOUGH = 2 * 1024 * 1024  # bytes of bodies in one answer
 
 _name = re.compile(values.BODY_NAME).fullmatch
@@ -30,35 +28,31 @@ _pairs = msgspec.msgpack.Decoder(list[tuple[values.BodyName, bytes]]).decode
 async def put_body(call: Call) -> values.StoredBody:
     """Store a body of any length under a name, a KSUID, before its message is published."""
     name = _checked(call)
-    async with call.room.transfers:
-        size = await bodies_of(call).write(call.topic, name, stream(call))
+    async with call.room.transfer(call.identity):
+        size = await bodies_of(call).write(call.topic, name, call.content.stream())
     return values.StoredBody(name, size)
 
 
 @operation("GET", _BODY, gives=ANYTHING)
-async def get_body(call: Call) -> StreamingResponse:
+async def get_body(call: Call) -> Response:
     """Return a body as it is."""
     name = _checked(call)
     parts = await bodies_of(call).read(call.topic, name)
     if parts is None:
         raise PayloadMissing(f"there is no body {name} of topic {call.topic!r}")
-    return _BodyResponse(parts, call.room)
+    return _BodyResponse(parts, call)
 
 
-class _BodyResponse(StreamingResponse):
+class _BodyResponse(CutOffResponse):
     """A body that is read as it is sent."""
 
-    def __init__(self, parts: AsyncIterator[bytes], room: Room) -> None:
-        super().__init__(parts, media_type=ANYTHING)
-        self._room = room
+    def __init__(self, parts: AsyncIterator[bytes], call: Call) -> None:
+        super().__init__(parts, call.room.patience, media_type=ANYTHING)
+        self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(_NEXT):
-                await send(message)
-
-        async with self._room.transfers:
-            await super().__call__(scope, receive, send_in_time)
+        async with self._call.room.transfer(self._call.identity):
+            await super().__call__(scope, receive, send)
 
 
 @operation("DELETE", _BODY)
@@ -87,7 +81,7 @@ async def read_bodies(call: Call, body: values.BodyNames) -> Response:
     alone.
     """
     _checked_topic(call)
-    async with call.room.transfers:
+    async with call.room.transfer(call.identity):
         found = await bodies_of(call).get_some(call.topic, body.names, _ENOUGH)
     return Response(msgspec.msgpack.encode(found), media_type=ANYTHING)
 
@@ -131,17 +125,3 @@ def _checked(call: Call) -> str:
     if not _name(name):
         raise InvalidName(f"{name!r:.60} is no name of a body: use a KSUID, 27 letters and digits")
     return str(name)
-
-
-async def stream(call: Call) -> AsyncIterator[bytes]:
-    """Yield the content of a request as it comes. Raises Unavailable if nothing does for a minute."""
-    chunks = call.request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(_NEXT):
-                chunk = await anext(chunks, None)
-        except TimeoutError:
-            raise Unavailable(f"nothing of the body has come for {_NEXT:g} s") from None
-        if chunk is None:
-            return
-        yield chunk

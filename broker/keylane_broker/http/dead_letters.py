@@ -1,6 +1,9 @@
 """What has failed too often: dead letters and parked lanes."""
 
+import msgspec
+
 from keylane import DeadLetter, ParkedLane
+from keylane.wire.about import INLINE, WITHHELD
 from keylane_broker.http import values
 from keylane_broker.http.operations import Call, operation
 
@@ -15,10 +18,17 @@ async def dead_letters(call: Call, query: values.DeadLetterQuery) -> list[DeadLe
     async for letter in call.client.dead_letters(
         call.topic, query.subscription, reason=query.reason, key=query.key
     ):
-        found.append(letter)
+        found.append(_shown(call, letter))
         if len(found) == query.limit:
             break
     return found
+
+
+def _shown(call: Call, letter: DeadLetter) -> DeadLetter:
+    """Return a dead letter as its reader may see it: a body that is inline is for who may consume it."""
+    if letter.body[:1] != INLINE or call.identity.may("consume", letter.dead_letter_topic):
+        return letter
+    return msgspec.structs.replace(letter, body=WITHHELD)
 
 
 @operation("POST", _DEAD_LETTERS + "/redrive")

@@ -9,14 +9,17 @@ import asyncio
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from time import monotonic
 from typing import NamedTuple
 
 from keylane import AsyncClient, BrokerError, Consumer, InvalidArgument, Message, Unavailable
+from keylane.consume.block import HANDED, STALE
+from keylane.consume.message import spans_of
 from keylane.consume.options import MAX_PERMITS
+from keylane.consume.receipts import GIVE_BACK
 from keylane.types import Outcome
 
 _AT_LEAST = 0.2  # seconds that a request waits: messages have to come first
@@ -54,6 +57,19 @@ def parse(text: str) -> Receipt:
         raise InvalidArgument(f"{text!r:.60} is no receipt: use those that lease has returned") from None
 
 
+def _sent_before(one: Receipt, last: Receipt) -> bool:
+    """Whether an event was sent no later than another; of those of another partition nobody can tell."""
+    try:
+        (where, place), (its, last_place) = (
+            (partition, (receipt.token, *map(int, id.split("-"))))
+            for receipt in (one, last)
+            for partition, _, id in [receipt.id.partition(":")]
+        )
+    except ValueError:
+        return False
+    return where == its and place <= last_place
+
+
 class HttpConsumer:
     """One consumer, as long as requests come for it."""
 
@@ -62,6 +78,7 @@ class HttpConsumer:
         self.used = self._opened = monotonic()
         self.polls = 0
         self._held: dict[Receipt, Message] = {}  # in the order in which they were taken
+        self._held_of: Counter[int] = Counter()  # how many of these, by partition
         self._numbers: dict[Receipt, int] = {}  # of those, and of the last ones before
         self._freed = asyncio.Event()  # something was settled since it was cleared
         self._wanted = 0
@@ -71,25 +88,32 @@ class HttpConsumer:
         """Whether nobody has asked for a while, and nothing is out."""
         return not self.polls and not self._held and monotonic() - self.used > _IDLE
 
-    async def lease(self, most: int, wait: float, lease: float | None) -> dict[Receipt, Message]:
-        """Take messages; waits for the first of them."""
+    async def lease(
+        self, most: int, wait: float, lease: float | None, after: Receipt | None = None
+    ) -> dict[Receipt, Message]:
+        """Take messages; waits for the first of them. `after` is the last event that somebody has got."""
         self.polls += 1
         self._want(most)
         end = monotonic() + max(wait, _AT_LEAST)
         try:
             found: dict[Receipt, Message] = {}
             while not found and monotonic() < end:
-                found = await self._take(most, end)
+                found = await self._take(most, end, after)
             if lease is not None and found:
-                await self.consumer.extend(found.values(), lease)
+                with self.handing_out(found):
+                    await self.consumer.extend(found.values(), lease)
             return found
         finally:
             self.polls -= 1
             self._want(-most)
             self._give_back()
 
-    async def _take(self, most: int, end: float) -> dict[Receipt, Message]:
-        """Take what has come; what a consumer of that name had before stays with who has it."""
+    async def _take(self, most: int, end: float, after: Receipt | None) -> dict[Receipt, Message]:
+        """Take what has come; what a consumer of that name had before stays with who has it.
+
+        Who names the last event that it has got has lost its stream, perhaps at another worker: it is sent
+        what it had not got.
+        """
         try:
             async with asyncio.timeout(max(0.0, end - monotonic())):
                 batch = await self.consumer.take(most, _MORE)
@@ -99,22 +123,46 @@ class HttpConsumer:
             raise Unavailable("the worker is stopping") from None
         found = self._keep(batch)
         self.used = monotonic()
-        return {receipt: one for receipt, one in found.items() if not one._block.held}
+        return {
+            receipt: one
+            for receipt, one in found.items()
+            if not one._block.held or (after is not None and not _sent_before(receipt, after))
+        }
 
     def _keep(self, messages: Iterable[Message]) -> dict[Receipt, Message]:
         found = {Receipt(self.consumer.name, one.id, one.token): one for one in messages}
-        self._held |= found
-        for receipt in found:
+        for receipt, message in found.items():
+            self._hold(receipt, message)
             self._numbers[receipt] = next(_numbers)
         while len(self._numbers) > 2 * MAX_PERMITS:
             del self._numbers[next(iter(self._numbers))]
         return found
 
-    async def next_events(self, permits: int, patience: float) -> dict[Receipt, Message]:
+    @contextmanager
+    def handing_out(self, found: Iterable[Receipt]) -> Iterator[None]:
+        """What cannot be handed out after all goes back uncharged: nobody has had it."""
+        try:
+            yield
+        except BaseException:
+            self.return_unseen(found)
+            raise
+
+    def return_unseen(self, receipts: Iterable[Receipt]) -> None:
+        """Nobody has had these: they go back uncharged."""
+        messages = [message for receipt in receipts if (message := self._drop(receipt))]
+        unseen = [one for one in messages if one._block.states[one._index] == HANDED]
+        self._freed.set()
+        self._adjust()
+        with suppress(BrokerError):  # it is closed, which gives back all that it holds
+            self.consumer.origin.settler.submit(GIVE_BACK, spans_of(unseen, self.consumer.origin))
+
+    async def next_events(
+        self, permits: int, patience: float, after: Receipt | None
+    ) -> dict[Receipt, Message]:
         """Take messages for somebody who may have so many unsettled; none if none come in time."""
         room = permits - len(self._held)
         if room > 0:
-            return await self.lease(room, patience, None)
+            return await self.lease(room, patience, None, after)
         self._freed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
@@ -139,14 +187,29 @@ class HttpConsumer:
         messages = [self._held[receipts[place]] for place in places]
         if ends:
             for place in places:
-                self._held.pop(receipts[place], None)
+                self._drop(receipts[place])
             self._freed.set()
             self._adjust()  # before they are settled: nobody has asked for others in their place
         outcomes: list[Outcome] = ["stale"] * len(receipts)
         if messages:
-            for place, outcome in zip(places, await act(messages), strict=True):
+            try:
+                done = await act(messages)
+            except BaseException:
+                if ends:
+                    self._hold_again(
+                        {receipts[place]: one for place, one in zip(places, messages, strict=True)}
+                    )
+                raise
+            for place, outcome in zip(places, done, strict=True):
                 outcomes[place] = outcome
         return outcomes
+
+    def _hold_again(self, found: dict[Receipt, Message]) -> None:
+        """They were not settled, as far as anybody knows: who asks once more is to get an answer."""
+        for receipt, message in found.items():
+            self._hold(receipt, message)
+        self._held = dict(sorted(self._held.items(), key=lambda pair: self._numbers.get(pair[0], 0)))
+        self._adjust()
 
     async def know(self, receipts: Sequence[Receipt]) -> None:
         """Wait until what a consumer of this name holds is known, for a while after it was opened here."""
@@ -161,18 +224,37 @@ class HttpConsumer:
 
     def sweep(self) -> None:
         """Let go of what has ended otherwise, and of what nobody has asked for."""
+        if self._forget_ended():
+            self._freed.set()
+            self._adjust()
+        self._give_back()
+
+    def _forget_ended(self) -> bool:
+        """Whoever moved, purged or skipped has ended leases, a nack those behind it, and time the others."""
         now = monotonic()
         ended = [
             receipt
             for receipt, message in self._held.items()
-            if self.consumer.leases.deadline(message._block, message._index) < now
+            if message._block.states[message._index] == STALE
+            or self.consumer.leases.deadline(message._block, message._index) < now
         ]
         for receipt in ended:
-            del self._held[receipt]
-        if ended:
-            self._freed.set()
-            self._adjust()
-        self._give_back()
+            self._drop(receipt)
+        return bool(ended)
+
+    def _hold(self, receipt: Receipt, message: Message) -> None:
+        if receipt not in self._held:
+            self._held_of[message.partition] += 1
+        self._held[receipt] = message
+
+    def _drop(self, receipt: Receipt) -> Message | None:
+        """Hold something no longer, if it is held; returns what that was."""
+        message = self._held.pop(receipt, None)
+        if message is not None:
+            self._held_of[message.partition] -= 1
+            if not self._held_of[message.partition]:
+                del self._held_of[message.partition]
+        return message
 
     def _give_back(self) -> None:
         """Let others have what nobody here has asked for."""
@@ -184,10 +266,10 @@ class HttpConsumer:
         self._adjust()
 
     def _adjust(self) -> None:
-        held = Counter(message.partition for message in self._held.values())
-        self.consumer.offer_permits(held, self._wanted)
+        self.consumer.offer_permits(self._held_of, self._wanted)
 
 
+Act = Callable[[Consumer, list[Message]], Awaitable[list[Outcome]]]  # settles messages, or extends leases
 Place = tuple[str, str, str]  # topic, subscription, name of the consumer
 
 
@@ -206,33 +288,25 @@ class Leasing:
 
     async def lease(
         self, topic: str, subscription: str, consumer: str | None, most: int, wait: float, lease: float | None
-    ) -> dict[Receipt, Message]:
-        """Lease messages to a consumer, which is opened if need be."""
+    ) -> tuple[HttpConsumer, dict[Receipt, Message]]:
+        """Lease messages to a consumer, which is opened if need be; returns both."""
         one = await self.open(topic, subscription, self.name_of(consumer), most)
-        return await one.lease(most, wait, lease)
+        return one, await one.lease(most, wait, lease)
 
     async def settle(
         self,
         topic: str,
         subscription: str,
-        receipts: Sequence[str],
-        act: Callable[[Consumer, list[Message]], Awaitable[list[Outcome]]],
+        consumer: str,
+        receipts: Sequence[Receipt],
+        act: Act,
         *,
         ends: bool = True,
     ) -> list[Outcome]:
-        """Do something with what receipts stand for; says for each what became of it."""
-        read = [parse(text) for text in receipts]
-        outcomes: list[Outcome] = ["stale"] * len(read)
-        for name in dict.fromkeys(receipt.consumer for receipt in read):
-            places = [place for place, receipt in enumerate(read) if receipt.consumer == name]
-            its = [read[place] for place in places]
-            one = await self.open(topic, subscription, name, 1)
-            await one.know(its)
-            consumer = one.consumer
-            found = await one.settle(its, lambda messages: act(consumer, messages), ends=ends)  # noqa: B023
-            for place, outcome in zip(places, found, strict=True):
-                outcomes[place] = outcome
-        return outcomes
+        """Do something with what receipts of a consumer stand for; says for each what became of it."""
+        one = await self.open(topic, subscription, consumer, 1)
+        await one.know(receipts)
+        return await one.settle(receipts, lambda messages: act(one.consumer, messages), ends=ends)
 
     async def open(self, topic: str, subscription: str, name: str, permits: int) -> HttpConsumer:
         """Return the consumer of a name; all who ask at once share one attempt to open it."""
@@ -275,6 +349,7 @@ class Leasing:
                     continue
                 one = opening.result()
                 one.sweep()
+                await asyncio.sleep(0)  # others have their turn: it has looked at all that is held
                 if one.idle:
                     del self._consumers[place]
                     await one.consumer.close()

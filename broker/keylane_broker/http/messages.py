@@ -1,6 +1,6 @@
 """Messages that are in the broker: skipped, deleted, or all of them purged."""
 
-from keylane import Explanation
+from keylane import Explanation, wire
 from keylane_broker.http import values
 from keylane_broker.http.operations import Call, operation
 
@@ -15,9 +15,15 @@ async def explain(call: Call, query: values.ExplainQuery) -> Explanation:
 
 
 @operation("DELETE", _TOPIC + "/messages/{id}")
-async def delete_message(call: Call) -> None:
-    """Delete a message for all subscriptions, by its id, or the uid of a delayed or chosen one."""
-    await call.client.delete_message(call.topic, call.request.path_params["id"])
+async def delete_message(call: Call, query: values.DeletionQuery) -> None:
+    """Delete a message for all subscriptions, by its id, or the uid of a delayed or chosen one.
+
+    One of a producer group goes only for who names that.
+    """
+    question = wire.DeleteMessage(
+        call.topic, call.request.path_params["id"], query.partition, query.producer_group
+    )
+    await call.client._cluster.request(question, repeatable=False)
 
 
 @operation("POST", _TOPIC + "/purge")

@@ -50,7 +50,7 @@ _OF_TOPICS = (
 )
 _OF_SUBSCRIPTIONS = (
     _Counted("delivered", "keylane_messages_delivered", "Messages sent to consumers, again or not."),
-    _Counted("redelivered", "keylane_messages_redelivered", "Of these, such as had a retry count."),
+    _Counted("redelivered", "keylane_messages_redelivered", "Of these, those with a retry count."),
     _Counted("acked", "keylane_messages_acked", "Messages settled by an ack, or at delivery."),
     _Counted("nacked", "keylane_messages_nacked", "Messages given back by a nack."),
     _Counted("released", "keylane_messages_released", "Messages given back by clients, uncharged."),

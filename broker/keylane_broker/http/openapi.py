@@ -1,6 +1,7 @@
 """The OpenAPI document, made from the list of operations and their types."""
 
 import re
+from inspect import cleandoc
 from typing import Any, get_args
 
 import msgspec
@@ -12,8 +13,33 @@ from keylane_broker.http.values import BODY_NAME, LONGEST_NAME, NAME
 
 _REF = "#/components/schemas/{name}"
 _NAME = {"type": "string", "pattern": NAME, "maxLength": LONGEST_NAME}
-_PATH = {"id": {"type": "string", "minLength": 1}, "name": {"type": "string", "pattern": BODY_NAME}}
-_PARAMETER = re.compile(r"{(\w+)(?::(\w+))?}")
+_PATH: dict[str, dict[str, Any]] = {
+    "id": {"type": "string", "minLength": 1},
+    "name": {"type": "string", "pattern": BODY_NAME},
+    "partition": {"type": "integer", "minimum": 0},
+}
+_TEXT: dict[str, Any] = {"type": "string"}
+_INSTANT: dict[str, Any] = {"type": "string", "format": "date-time"}
+_SECONDS: dict[str, Any] = {"type": "number", "minimum": 0}
+_HEADERS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {  # of operations: what each says, and its type
+    "publish": {
+        "Idempotency-Key": ("The messages are published once, however often the request is repeated", _TEXT),
+        "Keylane-Key": (
+            "The key of a message whose body is that of the request, as for the next ones",
+            _TEXT,
+        ),
+        "Keylane-Partition": ("Its partition", _PATH["partition"]),
+        "Keylane-Delay": ("Seconds until it is delivered", _SECONDS),
+        "Keylane-Deliver-At": ("When it is delivered", _INSTANT),
+        "Keylane-Durability": ("Its durability", _TEXT),
+        "Keylane-Ttl": ("Seconds until it expires", _SECONDS),
+        "Keylane-Expires-At": ("When it expires", _INSTANT),
+        "Keylane-Priority": ("Its priority", {"type": "integer", "minimum": 0, "maximum": 9}),
+        "Keylane-Producer-Group": ("Its producer group, which alone may delete it", _TEXT),
+    },
+    "events": {"Last-Event-ID": ("The last event that was received before the stream was lost", _TEXT)},
+}
+_PARAMETER = re.compile(r"{(\w+)}")
 
 
 def document(version: str) -> dict[str, Any]:
@@ -25,7 +51,7 @@ def document(version: str) -> dict[str, Any]:
     known = dict(zip(map(_name, types), schemas, strict=True))
     paths: dict[str, Any] = {}
     for one in OPERATIONS:
-        place = _PARAMETER.sub(r"{\1}", one.path)
+        place = one.path
         paths.setdefault(place, {})[one.method.lower()] = _described(one, known, components)
     return {
         "openapi": "3.1.0",
@@ -61,7 +87,12 @@ def _described(one: Operation, known: dict[str, Any], components: dict[str, Any]
     said: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.summary,
-        "parameters": [*_path_parameters(one), *_query_parameters(one, known, components)],
+        "description": cleandoc(one.handler.__doc__ or ""),
+        "parameters": [
+            *_path_parameters(one),
+            *_query_parameters(one, known, components),
+            *_header_parameters(one),
+        ],
         "responses": _responses(one, known),
     }
     said["security"] = [{"token": []}, {}]  # none where the broker lets everybody in
@@ -82,9 +113,16 @@ def _path_parameters(one: Operation) -> list[dict[str, Any]]:
             "name": name,
             "in": "path",
             "required": True,
-            "schema": _PATH.get(name) or ({"type": "integer", "minimum": 0} if kind == "int" else _NAME),
+            "schema": _PATH.get(name, _NAME),
         }
-        for name, kind in _PARAMETER.findall(one.path)
+        for name in _PARAMETER.findall(one.path)
+    ]
+
+
+def _header_parameters(one: Operation) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+        for name, (text, schema) in _HEADERS.get(one.name, {}).items()
     ]
 
 
@@ -113,7 +151,7 @@ def _responses(one: Operation, known: dict[str, Any]) -> dict[str, Any]:
     if kinds:
         schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
         done["content"] = {one.gives: {"schema": schema}}
-    elif answers_by_itself(one):
+    elif answers_by_itself(one) and one.status != 204:
         done["content"] = {one.gives: {"schema": {"type": "string"}}}
     found = {str(one.status): done, "default": failed}
     if one.name == "publish":

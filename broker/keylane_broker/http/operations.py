@@ -17,6 +17,7 @@ from keylane import AsyncClient
 from keylane_broker.access.actions import NEEDS, Need
 from keylane_broker.access.identity import Identity
 from keylane_broker.access.rates import PublishRates
+from keylane_broker.http.homes import Homes
 from keylane_broker.http.leasing import Leasing
 from keylane_broker.http.room import Content, Room
 
@@ -28,6 +29,7 @@ class Call(NamedTuple):
 
     client: AsyncClient
     leasing: Leasing
+    homes: Homes
     metrics: Scrape
     identity: Identity  # who asks
     request: Request

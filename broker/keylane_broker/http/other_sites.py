@@ -30,7 +30,7 @@ def check_site(headers: Headers, hosts: Hosts) -> None:
         site = "same-origin" if origin.partition("://")[2] == host else "cross-site"
     if site not in (None, "same-origin", "none"):
         raise Forbidden(
-            "a page of another site asks: without tokens (--auth) no browser may be used for that"
+            "the request is from a page of another site, which is refused where no token is needed (--auth)"
         )
     name = _name(host)
     if hosts is not None and host and not (name in hosts or name.endswith(".localhost") or _is_ip(name)):

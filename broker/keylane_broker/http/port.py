@@ -4,20 +4,17 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
-from collections.abc import Iterator
 from importlib.metadata import version
 
 from keylane import AsyncClient
 from keylane_broker.config import Settings
 from keylane_broker.errors import ServerError
 from keylane_broker.ports import listening_failed
-from keylane_broker.tls import own_context
+from keylane_broker.tls import own_context, server_context
 from keylane_broker.worker.worker import Worker
 
 __all__ = ["HttpPort"]
 
-_HEADERS = 65_536  # bytes of a request's first lines
 _IDLE = 75  # seconds that a connection without requests is kept
 _LAST = 2  # seconds for what is being answered when it closes
 
@@ -41,24 +38,22 @@ class HttpPort:
 
         from keylane_broker.http.app import application
         from keylane_broker.http.health import health_routes
-        from keylane_broker.http.impatient_protocol import with_patience
+        from keylane_broker.http.homes import Homes
+        from keylane_broker.http.impatient_protocol import MAX_HEADERS, protocol_of
+        from keylane_broker.http.impatient_server import ImpatientServer
         from keylane_broker.http.leasing import Leasing
         from keylane_broker.http.live_requests import LiveRequests
         from keylane_broker.http.metrics import Metrics
         from keylane_broker.http.other_sites import hosts_of
         from keylane_broker.http.room import Room
 
-        class Server(uvicorn.Server):
-            """Leaves signals to the worker."""
-
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield
-
         settings, worker, stack = self._settings, self._worker, self._stack
         listener = stack.enter_context(_listen(settings.host, settings.http_port))
         client = await stack.enter_async_context(self._client())
         leasing = Leasing(client, worker.id)
+        patience = settings.heartbeat * 6
+        homes = Homes(worker.membership, own_context(settings), patience=patience)
+        stack.callback(homes.close)
         live = LiveRequests(worker.access)
         release = version("keylane")
         metrics = Metrics(worker, release, on=settings.metrics)
@@ -66,45 +61,50 @@ class HttpPort:
         app = application(
             client,
             leasing,
+            homes,
             worker.access,
             metrics.scrape,
             version=release,
-            room=Room(max_content=int(settings.max_frame), max_inflight=int(settings.max_inflight_bytes)),
+            room=Room(
+                max_content=int(settings.max_frame),
+                max_inflight=int(settings.max_inflight_bytes),
+                patience=patience,
+            ),
             live=live,
             hosts=hosts_of(settings),
             rates=worker.rates,
             health=health_routes(worker),
         )
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        server = Server(
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of garbage, which anybody can send
+        beginning = settings.heartbeat * 3  # seconds for a handshake, and for the first lines of a request
+        server = ImpatientServer(
             uvicorn.Config(
                 app,
-                http=with_patience(settings.heartbeat * 3),
+                http=protocol_of(patience=beginning, most=settings.max_connections),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                limit_concurrency=settings.max_connections,
                 timeout_keep_alive=_IDLE,
-                h11_max_incomplete_event_size=_HEADERS,
+                h11_max_incomplete_event_size=MAX_HEADERS,
                 timeout_graceful_shutdown=_LAST,
-                ssl_certfile=settings.tls_cert,
-                ssl_keyfile=settings.tls_key,
-                ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
-                ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
-            )
+            ),
+            server_context(settings),
+            patience=beginning,
         )
         sweeping = asyncio.create_task(leasing.run())
         looking = asyncio.create_task(live.run())
+        closing = asyncio.create_task(homes.run())
         running = asyncio.create_task(server.serve(sockets=[listener]))
 
         async def close() -> None:
             server.should_exit = True
             sweeping.cancel()
             looking.cancel()
+            closing.cancel()
             await leasing.close()  # which ends those who wait for messages
-            await asyncio.gather(running, sweeping, looking, return_exceptions=True)
+            await asyncio.gather(running, sweeping, looking, closing, return_exceptions=True)
 
         stack.push_async_callback(close)
 

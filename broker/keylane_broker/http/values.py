@@ -1,19 +1,21 @@
 """What requests say and answers tell, as JSON; the OpenAPI document is made of these types."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from keylane.types import Backoff, Delivery, Mode, Outcome, Poison
+from keylane.wire import MAX_INLINE
+from keylane_broker.store.keys import check_name
 
 MOST_MESSAGES = 1_000  # of one request
 MOST_WAIT = 60.0  # seconds of a long poll
 
-# As the broker checks names; said here so that the document says it.
+# As the broker checks names; said here so that the document says it. What says one has it in `_names`, too.
 NAME, LONGEST_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$", 200
-Name = Annotated[str, Meta(pattern=NAME, max_length=LONGEST_NAME)]
+Name = Annotated[str, Meta(extra_json_schema={"pattern": NAME, "maxLength": LONGEST_NAME})]
 MOST_BODIES = 10_000  # of one request
 BODY_NAME = r"^[0-9A-Za-z]{27}$"  # a KSUID
 BodyName = Annotated[str, Meta(pattern=BODY_NAME)]
@@ -24,6 +26,14 @@ Duration = Annotated[float, Meta(ge=0)]
 class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a request says: a name that is not known is an error, which may be a word misspelt."""
 
+    _names: ClassVar[dict[str, str]] = {}  # the fields that are names, and of what
+
+    def __post_init__(self) -> None:
+        """Raise InvalidName for a name that cannot be one."""
+        for field, kind in self._names.items():
+            if isinstance(name := getattr(self, field), str):
+                check_name(kind, name)
+
     def options(self, *but: str) -> dict[str, Any]:
         """Return what was said, as arguments of the client; what was not has its default there."""
         fields = msgspec.structs.asdict(self)
@@ -32,6 +42,8 @@ class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 class NewTopic(Said, frozen=True):
     """A topic to create."""
+
+    _names = {"name": "topic"}
 
     name: Name
     partitions: Count | UnsetType | None = UNSET
@@ -43,6 +55,7 @@ class NewTopic(Said, frozen=True):
     backlog_quota: Count | UnsetType | None = UNSET
     backlog_quota_bytes: Count | UnsetType | None = UNSET
     spread: Annotated[int, Meta(ge=1, le=8)] | UnsetType = UNSET
+    inline: Annotated[int, Meta(ge=0, le=MAX_INLINE)] | UnsetType = UNSET
     exist_ok: bool = False
 
 
@@ -56,10 +69,13 @@ class TopicChange(Said, frozen=True):
     backlog_quota: Count | UnsetType | None = UNSET
     backlog_quota_bytes: Count | UnsetType | None = UNSET
     spread: Annotated[int, Meta(ge=1, le=8)] | UnsetType = UNSET
+    dedupe_window: Duration | UnsetType = UNSET
 
 
 class NewSubscription(Said, frozen=True):
     """A subscription to create; `backoff` in seconds, or by its parts."""
+
+    _names = {"name": "subscription", "dead_letter": "topic"}
 
     name: Name
     mode: Mode | UnsetType = UNSET
@@ -78,6 +94,8 @@ class NewSubscription(Said, frozen=True):
 class SubscriptionChange(Said, frozen=True):
     """Settings of a subscription that change; without any, nothing does."""
 
+    _names = {"dead_letter": "topic"}
+
     paused: bool | UnsetType = UNSET
     lease: Duration | UnsetType = UNSET
     max_retries: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
@@ -89,6 +107,8 @@ class SubscriptionChange(Said, frozen=True):
 class DeadLetterQuery(Said, frozen=True):
     """Which dead letters to list; `reason` is a part of it."""
 
+    _names = {"subscription": "subscription"}
+
     subscription: Name | None = None
     reason: str | None = None
     key: str | None = None
@@ -97,6 +117,8 @@ class DeadLetterQuery(Said, frozen=True):
 
 class DeadLetterChoice(Said, frozen=True):
     """Which dead letters are meant: all that fit what is said, by default all."""
+
+    _names = {"subscription": "subscription"}
 
     subscription: Name | UnsetType = UNSET
     ids: Annotated[list[str], Meta(max_length=MOST_MESSAGES)] | UnsetType = UNSET
@@ -120,6 +142,8 @@ class Unpark(Said, frozen=True):
 
 class KeyMove(Said, frozen=True):
     """Which key, and which consumer is to get it next."""
+
+    _names = {"consumer": "consumer"}
 
     key: str
     consumer: Name
@@ -153,6 +177,7 @@ class NewMessage(Said, frozen=True):
     ttl: Duration | None = None
     expires_at: datetime | None = None
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
+    producer_group: str | None = None
 
 
 class NewMessages(Said, frozen=True):
@@ -199,6 +224,8 @@ class Streamed(msgspec.Struct, frozen=True):
 
 class LeaseRequest(Said, frozen=True):
     """How many messages to lease, and how many seconds to wait for the first."""
+
+    _names = {"consumer": "consumer"}
 
     max_messages: Annotated[int, Meta(ge=1, le=MOST_MESSAGES)] = 10
     wait: Annotated[float, Meta(ge=0, le=MOST_WAIT)] = 0.0
@@ -256,6 +283,8 @@ class StoredBody(msgspec.Struct, frozen=True):
 class EventsQuery(Said, frozen=True):
     """Who gets events, and how many of them unsettled."""
 
+    _names = {"consumer": "consumer"}
+
     consumer: Name | None = None
     permits: Annotated[int, Meta(ge=1, le=MOST_MESSAGES)] = 100
 
@@ -267,17 +296,20 @@ class Acks(Said, frozen=True):
 
 
 class Nacks(Said, frozen=True):
-    """What is to be delivered again, after so many seconds, or after the backoff."""
+    """What is to be delivered again, after so many seconds, at an instant, or after the backoff; and why."""
 
     receipts: Annotated[list[str], Meta(min_length=1, max_length=MOST_MESSAGES)]
     delay: Duration | None = None
+    until: datetime | None = None
+    reason: str | None = None
 
 
 class Extensions(Said, frozen=True):
-    """Whose lease is to last so many seconds from now on."""
+    """Whose lease is to last so many seconds from now on, or until an instant."""
 
     receipts: Annotated[list[str], Meta(min_length=1, max_length=MOST_MESSAGES)]
-    seconds: Annotated[float, Meta(gt=0)]
+    seconds: Annotated[float, Meta(gt=0)] | None = None
+    until: datetime | None = None
 
 
 class Outcomes(msgspec.Struct, frozen=True):
@@ -306,13 +338,25 @@ class Purged(msgspec.Struct, frozen=True):
 
 
 class Move(Said, frozen=True):
-    """The worker that is to serve a partition."""
+    """The worker that is to serve a partition, and partitions that are not to move in its place."""
+
+    _names = {"worker": "worker"}
 
     worker: Name
+    keep: list[tuple[Name, int]] | UnsetType = UNSET
+
+
+class DeletionQuery(Said, frozen=True):
+    """Where to look for a uid, and the producer group of who asks: a message of another one stays."""
+
+    partition: int | None = None
+    producer_group: str = ""
 
 
 class NewTokenRequest(Said, frozen=True):
     """A token to create: for whom, what it allows ("produce:orders.*"), and for how many seconds."""
+
+    _names = {"name": "token"}
 
     name: Name
     allow: Annotated[list[str], Meta(min_length=1)]
@@ -362,7 +406,29 @@ class PeekQuery(Said, frozen=True):
     """What to peek at."""
 
     partition: int | None = None
-    limit: Annotated[int, Meta(ge=1, le=MOST_MESSAGES)] = 10
+    limit: Annotated[int, Meta(ge=1, le=100)] = 10
+    bodies: bool = False
+
+
+class PeekedMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An unsettled message, `state` fresh, leased or waiting; if asked for its body is as in one on lease."""
+
+    id: str
+    key: str | None
+    uid: str
+    attributes: dict[str, str]
+    size: int  # of its body
+    producer_group: str
+    produced_at: datetime
+    published_at: datetime
+    state: str
+    consumer: str  # who has it leased
+    retry_count: int
+    due: datetime | None  # the lease's deadline, or when it falls due again
+    data: str | None = None
+    data_base64: bytes | None = None
+    missing: bool = False  # its body is not in the payload store
+    body: str | None = None  # where to get it, if it is too large to be in here
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -103,7 +103,7 @@ async def _measure_one(
     entries = [int(float(score)) for _, score in rows(runs, 2)]
     entries += [parse_queued(member)[1].start for member in queue]
     entries += [lane.listed[0][1] for lane in leased if lane.listed]
-    entries += map(int, first_match)
+    entries += [int(match.partition(" ")[0]) for match in first_match]  # each is an entry and its key
     fresh = min(max(last - cursor, 0), length)
     if oldest and cursor < (start := entry_of(oldest[0])):
         fresh = length

@@ -68,6 +68,7 @@ class PartitionSnapshot(msgspec.Struct):
     filters: dict[str, str]  # of the subscriptions that have one
     held: list[str]  # "<entry> <incarnation of a subscription>.<note>": what dead letters hold
     priority: set[int]  # entries that have one
+    producers: list[dict[str, str]]  # their records, of each generation
 
 
 class ClusterSnapshot(msgspec.Struct):
@@ -143,11 +144,13 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         ("ZRANGE", keys.overdue, "0", "-1"),
         ("ZRANGE", keys.held, "0", "-1"),
         ("ZRANGE", keys.priority, "0", "-1"),
+        *(("HGETALL", key) for key in keys.producers),
     ]
     for name, holding in zip(names, holders, strict=True):
         commands += _subscription_commands(keys.subscription(name), holding)
     lease, lease_ms, meta, subs, delayed, delayed_data, filters, *others = await _read(store, commands)
     expiring, overdue, held, priority, *rest = others
+    producers, rest = rest[:2], rest[2:]
     no_sub = keys.subscription("").sub
     end = await store.run("partition/offsets", [keys.meta, keys.log, keys.subs, no_sub, keys.journal], "", 0)
     cursors = as_fields(subs)
@@ -174,6 +177,7 @@ async def take_snapshot(store: Store, topic: str, partition: int) -> PartitionSn
         as_fields(filters),
         held,
         {int(member.partition(" ")[0]) for member in priority},
+        [as_fields(records) for records in producers],
     )
 
 

@@ -8,6 +8,7 @@ partition is looked at again. Each is about one lane, entry or consumer, and has
 with its tokens and times: if that is the same, nothing has moved there meanwhile.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 
@@ -29,6 +30,9 @@ from keylane_broker.store.keys import ALL_SUFFIXES, PLACE, REMAINS, TOPICS, Part
 _LOOKS = 3
 NUL = "\0"
 PARKED = 10**14 - 1  # the due of a lane that is parked
+
+_PRODUCER_RECORD = re.compile(r"\d+(!\d+-\d+)?(~\d+)?( \d+-\d+:\d+-\d+)*")  # as in lua/lib/producers.lua
+_STRETCH = re.compile(r" (\d+)-(\d+):(\d+)-(\d+)")
 
 
 async def check_topic(engine: Engine, topic: str, scanned: Scanned | None = None) -> list[str]:
@@ -198,6 +202,27 @@ def _backlog_problems(partition: PartitionSnapshot) -> Iterator[str]:
         yield f"the bodies of its backlog have {there} bytes, and {counted} are counted: limit them anew"
 
 
+def _producer_problems(partition: PartitionSnapshot) -> Iterator[str]:
+    """Yield what is wrong with the records of producers: a number is one message, and an entry one number."""
+    for records in partition.producers:
+        taken: list[tuple[int, int, str]] = []
+        for producer, text in records.items():
+            if not _PRODUCER_RECORD.fullmatch(text):
+                yield f"the record of producer {producer} is {text!r:.100}"
+                continue
+            stretches = [tuple(map(int, found)) for found in _STRETCH.findall(text)]
+            numbers = sorted((first, last) for first, last, _, _ in stretches)
+            if any(later[0] <= earlier[1] for earlier, later in pairwise(numbers)):
+                yield f"producer {producer} has numbers that were stored twice: {text!r:.100}"
+            taken += [(entry, entry + last - first, producer) for first, last, _, entry in stretches]
+        taken.sort()
+        for earlier, later in pairwise(taken):
+            if later[0] <= earlier[1]:
+                yield f"entry {later[0]} is a message of producers {earlier[2]} and {later[2]}"
+        if taken and taken[-1][1] > int(partition.meta.get("last", 0)):
+            yield f"producer {taken[-1][2]} has entry {taken[-1][1]}, which was not given yet"
+
+
 def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
     """Yield what breaks a rule in one snapshot."""
     if not partition.meta:
@@ -211,6 +236,7 @@ def problems_of(partition: PartitionSnapshot) -> Iterator[str]:
         yield f"delayed messages and their data differ: {[uid]}"
     if len(waiting) < len(partition.delayed):
         yield "delayed messages have a uid twice"
+    yield from _producer_problems(partition)
     yield from _filter_problems(partition)
     yield from _backlog_problems(partition)
     for entry in sorted(partition.expiring - partition.log.keys()):
@@ -462,7 +488,7 @@ def _expected_keys(partition: PartitionSnapshot) -> set[str]:
         keys.expired,
         keys.priority,
     }
-    expected |= {keys.dead, keys.outbox, keys.held, keys.received}
+    expected |= {*keys.producers, keys.dead, keys.outbox, keys.held, keys.received}
     for subscription in partition.subscriptions:
         prefix = keys.subscription_prefix + subscription.name
         expected |= {prefix + suffix for suffix in ALL_SUFFIXES}

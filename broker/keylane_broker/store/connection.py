@@ -148,10 +148,17 @@ class SharedConnection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether calls can be made, here and now."""
-        transport = self._transport
-        return (
-            transport is not None and not transport.is_closing() and self._loop is asyncio.get_running_loop()
-        )
+        return self.is_open and self._loop is asyncio.get_running_loop()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._waiting
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be made, in its event loop."""
+        return self._transport is not None and not self._transport.is_closing()
 
     def call(self, *command: str | bytes | int) -> "asyncio.Future[Any]":
         """Send a command; the future holds its answer."""

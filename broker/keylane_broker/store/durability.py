@@ -1,6 +1,7 @@
 """How safe a write is: memory, fsync, replicated, replicated:N; what waits for it and what was reached."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from keylane.errors import DurabilityNotReached, InvalidArgument
 from keylane_broker.store.server_info import fsync_confirmation, replicas_online
 from keylane_broker.store.servers import Argument, Servers
 
+_REPLICATED = re.compile(r"replicated(?::0*([1-9][0-9]?))?")
 _FOLLOWED = 1.0  # seconds for which it is known how many replicas follow a server
 
 
@@ -17,9 +19,8 @@ def replicas(level: str) -> int | None:
     """Return how many replicas a level needs, None where it is about something else."""
     if level in ("memory", "fsync"):
         return None
-    kind, colon, count = level.partition(":")
-    if kind == "replicated" and (not colon or (count.isdecimal() and 0 < int(count) < 100)):
-        return int(count or 1)
+    if found := _REPLICATED.fullmatch(level):
+        return int(found[1] or 1)
     raise InvalidArgument(f"durability {level!r:.60}: use memory, fsync, replicated or replicated:N")
 
 

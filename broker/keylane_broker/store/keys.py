@@ -115,6 +115,11 @@ class PartitionKeys(NamedTuple):
         return self.delayed + ":data"
 
     @property
+    def producers(self) -> tuple[str, str]:
+        """What producers have numbered, beside each generation of marks; lua/lib/dedupe.lua names these."""
+        return self.marks_0 + ":producers", self.marks_1 + ":producers"
+
+    @property
     def bodies(self) -> str:
         """Which bodies are to be deleted from the payload store."""
         return self.lease.removesuffix("lease") + "bodies"
@@ -182,10 +187,11 @@ class PartitionKeys(NamedTuple):
         )
 
 
-partition_keys = lru_cache(maxsize=65_536)(PartitionKeys.of)
+KEPT = 16_384  # partitions, and subscriptions on them, whose keys are kept: some 3 KB each
+partition_keys = lru_cache(maxsize=KEPT)(PartitionKeys.of)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEPT)
 def subscription_keys(topic: str, partition: int, subscription: str) -> SubscriptionKeys:
     """Return the keys of a subscription on one partition."""
     for part in subscription.split(PLACE, 1) if isinstance(subscription, str) else [subscription]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 from keylane_broker.store.connection import Address, Displaced, SharedConnection
 from keylane_broker.store.single_flight import SingleFlight
@@ -14,9 +15,15 @@ _IDLE = 8  # connections per server that are kept for commands that wait
 class ConnectionPool:
     """The connections to all servers: a shared one to each, one for what is urgent, more for what waits."""
 
-    def __init__(self, patience: float, on_lost: Callable[[SharedConnection], None]) -> None:
+    def __init__(
+        self,
+        patience: float,
+        on_lost: Callable[[SharedConnection], None],
+        prepare: Callable[[SharedConnection], Coroutine[Any, Any, None]],
+    ) -> None:
         self._patience = patience
         self._on_lost = on_lost  # hears of a shared connection that has ended
+        self._prepare = prepare  # what is done with one before it is shared
         self._shared: dict[str, SharedConnection] = {}
         self._prompt: dict[str, SharedConnection] = {}
         self._idle: dict[str, list[SharedConnection]] = {}
@@ -44,7 +51,13 @@ class ConnectionPool:
         """Open the shared connection to a server."""
 
         async def attempt() -> SharedConnection:
-            connection = self._shared[server.name] = await self._connect(server)
+            connection = await self._connect(server)
+            try:
+                await self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._shared[server.name] = connection
             connection.on_lost = lambda: self._end(server.name, connection)
             return connection
 

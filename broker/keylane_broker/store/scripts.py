@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from keylane_broker.store.libraries import Library, Piece, function_of, library_of, suffix
+
 # Scripts that add to what Redis holds; every other one must work when its memory is full.
 _NEED_MEMORY = {
     "topic/create",
@@ -13,6 +15,18 @@ _NEED_MEMORY = {
     "partition/publish",
     "partition/delay",
     "subscription/create",
+    "subscription/turn",
+}
+
+# Those that are called again and again while messages come and go; see libraries.
+_OFTEN = {
+    "partition/publish",
+    "subscription/ack",
+    "subscription/ack_whole",
+    "subscription/extend",
+    "subscription/fetch",
+    "subscription/lease_fresh",
+    "subscription/nack",
     "subscription/turn",
 }
 
@@ -29,6 +43,8 @@ answer[#answer + 1] = cpu_time and (cpu_time() - begun) * 1e6 + 0.5 or 50
 return answer
 """
 
+_SUBSCRIPTION = "lib/subscription"
+
 _COMMENT = re.compile(r"--.*")
 _WORD = re.compile(r"\w+")
 _FUNCTION = re.compile(r"local function (\w+)")
@@ -36,12 +52,13 @@ _PIECES = re.compile(r"(^local function .*?^end$)", re.MULTILINE | re.DOTALL)
 
 
 class Script(NamedTuple):
-    """A script's text, the digest that EVALSHA knows it by, and whether its answer ends in how many
-    microseconds it took."""
+    """A script's text, the digest that EVALSHA knows it by, whether its answer ends in how many
+    microseconds it took, and the function that does the same, "" for none."""
 
     text: str
     sha: str
     measured: bool
+    function: str = ""
 
 
 class Scripts:
@@ -54,9 +71,20 @@ class Scripts:
             for name in self.sources
             if not name.startswith("lib/")
         }
+        self.library = self._make_library()
 
     def __getitem__(self, name: str) -> Script:
         return self._by_name[name]
+
+    def _make_library(self) -> Library | None:
+        """Make functions of those that are called often, if there are any."""
+        often = sorted(_OFTEN & self._by_name.keys())
+        if not often:
+            return None
+        library = library_of({name: _function(name, self.sources) for name in often})
+        for name in often:
+            self._by_name[name] = self._by_name[name]._replace(function=library.name + suffix(name))
+        return library
 
 
 FOLDER = Path(__file__).parents[1] / "lua"  # in a checkout a link to lua/ at its root
@@ -108,8 +136,11 @@ def _pieces(source: str) -> list[tuple[str, str, set[str]]]:
     ]
 
 
-def _prune(sources: list[str]) -> list[str]:
-    """Leave out functions that a script never comes to: each costs a call a quarter of a microsecond."""
+def _prune(sources: list[str]) -> list[list[Piece]]:
+    """Split files as _pieces() does, without functions that a script never comes to.
+
+    Each costs a call a quarter of a microsecond.
+    """
     pieces = [piece for source in sources for piece in _pieces(source)]
     functions = {name: words for name, _, words in pieces if name}
     reached = {""}
@@ -117,19 +148,29 @@ def _prune(sources: list[str]) -> list[str]:
     while ahead:
         reached |= ahead
         ahead = set().union(*(functions[name] for name in ahead)) & functions.keys() - reached
-    return ["".join(text for name, text, _ in _pieces(source) if name in reached) for source in sources]
+    return [[(name, text) for name, text, _ in _pieces(source) if name in reached] for source in sources]
 
 
 def _assemble(name: str, sources: dict[str, str], shebang: bool) -> Script:
     """Put a script together: behind the prelude and the parts of lib/ that it needs."""
     parts = parts_of(name, sources)
-    texts = _prune([sources[part] for part in parts])
-    by_subscription = "lib/subscription" in parts
-    measured = by_subscription or "lib/partition" in parts
+    texts = ["".join(text for _, text in pieces) for pieces in _prune([sources[part] for part in parts])]
+    measured = _is_measured(parts)
     if measured:
-        texts.insert(parts.index("lib/subscription") + 1 if by_subscription else 0, _MAIN)
+        texts.insert(parts.index(_SUBSCRIPTION) + 1 if _SUBSCRIPTION in parts else 0, _MAIN)
         texts = [_BEGIN, *texts, _END]
     if shebang:
         texts.insert(0, "#!lua" if name in _NEED_MEMORY else "#!lua flags=allow-oom")
     text = "\n".join(texts)
     return Script(text, hashlib.sha1(text.encode()).hexdigest(), measured)
+
+
+def _function(name: str, sources: dict[str, str]) -> str:
+    """Return what makes a function of a script."""
+    parts = parts_of(name, sources)
+    pieces = _prune([sources[part] for part in parts])
+    return function_of(pieces, allow_oom=name not in _NEED_MEMORY, measured=_is_measured(parts))
+
+
+def _is_measured(parts: list[str]) -> bool:
+    return _SUBSCRIPTION in parts or "lib/partition" in parts

@@ -71,13 +71,16 @@ class Servers:
         self.on_lost: Callable[[Collection[str]], None] = lambda leases: None
         self.counters = Counters()
         self.homes = self._no_homes()
-        self.connections = ConnectionPool(patience, self.homes.lose_all_of)
+        self.connections = ConnectionPool(patience, self.homes.lose_all_of, self.prepare)
         self.lost: set[str] = set()  # nodes of the cluster to look for again
         self._searching = SingleFlight()
         self._learning = asyncio.Lock()
         # redis-py's own shape of an entry costs more than reading it.
         for command in ("XRANGE", "XREVRANGE"):
             redis.set_response_callback(command, _as_it_is)
+
+    async def prepare(self, connection: SharedConnection) -> None:
+        """Tell a server what it is to know before a connection to it is shared."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -162,9 +165,12 @@ class Servers:
         return Address(node.name, node)
 
     def route(self, key: str) -> SharedConnection | None:
-        """Return the connection over which a lease was taken, if it is open and good there right now."""
+        """Return the connection over which a lease was taken, if it is open and good there right now.
+
+        It is of the event loop that took the lease: whoever holds one stays there.
+        """
         home = self.homes.home_of(key) if self.shared else None
-        if home is None or not home.usable:
+        if home is None or not home.is_open:
             return None
         if self.clustered:  # it may be known since that another server has the slot
             server = self._known_server(key)
@@ -354,7 +360,8 @@ class Servers:
             for command in ("XRANGE", "XREVRANGE"):
                 self.redis.set_response_callback(command, _as_it_is)
         self._loop, self.lost, self.homes, self._learning = loop, set(), self._no_homes(), asyncio.Lock()
-        self.connections = ConnectionPool(self._patience, partial(self._connection_lost, self.homes))
+        on_lost = partial(self._connection_lost, self.homes)
+        self.connections = ConnectionPool(self._patience, on_lost, self.prepare)
         self._searching = SingleFlight()
         self._stay = loop.create_task(_stay(self.redis, self.connections, self._searching))
 

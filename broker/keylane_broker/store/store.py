@@ -8,7 +8,15 @@ from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, NoScriptError, OutOfMemoryError, TryAgainError
+from redis.exceptions import (
+    AskError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ResponseError,
+    TryAgainError,
+)
 
 from keylane.errors import BrokerError, InvalidArgument, Unavailable
 from keylane.redis.errors import LOST
@@ -16,14 +24,18 @@ from keylane.redis.urls import open_client
 from keylane.wire import lines
 from keylane_broker.store import durability, events
 from keylane_broker.store.connection import OnAnswer, SharedConnection, named_error, named_errors
-from keylane_broker.store.scripts import Scripts
+from keylane_broker.store.libraries import LIBRARIES, Library
+from keylane_broker.store.scripts import Script, Scripts
 from keylane_broker.store.servers import Argument, Servers
 
 Call = tuple[str, Sequence[str], Sequence[Argument]]  # script, keys, arguments
 
+_Way = tuple[str, str]  # a command that calls a script, and the script's name there
+
 # What a server answers that has not done what it was asked.
 _NOT_DONE = (NoScriptError, MovedError, AskError, TryAgainError, OutOfMemoryError)
 _ORDINARY_US = 50  # that a script takes which is not measured
+_VERSIONS = 8  # of which libraries stay: each takes some 800 KB of the server's memory
 _PATIENCE = 10.0  # seconds without any answer until a connection counts as dead
 _CONNECT = 5.0  # seconds for each step of connecting
 _ACQUIRE = "partition/acquire_lease"
@@ -50,6 +62,8 @@ class Store(Servers):
     ) -> None:
         super().__init__(redis, patience=patience, shared=shared, another=another)
         self.scripts = scripts or Scripts()
+        self._calls_functions = shared  # until a server forbids it
+        self._loading: set[SharedConnection] = set()
         self._spent: dict[str, int] = defaultdict(int)
 
     @classmethod
@@ -66,22 +80,89 @@ class Store(Servers):
 
     async def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """Run one script, loading it where the server does not know it yet."""
-        text, sha, measured = self.scripts[script]
+        called = self.scripts[script]
         how: dict[str, Any] = {
             "leases": leases_of(script, keys, arguments),
             "takes": keys[0] if script == _ACQUIRE else None,
             "urgent": script in _BULK,
         }
         began = self.counters.now()
+        way, call = self._way(called), (len(keys), *keys, *arguments)
         with named_errors():
             try:
-                answer = await self.execute(keys[0], "EVALSHA", sha, len(keys), *keys, *arguments, **how)
-            except NoScriptError:
-                answer = await self.execute(keys[0], "EVAL", text, len(keys), *keys, *arguments, **how)
+                answer = await self.execute(keys[0], *way, *call, **how)
+            except ResponseError as error:
+                await self._make_known(error, way, keys[0])
+                answer = await self.execute(keys[0], "EVAL", called.text, *call, **how)
         self.counters.script_ran(script, began)
-        if measured:
+        if called.measured:
             self._spent[keys[0]] += answer.pop()
         return answer  # type: ignore[no-any-return]
+
+    def _way(self, called: Script) -> _Way:
+        """Return how a script is called by a name that the server knows, or is to know."""
+        if called.function and self._calls_functions:
+            return "FCALL", called.function
+        return "EVALSHA", called.sha
+
+    async def prepare(self, connection: SharedConnection) -> None:
+        """Load the library where it is not known, before anything is called there."""
+        library = self.scripts.library
+        if library is None or not self._calls_functions:
+            return
+        try:
+            if not await connection.call("FUNCTION", "LIST", "LIBRARYNAME", library.name):
+                await connection.call(*_load_command(library))
+                await self._drop_old_ones(connection, library)
+        except ResponseError as error:
+            self._loaded(error)
+
+    async def _drop_old_ones(self, connection: SharedConnection, library: Library) -> None:
+        """Delete the libraries of other versions when there are many; one that is in use is loaded again."""
+        found = await connection.call("FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARIES}*")
+        names = [as_fields(one)["library_name"] for one in found]
+        if len(names) <= _VERSIONS:
+            return
+        with contextlib.suppress(ResponseError):  # it is not allowed, or another was faster
+            for name in names:
+                if name != library.name:
+                    await connection.call("FUNCTION", "DELETE", name)
+
+    async def _make_known(self, error: ResponseError, way: _Way, key: str) -> None:
+        """See to it that the next call in this way succeeds; raise the error if it is about something else.
+
+        A script by its digest is known as soon as it has been called by its text.
+        """
+        if not (isinstance(error, NoScriptError) or self._forbids(error, way)):
+            raise error
+        if way[0] == "FCALL":
+            self._load(self.connections.get(await self.server_of(key)))
+
+    def _load(self, connection: SharedConnection | None) -> None:
+        """Load the library that has vanished, for the calls to come: those under way are not to wait."""
+        if connection is None or connection in self._loading or self.scripts.library is None:
+            return
+
+        def loaded(answer: Any) -> None:
+            self._loading.discard(connection)
+            self._loaded(answer)
+
+        self._loading.add(connection)
+        connection.post(_load_command(self.scripts.library), loaded)
+
+    def _loaded(self, answer: Any) -> None:
+        """Call no functions any more where they cannot be loaded, unless another was first."""
+        lasts = isinstance(answer, (NoPermissionError, OutOfMemoryError)) or str(answer).startswith("ERR ")
+        if isinstance(answer, ResponseError) and lasts and not str(answer).endswith("already exists"):
+            self._calls_functions = False
+
+    def _forbids(self, answer: Exception, way: _Way) -> bool:
+        """Return whether an answer says that functions cannot be called: none is from then on."""
+        forbids = isinstance(answer, NoPermissionError) or str(answer).startswith("ERR unknown command")
+        if way[0] != "FCALL" or not forbids:
+            return False
+        self._calls_functions = False
+        return True
 
     def post(self, connection: SharedConnection, call: Call, on_answer: OnAnswer) -> None:
         """Run a script under a lease, where route() says, in this turn of the event loop; wait for nothing.
@@ -90,25 +171,28 @@ class Store(Servers):
         in another way; or an error.
         """
         script, keys, arguments = call
-        text, sha, measured = self.scripts[script]
-        began = self.counters.now()
+        called, began = self.scripts[script], self.counters.now()
+        way = self._way(called)
 
         def answered(answer: Any) -> None:
             if not isinstance(answer, Exception):
                 self.counters.script_ran(script, began)
-                self._spent[keys[0]] += answer.pop() if measured else _ORDINARY_US
+                self._spent[keys[0]] += answer.pop() if called.measured else _ORDINARY_US
                 on_answer(answer)
-            elif isinstance(answer, _NOT_DONE):
+            elif isinstance(answer, _NOT_DONE) or self._forbids(answer, way):
                 if isinstance(answer, NoScriptError) and connection.usable:
                     # For the next time: made again now it would be behind what was sent after it.
-                    connection.post(("SCRIPT", "LOAD", text), _ignore)
+                    if way[0] == "FCALL":
+                        self._load(connection)
+                    else:
+                        connection.post(("SCRIPT", "LOAD", called.text), _ignore)
                 on_answer(None)
             else:
                 if isinstance(answer, LOST):
                     self.lose(connection.server, connection, answer)
                 on_answer(named_error(answer))
 
-        connection.post(("EVALSHA", sha, len(keys), *keys, *arguments), answered)
+        connection.post((*way, len(keys), *keys, *arguments), answered)
 
     async def run_all(self, calls: Sequence[Call]) -> list[list[Any]]:
         """Run many scripts at once; each server gets its share in one go."""
@@ -138,21 +222,20 @@ class Store(Servers):
         """Run a script and wait until its writes are as safe as asked: fsync, replicated, replicated:N."""
         if level == "memory":
             return await self.run(script, keys, *arguments)
-        text, sha, measured = self.scripts[script]
+        called = self.scripts[script]
         leases = leases_of(script, keys, arguments)
         with named_errors():
             wait = await durability.wait_command(self, level, timeout_ms, keys[0])
             if wait is None:
                 return await self.run(script, keys, *arguments)
+            way, call = self._way(called), (len(keys), *keys, *arguments)
             try:
-                answer, reached = await durability.run_and_wait(
-                    self, keys[0], ("EVALSHA", sha, len(keys), *keys, *arguments), wait, leases
-                )
-            except NoScriptError:
-                answer, reached = await durability.run_and_wait(
-                    self, keys[0], ("EVAL", text, len(keys), *keys, *arguments), wait, leases
-                )
-        if measured:
+                answer, reached = await durability.run_and_wait(self, keys[0], (*way, *call), wait, leases)
+            except ResponseError as error:
+                await self._make_known(error, way, keys[0])
+                way = ("EVAL", called.text)
+                answer, reached = await durability.run_and_wait(self, keys[0], (*way, *call), wait, leases)
+        if called.measured:
             self._spent[keys[0]] += answer.pop()
         if answer[0] == "OK":
             durability.check_reached(level, int(wait[1]), timeout_ms, reached)
@@ -262,6 +345,10 @@ def leases_of(script: str, keys: Sequence[str], arguments: Sequence[Argument]) -
     if not keys[0].endswith(":lease") or not arguments[0] or script in _WITHOUT_LEASE:
         return ()
     return keys if script in _BULK else keys[:1]
+
+
+def _load_command(library: Library) -> tuple[str, str, str]:
+    return ("FUNCTION", "LOAD", library.text)
 
 
 def _ignore(answer: Any) -> None:

@@ -19,7 +19,7 @@ from secrets import token_hex
 import anyio
 
 from keylane_broker.config import Settings
-from keylane_broker.errors import unwrapped
+from keylane_broker.errors import ServerError, unwrapped
 from keylane_broker.inspect.fitness import require_fit
 from keylane_broker.ports import check_free, choose_ports
 from keylane_broker.supervise.embedded_server import Server
@@ -66,6 +66,11 @@ class Running:
         while True:
             await self._restart.wait()
             self._restart = anyio.Event()
+            try:
+                check_files(self.settings)  # else each worker would end, and none could begin
+            except ServerError as error:
+                log.error("no rolling restart, the workers go on with what they have read: %s", error)
+                continue
             log.info("rolling restart of %d workers", len(self.workers))
             for number, (worker, restarter) in enumerate(zip(self.workers, restarters, strict=True), 1):
                 # The others take its partitions over before it ends; for one alone nobody does.
@@ -84,7 +89,7 @@ async def supervise(settings: Settings) -> AsyncIterator[Running]:
     check_free(settings.host, ports)
     if settings.http_port:
         check_free(settings.host, http_ports, "--http-port")
-    server_context(settings)
+    check_files(settings)
     if settings.redis:
         await require_fit(settings.redis)
     async with _embedded_server(settings) as server:
@@ -109,6 +114,15 @@ async def supervise(settings: Settings) -> AsyncIterator[Running]:
             with anyio.CancelScope(shield=True):
                 # Nobody else uses an embedded server; on another there may be workers of other machines.
                 await _stop(workers, hand_over=server is None)
+
+
+def check_files(settings: Settings) -> None:
+    """Raise ServerError if there is a file that a worker would not start with."""
+    server_context(settings)
+    if settings.auth and settings.jwt_keys is not None:
+        from keylane_broker.access.jwt_keys import JwtKeys  # slow to import
+
+        JwtKeys(settings.jwt_keys)
 
 
 def ports_of(settings: Settings) -> tuple[list[int], list[int]]:

@@ -12,7 +12,7 @@ from keylane import wire
 from keylane.errors import BrokerError, Unavailable
 from keylane_broker.engine.bodies import pack_names
 from keylane_broker.engine.receipts import Receipts
-from keylane_broker.engine.turns import AT_ONCE, SETTLED, WholeAck
+from keylane_broker.engine.turns import SETTLED, WholeAck
 from keylane_broker.engine.values import Place
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.gathering import Gathering
@@ -20,6 +20,8 @@ from keylane_broker.worker.leased_partition import LeasedPartition
 from keylane_broker.worker.slow_cases import SlowCases
 
 log = logging.getLogger("keylane.broker")
+
+JOINED = 64  # messages that a call for others settles as well; with more, a call of their own costs little
 
 
 class AckingClient(Protocol):
@@ -93,7 +95,7 @@ class Acks:
         self._pending.append(ack)
         return True
 
-    def take(self, most: int = AT_ONCE) -> list[Ack]:
+    def take(self, most: int = JOINED) -> list[Ack]:
         """Hand over what waits, up to so many messages, to a call that takes it along.
 
         done() or not_done() is then due, if it is anything.
@@ -128,15 +130,15 @@ class Acks:
         elif answer is None or answer[0] != "OK":
             self.not_done(acks)
         else:
-            self.done(acks, answer[1])
+            self.done(acks, answer[1], part=bool(answer[2]))
 
-    def done(self, acks: list[Ack], record: str) -> None:
-        """They are settled."""
+    def done(self, acks: list[Ack], record: str, *, part: bool) -> None:
+        """They are settled; the record is of a `part` of their bodies, or of all."""
         self._slow.passed()
-        with_bodies = sum(1 for ack in acks if ack.bodies)
+        alone = not part and sum(1 for ack in acks if ack.bodies) == 1
         for ack in acks:
             self._settled(ack)
-            ack.client.acked(ack, record if ack.bodies else "", alone=with_bodies == 1)
+            ack.client.acked(ack, record if ack.bodies else "", alone=alone)
         self._end()
 
     def not_done(self, acks: list[Ack]) -> None:

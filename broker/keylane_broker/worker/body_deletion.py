@@ -91,6 +91,7 @@ class BodyDeletion:
         self._left: set[Place] = set()  # of topics that are gone
         self._wanted = asyncio.Event()
         self._handed: dict[int, _Handed] = {}  # by sequence
+        self._handed_to: dict[DeletingClient, set[int]] = {}  # and by who is at work on them
         self._out: dict[tuple[Place, str], int] = {}  # record -> sequence
         self._failed: dict[tuple[Place, str], DeletingClient] = {}  # who has not deleted it in time
         self._sequence = 0
@@ -132,9 +133,7 @@ class BodyDeletion:
 
     def gone(self, connection: DeletingClient) -> None:
         """A client has gone: others are to do what it has not."""
-        for sequence in [
-            number for number, handed in self._handed.items() if handed.connection is connection
-        ]:
+        for sequence in list(self._handed_to.get(connection, ())):
             self.wake(*self._take_back(sequence).place)
 
     # Working records off
@@ -200,6 +199,7 @@ class BodyDeletion:
         """Delete what records name, the oldest first; return where there may be more."""
         doomed: dict[str, list[str]] = {}
         done: dict[Place, list[str]] = {}
+        able: dict[tuple[Place, bool], list[DeletingClient]] = {}  # to delete of a partition, as far as known
         more = []
         for place, records in zip(places, await read_body_records(self._keys, places, _RECORDS), strict=True):
             for record in records:
@@ -211,7 +211,10 @@ class BodyDeletion:
                     for topic, names in at_home.items():
                         doomed.setdefault(topic, []).extend(names)
                 if any(at_home.values()) and (record.own or self.store is None):
-                    self._offer(place, record._replace(names=_names_in(place[0], at_home)))
+                    if (place, record.own) not in able:
+                        able[place, record.own] = self._able(place, own=record.own)
+                    clients = able[place, record.own]
+                    self._offer(place, record._replace(names=_names_in(place[0], at_home)), clients)
                 else:
                     done.setdefault(place, []).append(record.id)
             if len(records) == _RECORDS and place in done:
@@ -229,28 +232,34 @@ class BodyDeletion:
 
     # Having clients do it
 
-    def _offer(self, place: Place, record: BodyRecord) -> None:
-        """Ask a client that can delete them; without one it is tried again at the next look."""
-        if (place, record.id) in self._out:
-            return
-        store = OWN if record.own else ADVERTISED
-        able = [
+    def _able(self, place: Place, *, own: bool) -> list[DeletingClient]:
+        """Return the clients that can delete what records of a partition name."""
+        store = OWN if own else ADVERTISED
+        return [
             connection
             for connection in self._connections
             if connection.alive
             and connection.store == store
             and connection.may_use(place[0])
-            and (connection.uses(place[0]) or not record.own or place in self._left)
+            and (connection.uses(place[0]) or not own or place in self._left)
         ]
-        if len(able) > 1 and (failed := self._failed.get((place, record.id))) in able:
-            able.remove(failed)
+
+    def _offer(self, place: Place, record: BodyRecord, able: list[DeletingClient]) -> None:
+        """Ask one of the clients that are able; without one it is tried again at the next look."""
+        if (place, record.id) in self._out:
+            return
+        while able and not (client := choice(able)).alive:
+            able.remove(client)
+        if len(able) > 1 and client is self._failed.get((place, record.id)):
+            client = choice([one for one in able if one is not client])
         if able:
-            self._hand(choice(able), place, record.id, record.names)
+            self._hand(client, place, record.id, record.names)
 
     def _hand(self, connection: DeletingClient, place: Place, record: str, names: list[str]) -> None:
         self._sequence += 1
         timer = asyncio.get_running_loop().call_later(_PATIENCE, self._late, self._sequence)
         self._handed[self._sequence] = _Handed(connection, place, record, timer)
+        self._handed_to.setdefault(connection, set()).add(self._sequence)
         self._out[place, record] = self._sequence
         connection.send(wire.DeleteBodies(place[0]), self._sequence, wire.pack(names))
 
@@ -262,6 +271,10 @@ class BodyDeletion:
     def _take_back(self, sequence: int) -> _Handed:
         handed = self._handed.pop(sequence)
         handed.timer.cancel()
+        its = self._handed_to[handed.connection]
+        its.discard(sequence)
+        if not its:
+            del self._handed_to[handed.connection]
         del self._out[handed.place, handed.record]
         self._failed.pop((handed.place, handed.record), None)
         return handed

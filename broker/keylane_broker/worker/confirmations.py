@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from keylane import wire
 from keylane.errors import BrokerError, DurabilityNotReached, Fenced, TopicNotFound, Unavailable
-from keylane_broker.engine.values import Extras, Lease
+from keylane_broker.engine.values import Extras, Lease, NumberedFrame
 from keylane_broker.worker.leased_partition import LeasedPartition
 
 log = logging.getLogger("keylane.broker")
@@ -45,12 +45,14 @@ class Pending(NamedTuple):
     dues: list[int] | None = None  # when each message is due, if not now
     incarnation: int = 0  # of the topic that is meant, 0 for any
     extras: Extras | None = None  # what some messages have besides
+    numbered: NumberedFrame | None = None  # the numbers of the messages, if their producer gives them any
     came: float = 0.0  # when its frame did, by the clock of the counters
 
     @property
-    def terms(self) -> tuple[str, int, bool, int]:
+    def terms(self) -> tuple[str, int, bool, int, bool]:
         """What those have in common that are stored together."""
-        return self.durability, self.timeout_ms, self.dues is None, self.incarnation
+        numbered = self.numbered is not None
+        return self.durability, self.timeout_ms, self.dues is None, self.incarnation, numbered
 
 
 class _Turn:

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import cast
 
 from keylane import wire
@@ -25,17 +26,22 @@ from keylane_broker.worker.confirmations import Pending
 from keylane_broker.worker.connection_acks import ConnectionAcks
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
-from keylane_broker.worker.publisher import messages_of
+from keylane_broker.worker.publisher import check_sizes, messages_of, numbers_of, publishes_in
 from keylane_broker.worker.request_turns import Reply, RequestTurns
 
 log = logging.getLogger("keylane.broker")
 
 NOBODY = Identity("nobody", ())
+_ALL_SETTLED = wire.SettleReply([])
 
+_AT_ONCE = 256  # frames of one client before others have their turn
 _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
 _FETCHES = 16  # under way for one client, each of which may bring each consumer a megabyte
 _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
 _GREETING = 65_536  # bytes of a frame of somebody who is not known yet: memory is for those who are
+_PLACE = 20_000  # bytes that a partition takes which nobody has asked for before
+_REFUSED = 10_000  # places whose publishes must come again that are known of one connection
+_SAID = 2_000  # characters of an error
 _REQUESTS = 200  # requests that one connection may have under way
 
 Handle = Callable[["Connection", Frame], Awaitable[Reply]]
@@ -50,6 +56,7 @@ class Connection(asyncio.Protocol):
         self.refused: dict[tuple[str, int], BrokerError] = {}  # where publishes must come again
         self.topics: set[str] = set()  # whose maps it has, and so hears of moves
         self.store = ""  # the payload store that it can delete from: see body_deletion
+        self.several = False  # the client understands ANSWERS
         self.writable = True
         self.unsent = 0  # bytes that waited to be sent when that was last looked at
         self.greeted = False  # INFO has been exchanged
@@ -65,16 +72,21 @@ class Connection(asyncio.Protocol):
         self._counters = context.engine.store.counters
         self._now_ms = context.clock.now_ms
         self._reader = FrameReader(_GREETING)
+        self._buffered = 0  # bytes that wait in it, as far as they are counted
+        self._frames: Iterator[Frame] | None = None  # that have come, and wait for their turn
+        self._taken = 0  # frames, since others had theirs
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.TimerHandle
         self._unsent: list[bytes] = []
+        self._stored: list[int] = []  # behind these, as ANSWERS has it
+        self._settled: list[int] = []
         self._inflight = 0
         self._requests = RequestTurns(self, partial(handle, self), context.background)
         self._acks = ConnectionAcks(self, context, self._requests)
         self._fetches = 0  # under way for its consumers
         self._full = False  # as many as there may be have been
-        self._reading = True
+        self._reading = True  # there is room for what the client may ask
 
     @property
     def alive(self) -> bool:
@@ -156,28 +168,58 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Handle each frame that is complete now."""
+        """Handle each frame that is complete now; of many, the rest in later turns of the event loop."""
         self.heard = self._loop.time()
-        reader, store, memory = self._reader, self._store, self._memory
-        before = reader.waiting
-        store.cork()
+        frames = self._reader.feed(data)
+        if self._frames is None:
+            self._frames = frames
+            self._take_frames(frames)
+        else:  # it was on its way when the transport was told to wait
+            self._frames = chain(self._frames, frames)
+
+    def _take_frames(self, frames: Iterator[Frame]) -> None:
+        """Handle those that wait, until others are to have their turn or there is no room for more."""
+        self._store.cork()
         try:
-            for frame in reader.feed(data):
+            for frame in frames:
                 if not self.alive:
                     return
                 self._receive(frame)
+                self._taken += 1
+                if self._taken >= _AT_ONCE or not self._reading:
+                    self._give_way()
+                    return
+            self._frames = None
         except ProtocolError as error:
             log.info("%s breaks the protocol: %s", self.peer, error)
             self._counters.drops["protocol_error"] += 1
             self.send(wire.Error(error.code, str(error)))
-            memory.buffered += reader.waiting - before
             self.close()
-            return
         finally:
-            store.flush()
-        memory.buffered += reader.waiting - before
-        if memory.buffered > memory.max_inflight:
-            memory.close_largest_frame()
+            self._store.flush()
+            self._count_buffered()
+        if self._memory.buffered > self._memory.max_inflight:
+            self._memory.close_largest_frame()
+
+    def _give_way(self) -> None:
+        """Let others have their turn; where there is no room for more, until there is."""
+        if self._reading and self.alive:
+            assert self._transport is not None
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Handle what waits, then listen."""
+        self._taken = 0
+        if self._frames is not None and self._reading:
+            self._take_frames(self._frames)
+        if self._frames is None and self._reading and self.alive:
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def _count_buffered(self) -> None:
+        before, self._buffered = self._buffered, self._reader.waiting
+        self._memory.buffered += self._buffered - before
 
     def pause_writing(self) -> None:
         """The client reads too slowly: neither deliver to it nor listen to it until it has caught up."""
@@ -217,12 +259,33 @@ class Connection(asyncio.Protocol):
     def send(self, properties: wire.Properties, sequence: int = 0, body: bytes = b"") -> None:
         """Send a frame, with the others of this turn of the event loop; nothing if it has ended."""
         if self._transport is not None:
-            if not self._unsent:
-                self._loop.call_soon(self.flush)
+            self._schedule()
+            if properties.TYPE != Type.DATA:  # which may go before answers, as it often does
+                self._send_answers()
             self._unsent.append(wire.frame(properties, sequence, self._now_ms(), body))
+
+    def settled(self, sequence: int) -> None:
+        """Answer an ACK of which nothing was stale."""
+        if not self.several:
+            self.send(_ALL_SETTLED, sequence)
+        elif self._transport is not None:
+            self._schedule()
+            self._settled.append(sequence)
+
+    def _schedule(self) -> None:
+        if not (self._unsent or self._stored or self._settled):
+            self._loop.call_soon(self.flush)
+
+    def _send_answers(self) -> None:
+        """Put the answers that were gathered behind what was sent."""
+        if self._stored or self._settled:
+            answers = wire.Answers(self._stored, self._settled)
+            self._stored, self._settled = [], []
+            self._unsent.append(wire.frame(answers, 0, self._now_ms()))
 
     def flush(self) -> None:
         """Write what was sent, now."""
+        self._send_answers()
         if self._unsent and self._transport is not None:
             self._transport.write(b"".join(self._unsent))
             self.measure()
@@ -243,11 +306,16 @@ class Connection(asyncio.Protocol):
             self.send(wire.Redirect(error.topic, error.partition, error.address), sequence)
         elif isinstance(error, BrokerError):
             stored = isinstance(error, DurabilityNotReached) and error.stored
-            self.send(
-                wire.Error(error.code, self.identity.told(error), stored, retry_ms=_retry_ms(error)), sequence
-            )
+            told = self.identity.told(error)[:_SAID]  # what it quotes may be as long as a frame
+            self.send(wire.Error(error.code, told, stored, retry_ms=_retry_ms(error)), sequence)
         else:
             self.send(wire.Error("broker_error", "the broker failed; its log says how"), sequence)
+
+    def cannot_read(self, error: Exception, sequence: int) -> None:
+        """Answer a request that has not begun; others may have theirs on this connection."""
+        if not isinstance(error, BrokerError):
+            log.error("a bug, while reading a request of %s", self.peer, exc_info=error)
+        self.refuse(error.with_traceback(None), sequence)  # it may be one that is kept
 
     def close(self) -> None:
         """Close when what was sent before has gone out; nothing more is read."""
@@ -257,8 +325,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _drop_input(self) -> None:
-        self._memory.buffered -= self._reader.waiting
-        self._reader = FrameReader(0)
+        self._reader, self._frames = FrameReader(0), None
+        self._count_buffered()
 
     def abort(self) -> None:
         """Close at once."""
@@ -268,22 +336,26 @@ class Connection(asyncio.Protocol):
     # Requests
 
     def _receive(self, frame: Frame) -> None:
+        if not self.greeted and frame.type != Type.INFO:
+            raise ProtocolError("the first frame of a connection must be INFO")
         if frame.type == Type.OK:  # the answer to a heartbeat, or bodies have been deleted
             self._context.bodies.answered(self, frame.sequence)
             return
-        if not self.greeted and frame.type != Type.INFO:
-            raise ProtocolError("the first frame of a connection must be INFO")
         try:
             if frame.type == Type.PUBLISH:
                 self._publish(frame)
+            elif frame.type == Type.PUBLISHES:
+                self._publish_several(frame)
+            elif frame.type == Type.ACKS:
+                self._taken += self._acks.begin_several(frame)
             elif frame.type == Type.FLOW:
                 self._flow(wire.properties_of(frame, wire.Flow), frame.sequence)
             elif frame.type == Type.HEARTBEAT:
                 self.send(wire.Properties(), frame.sequence)
             else:
                 self._acks.begin(frame)
-        except BrokerError as error:
-            self.refuse(error, frame.sequence)
+        except Exception as error:
+            self.cannot_read(error, frame.sequence)
 
     def _flow(self, request: wire.Flow, sequence: int) -> None:
         consumer = self.streams.get(request.stream)
@@ -292,7 +364,7 @@ class Connection(asyncio.Protocol):
                 raise InvalidArgument(f"there is no consumer with stream {request.stream} on this connection")
             return
         if request.paused is not None:
-            consumer.paused = request.paused
+            consumer.pause(request.paused)
         if request.limit is not None:
             check_int("limit", request.limit, 0, MAX_PERMITS)
             consumer.limit(request.limit, sequence, request.gone)
@@ -305,32 +377,66 @@ class Connection(asyncio.Protocol):
 
     def _publish(self, frame: Frame) -> None:
         request = wire.properties_of(frame, wire.Publish)
-        place = (request.topic, request.partition)
         self.identity.require("produce", request.topic)
+        self._let_publish(request)
+        self._store_messages(request, frame.sequence, messages_of(request, frame.body), len(frame.body))
+        self.regulate()
+
+    def _publish_several(self, frame: Frame) -> None:
+        """Take what is as many PUBLISH frames; each part is answered, and may fail, by itself."""
+        several = wire.properties_of(frame, wire.Publishes)
+        parts = publishes_in(several, frame.sequence)
+        self._taken += len(parts)
+        sequence, start = frame.sequence, 0
+        try:
+            self.identity.require("produce", several.topic)
+            flat = messages_of(parts[0], frame.body)
+            check_sizes(several.sizes, len(flat) // 3)
+        except BrokerError as error:
+            for place in range(len(parts)):
+                self.cannot_read(error, sequence + place)
+            return
+        length = len(frame.body) // len(parts)  # of each, about
+        for place, (part, size) in enumerate(zip(parts, several.sizes, strict=True)):
+            try:
+                self._let_publish(part)
+                self._store_messages(part, sequence + place, flat[start * 3 : (start + size) * 3], length)
+            except Exception as error:
+                self.cannot_read(error, sequence + place)
+            start += size
+        self.regulate()
+
+    def _let_publish(self, request: wire.Publish) -> None:
+        """Raise an error where a PUBLISH is refused whatever it brings."""
+        place = (request.topic, request.partition)
         if request.again:
             self.refused.pop(place, None)
         elif refusal := self.refused.get(place):
             raise self._refused_still(request, refusal)
         if self._background.stopping:
             raise Unavailable("the worker is stopping")
-        flat = messages_of(request, frame.body)
+
+    def _store_messages(self, request: wire.Publish, sequence: int, flat: list[str], size: int) -> None:
+        """Hand messages to their partition, which answers."""
+        place = (request.topic, request.partition)
+        numbered = numbers_of(request, flat)
+        partition = self._partitions.by_place.get(place)
         try:
+            if partition is None:
+                self._partitions.check(*place)
             self._context.rates.take(self.identity, len(flat) // 3)
-        except Overloaded as error:  # nor may what is behind this one overtake it
-            self.refused[place] = error
+        except (NotOwner, Overloaded) as error:  # what is behind this one must not overtake it
+            self.refuse_next(*place, error)
             raise
-        try:
-            partition = self._partitions.get(request.topic, request.partition)
-        except NotOwner as error:  # should it come back, what is behind this one must not overtake it
-            self.refused[place] = error
-            raise
-        size = len(frame.body)
+        if partition is None:
+            partition = self._partitions.get(*place)
+            size += _PLACE  # until it is answered: it may be of a topic that is not there
         self._inflight += size
         self._memory.inflight += size
         partition.publish(
             Pending(
                 self,
-                frame.sequence,
+                sequence,
                 flat,
                 size,
                 request.durability,
@@ -338,25 +444,30 @@ class Connection(asyncio.Protocol):
                 request.due_ms,
                 request.incarnation,
                 request.extras,
+                numbered,
                 self._counters.now(),
             )
         )
-        self.regulate()
 
     def _refused_still(self, request: wire.Publish, refusal: BrokerError) -> BrokerError:
         """Return why what comes behind a refused publish is refused, too; the partition may have moved on."""
         if not isinstance(refusal, NotOwner):
             return refusal
-        self._partitions.get(request.topic, request.partition)  # or its owner of now
+        self._partitions.check(request.topic, request.partition)  # or its owner of now
         return Fenced(
-            f"partition {request.partition} of {request.topic!r} was elsewhere and has come back: send what "
+            f"partition {request.partition} of {request.topic!r} moved away and has come back: send what "
             "was refused once more, in its order, the first frame with `again`"
         )
 
     def published(self, pending: Pending, reply: wire.PublishReply) -> None:
         """Answer a PUBLISH."""
         self._done(pending)
-        self.send(reply, pending.sequence)
+        special = reply.duplicates or reply.unmatched or reply.full or reply.unowed or reply.delayed
+        if special or not self.several:
+            self.send(reply, pending.sequence)
+        elif self._transport is not None:
+            self._schedule()
+            self._stored += (pending.sequence, reply.ledger, reply.first, reply.published_ms)
 
     def publish_failed(self, pending: Pending, error: Exception) -> None:
         """Answer a PUBLISH."""
@@ -366,7 +477,13 @@ class Connection(asyncio.Protocol):
     def refuse_next(self, topic: str, partition: int, error: Exception) -> None:
         """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
         if isinstance(error, BrokerError):
-            self.refused[topic, partition] = error
+            error.__cause__ = error.__context__ = None  # whose frames would be kept with it
+            self.refused[topic, partition] = error.with_traceback(None)
+            if len(self.refused) > _REFUSED and self.alive:
+                log.info("closing %s: publishes to %d partitions must come again", self.peer, _REFUSED)
+                self._counters.drops["refused_publishes"] += 1
+                self.send(wire.Error("overloaded", "too many publishes were refused; send them once more"))
+                self.close()
 
     def _done(self, pending: Pending) -> None:
         self._inflight -= pending.size
@@ -376,22 +493,25 @@ class Connection(asyncio.Protocol):
 
     def regulate(self) -> None:
         """Listen only while there is room for what the client may ask."""
+        held_back = self.alive and self._inflight > 0 and self._memory.over_limit
+        if held_back:
+            self._memory.paused.add(self)
+        else:
+            self._memory.paused.discard(self)
         wanted = (
             self.writable
             and self._inflight < _INFLIGHT
             and self._requests.under_way < _REQUESTS
-            and not (self._inflight and self._memory.over_limit)
+            and not held_back
         )
         if wanted != self._reading and self.alive:
             assert self._transport is not None
             self._reading = wanted
             if wanted:
                 self.heard = self._loop.time()
-                self._transport.resume_reading()
-                self._memory.paused.discard(self)
+                self._loop.call_soon(self._go_on)
             else:
                 self._transport.pause_reading()
-                self._memory.paused.add(self)
 
 
 def _retry_ms(error: BrokerError) -> int:

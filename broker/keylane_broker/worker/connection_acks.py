@@ -13,15 +13,15 @@ from keylane import wire
 from keylane.errors import BrokerError
 from keylane.wire import Frame, Type
 from keylane_broker.engine.bodies import names_within
-from keylane_broker.engine.turns import AT_ONCE, SETTLED
+from keylane_broker.engine.receipts import Receipts
+from keylane_broker.engine.turns import SETTLED
 from keylane_broker.worker.acks import Ack
 from keylane_broker.worker.body_deletion import DeletingClient
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
+from keylane_broker.worker.publisher import check_parts, check_sizes
 from keylane_broker.worker.request_turns import Asker, Reply, RequestTurns
 from keylane_broker.worker.settling import known_bodies, receipts_in, reply_to, settle
-
-_ALL_SETTLED = wire.SettleReply([])
 
 
 class SettlingClient(Asker, DeletingClient, Protocol):
@@ -30,6 +30,12 @@ class SettlingClient(Asker, DeletingClient, Protocol):
     @property
     def streams(self) -> Mapping[int, Consumer]:
         """Its consumers."""
+
+    def settled(self, sequence: int) -> None:
+        """Answer an ACK of which nothing was stale."""
+
+    def cannot_read(self, error: Exception, sequence: int) -> None:
+        """Answer a request that has not begun."""
 
 
 class ConnectionAcks:
@@ -51,6 +57,33 @@ class ConnectionAcks:
         else:
             self._begin(frame)
 
+    def begin_several(self, frame: Frame) -> int:
+        """Begin as many acks as a frame stands for; returns how many."""
+        several = wire.properties_of(frame, wire.Acks)
+        columns = (several.streams, several.partitions, several.sizes, several.bodies)
+        check_parts(frame.sequence, "streams, partitions, sizes and bodies", *columns)
+        try:
+            receipts = receipts_in(frame.body).flat
+            check_sizes(several.sizes, len(receipts) // 4)
+        except BrokerError as error:
+            for place in range(len(several.sizes)):
+                self._connection.cannot_read(error, frame.sequence + place)
+            return len(several.sizes)
+        start = 0
+        for place, (stream, partition, size, bodies) in enumerate(zip(*columns, strict=True)):
+            request, its = wire.Ack(stream, partition, bodies), receipts[start * 4 : (start + size) * 4]
+            sequence = frame.sequence + place
+            start += size
+            if self._behind:  # it waits, too
+                self.begin(_frame_of(request, sequence, its))
+                continue
+            try:
+                if not self._gather(sequence, request, partial(Receipts, its)):
+                    self._requests.begin(_frame_of(request, sequence, its))
+            except Exception as error:
+                self._connection.cannot_read(error, sequence)
+        return len(several.sizes)
+
     def end(self, end: Callable[[], None]) -> None:
         """Nothing more comes; `end` is to follow what has come."""
         if self._gathered:
@@ -60,14 +93,16 @@ class ConnectionAcks:
 
     def _begin(self, frame: Frame) -> None:
         try:
-            if frame.type != Type.ACK or not self._gather(frame):
-                self._requests.begin(frame)
+            if frame.type == Type.ACK:
+                request = wire.properties_of(frame, wire.Ack)
+                if self._gather(frame.sequence, request, partial(receipts_in, frame.body)):
+                    return
+            self._requests.begin(frame)
         except BrokerError as error:
             self._connection.refuse(error, frame.sequence)
 
-    def _gather(self, frame: Frame) -> bool:
+    def _gather(self, sequence: int, request: wire.Ack, receipts: Callable[[], Receipts]) -> bool:
         """Settle what was leased, with others if possible; returns False where more is to be looked at."""
-        request = wire.properties_of(frame, wire.Ack)
         consumer = self._connection.streams.get(request.stream)
         if consumer is None or request.partition not in consumer.partitions or known_bodies(request) is None:
             return False
@@ -75,9 +110,8 @@ class ConnectionAcks:
         dispatcher = partition and partition.dispatchers.get(consumer.subscription)
         if not partition or not dispatcher or self._context.background.stopping:
             return False
-        ack = Ack(self, frame.sequence, request, consumer, receipts_in(frame.body))
-        most = SETTLED if dispatcher.mode == "key_shared" else AT_ONCE
-        fits = ack.receipts.messages <= most and partition.held_lease(consumer.incarnation) is not None
+        ack = Ack(self, sequence, request, consumer, receipts())
+        fits = ack.receipts.messages <= SETTLED and partition.held_lease(consumer.incarnation) is not None
         if fits and dispatcher.acks.add(ack):
             self._gathered += 1
             self._count(1)
@@ -89,10 +123,10 @@ class ConnectionAcks:
 
     def acked(self, ack: Ack, record: str, *, alone: bool) -> None:
         """Answer an ACK; `record` is that of bodies to be deleted, all its own where it is alone."""
-        self._connection.send(_ALL_SETTLED, ack.sequence)
-        if record:
+        if record:  # whoever closes when that is answered has heard what to delete
             names = names_within(ack.bodies, ack.receipts.ranges) if alone else []
             self._context.bodies.recorded(self._connection, ack.place, record, names)
+        self._connection.settled(ack.sequence)
         self._done()
 
     def ack_failed(self, ack: Ack, error: Exception) -> None:
@@ -124,3 +158,8 @@ class ConnectionAcks:
     def _count(self, requests: int) -> None:
         self._requests.under_way += requests
         self._connection.regulate()
+
+
+def _frame_of(request: wire.Ack, sequence: int, receipts: list[str | int]) -> Frame:
+    """Return the ACK that is a part of another frame."""
+    return Frame(int(Type.ACK), sequence, 0, memoryview(wire.pack(request)), memoryview(wire.pack(receipts)))

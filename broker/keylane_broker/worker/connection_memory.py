@@ -44,7 +44,7 @@ class ConnectionMemory:
         self.inflight = 0  # bytes of publishes under way
         self.buffered = 0  # bytes of frames that are not complete yet
         self.unsent = 0  # bytes that wait for clients to read, at most
-        self.paused: set[MemoryUser] = set()  # not listened to for now
+        self.paused: set[MemoryUser] = set()  # not listened to until there is room for publishes
         self._connections = connections
         self._counters = counters
         self.max_inflight = int(settings.max_inflight_bytes)  # and the same again for unfinished frames

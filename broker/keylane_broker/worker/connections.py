@@ -62,7 +62,7 @@ class Connections:
         if len(self.all) >= self._most:
             self._counters.drops["refused"] += 1
             return Overloaded(
-                f"the worker has {len(self.all)} connections, as many as it may have", retry_after=1.0
+                f"the worker has {len(self.all)} connections, the maximum (max_connections)", retry_after=1.0
             )
         self.all.add(connection)
         return None

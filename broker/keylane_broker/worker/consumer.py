@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Protocol
 
 from keylane import wire
+from keylane_broker.limits import MAX_PERMITS
 from keylane_broker.worker.crowd import Crowd
 
 FRAME = 250_000  # characters of messages in one frame, about
@@ -54,6 +55,9 @@ class Source(Protocol):
     def may_have_work_for(self, consumer: "Consumer") -> None:
         """There may be something for a consumer."""
 
+    def take_room(self, consumer: "Consumer") -> bool:
+        """A consumer that waited for it has room; returns whether there may be something for it."""
+
     async def renew_sessions(self, session_ms: int) -> None:
         """Tell Redis that the consumers are still here."""
 
@@ -83,12 +87,14 @@ class Consumer:
         "name",
         "out",
         "partitions",
+        "passed_on",
         "paused",
         "permits",
         "place",
         "reserved",
         "stream",
         "subscription",
+        "telling",
         "topic",
         "waiting",
         "wanted",
@@ -121,6 +127,9 @@ class Consumer:
         self.lowered: list[int] = []  # sequences of FLOW frames that wait until no more than the limit is out
         self.wanted = False  # the client knows that there may be messages, but no permits
         self.paused = False
+        self.telling = self.passed_on = (
+            False  # those who wait hear that there is room; more has come back meanwhile
+        )
         self.at_most_once = False  # nothing is settled: the client says when there is room again
         self.dispatchers: dict[int, Source] = {}  # by partition
         self.waiting: dict[int, Source] = {}  # partitions that may have something once there are permits
@@ -154,10 +163,10 @@ class Consumer:
         """Whether it may be given messages that are just being published: few, and not read from the log."""
         return self.credit > 0 and not self.paused and self.connection.writable
 
-    def reserve(self) -> int:
+    def reserve(self, most: int = MAX_PERMITS) -> int:
         """Take permits for a fetch, leaving some to the other partitions; what is not used comes back."""
         credit = self.credit
-        share = max(min(credit, _FEW_PERMITS), credit // max(len(self.dispatchers), 1))
+        share = min(max(min(credit, _FEW_PERMITS), credit // max(len(self.dispatchers), 1)), most)
         self.credit -= share
         self.reserved += share
         return share
@@ -188,11 +197,22 @@ class Consumer:
         if not self.has_room:
             return
         self.crowd.has_grown(self)
+        if self.telling:  # who is told has come to an end at once: the next one hears below, not from there,
+            self.passed_on = True  # since with many partitions that would be a deep stack
+            return
+        self.telling = True
+        try:
+            self._tell_those_who_wait()
+        finally:
+            self.telling = False
+
+    def _tell_those_who_wait(self) -> None:
         while self.waiting and self.has_room:  # those who are told may use it up at once
+            self.passed_on = False
             dispatcher = self.waiting.pop(next(iter(self.waiting)))
-            dispatcher.may_have_work_for(self)
+            wanted = dispatcher.take_room(self) and not self.passed_on
             # One whose Redis is away has no use for them yet.
-            if self.credit < _FEW_PERMITS and len(self.dispatchers) > 1 and not dispatcher.failing:
+            if wanted and self.credit < _FEW_PERMITS and len(self.dispatchers) > 1 and not dispatcher.failing:
                 return
 
     def count(self, partition: int, messages: int) -> None:
@@ -241,9 +261,18 @@ class Consumer:
         self.wanted = False
         self.lowered.append(sequence)
         self.give(0)
-        if not permits:
+        self._ask_for_permits()
+
+    def pause(self, paused: bool) -> None:
+        """Send nothing more, or go on."""
+        self.paused = paused
+        self._ask_for_permits()
+
+    def _ask_for_permits(self) -> None:
+        """Have those who wait ask the client, if it has given none."""
+        if not self.permits and not self.paused:
             for dispatcher in list(self.waiting.values()):
-                dispatcher.may_have_work_for(self)  # it asks for permits
+                dispatcher.may_have_work_for(self)
 
     def _answer_lowered(self) -> None:
         for sequence in self.lowered:

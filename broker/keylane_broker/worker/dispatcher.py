@@ -13,6 +13,7 @@ from keylane import wire
 from keylane.errors import BrokerError, SubscriptionNotFound, TopicNotFound, Unavailable
 from keylane_broker.engine.values import Capacity, Fetched, Share
 from keylane_broker.errors import NotOwner
+from keylane_broker.limits import MAX_PERMITS
 from keylane_broker.store.keys import PLACE
 from keylane_broker.worker.acks import Ack, Acks
 from keylane_broker.worker.clock import NEVER, instant
@@ -51,15 +52,20 @@ class Dispatcher:
         self.mode = mode
         self.ordered = mode != "shared"  # settling one message can set others free
         self.consumers: dict[str, Consumer] = {}
-        self.has_work = True  # there may be something that any consumer could take
+        self.has_work = True  # there may be something that any consumer could take,
+        self._more = True  # and more than what is offered
         self._known = consumers  # all that there are, also those that are just coming back
         self._on_idle = on_idle
         self._holders: dict[str, Consumer] = {}  # those with unsettled messages of this partition
         self._asking: dict[str, Consumer] = {}  # those for whom something may wait that is theirs alone
+        self._thirsty: dict[str, Consumer] = {}  # and those among them who wait for room
+        self._tellers: dict[str, Consumer] = {}  # who have told of room, and whom no fetch has named since
+        self._told: list[Consumer] = []  # who have told that they have room, and may tell others next
         self._takers: dict[str, Consumer] = {}  # those whom a turn under way names
         self._later: dict[str, float] = {}  # consumer -> when something of its own falls due
         self._all_full = False  # nobody has room, and whoever gets some will tell us
-        self._width = FEW  # how many of the roomiest the next fetch names
+        self._width = FEW  # how many of the roomiest the next fetch names,
+        self._offered = 0  # or as many as there are messages, about, that nobody has fetched
         self._others = 0  # who has room besides those that the fetch names
         self._settles = delivery == "at_most_once"
         self._fetching = Fetching(partition, subscription, self.consumers, at_most_once=self._settles)
@@ -112,7 +118,14 @@ class Dispatcher:
     def detach(self, consumer: Consumer) -> None:
         """Serve it no more."""
         if self.consumers.get(consumer.name) is consumer:
-            for known in (self.consumers, self._holders, self._asking, self._later):
+            for known in (
+                self.consumers,
+                self._holders,
+                self._asking,
+                self._thirsty,
+                self._tellers,
+                self._later,
+            ):
                 known.pop(consumer.name, None)
             self.recovery.uncertain.pop(consumer.name, None)
         consumer.waiting.pop(self.partition.number, None)
@@ -146,12 +159,13 @@ class Dispatcher:
 
     def notify(self) -> None:
         """There may be something that any consumer could take."""
-        self.has_work = True
+        self.has_work = self._more = True
         self.wake()
 
-    def offer(self) -> None:
-        """Something is published: for now, if anybody has room; who has none tells when that has changed."""
+    def offer(self, count: int = 1) -> None:
+        """Messages are published: for now, if anybody has room; who has none tells when that has changed."""
         self.has_work = True
+        self._offered += count
         if not self._all_full:
             self.wake()
 
@@ -160,6 +174,26 @@ class Dispatcher:
         if self.consumers.get(consumer.name) is consumer:
             self._asking[consumer.name] = consumer
             self.wake()
+
+    def take_room(self, consumer: Consumer) -> bool:
+        """A consumer that waited for it has room; returns whether there may be something for it.
+
+        Then it hears of it when that has been seen to, and can let others know what room is left.
+        """
+        if self._thirsty.pop(consumer.name, None) is consumer:
+            self._asking[consumer.name] = consumer
+        if not (self.has_work or self._asking):
+            self._all_full = False
+            return False
+        self._tellers[consumer.name] = consumer
+        self._told.append(consumer)
+        self.wake()
+        return True
+
+    def _let_others_know(self) -> None:
+        told, self._told = self._told, []
+        for consumer in told:
+            consumer.give(0)
 
     def look_again(self) -> None:
         """Anything may have happened, and leases have ended with it."""
@@ -181,7 +215,8 @@ class Dispatcher:
         if not self._quiet.is_set():
             self._expected = max(self._expected, entry)
         elif self._cursor < entry:
-            self.offer()
+            self._offered = 0
+            self.offer(entry - self._cursor)
 
     async def wait_for_fetch(self) -> None:
         """Wait until what a fetch under way leases has been sent."""
@@ -191,6 +226,13 @@ class Dispatcher:
 
     async def _step(self) -> bool:
         """Do what there is to do now; return whether there may be more."""
+        try:
+            more = await self._do()
+        finally:
+            self._let_others_know()
+        return more or bool(self._told)  # by those who came while they were told
+
+    async def _do(self) -> bool:
         more = False
         try:
             overdue = self._timer.is_due and await self._expire()
@@ -227,7 +269,7 @@ class Dispatcher:
             self.recount([one for one in self.consumers.values() if one.out[self.partition.number]])
             raise
         self._set_due(instant(result.next_due_ms, result.now_ms))
-        self.has_work = True
+        self.has_work = self._more = True
         self.counts.timed_out += sum(last - first + 1 for _, _, first, last in result.ended)
         self.end_sessions(result.expired_consumers)
         self.tell_ended(result.ended)
@@ -280,6 +322,9 @@ class Dispatcher:
             self._wait_for(consumer)
         if not (self.has_work or self._asking):
             return []
+        for consumer in [one for one in self._tellers.values() if not one.has_room]:  # others were faster
+            del self._tellers[consumer.name]
+            self._wait_for(consumer)
         named = []
         for consumer in self._candidates():
             if consumer.has_room:
@@ -289,25 +334,34 @@ class Dispatcher:
         named.sort(key=_BY_ROOM)
         for connection in {one.connection for one in named}:
             connection.begin_fetch()
-        rooms = [Capacity(one.name, one.reserve(), one.lease_ms, one.headroom, FETCH_BYTES) for one in named]
+        # One more than is offered shows whether that was all: the rest of the room is for other partitions.
+        most = MAX_PERMITS if self._more or self._asking else self._offered + 1
+        rooms = [
+            Capacity(one.name, one.reserve(most), one.lease_ms, one.headroom, FETCH_BYTES) for one in named
+        ]
         for consumer in named[1:] + named[:1]:  # of those with the same room another is first next time
             consumer.crowd.place(consumer)
+        for consumer in named:
+            self._tellers.pop(consumer.name, None)
         if not rooms and not self._all_full:
             self._all_full = True
+            self._tellers.clear()
             for consumer in self.consumers.values():
                 self._wait_for(consumer)
         return rooms
 
     def _wait_for(self, consumer: Consumer) -> None:
         """Have a consumer tell when it has room."""
-        self._asking.pop(consumer.name, None)
+        if self._asking.pop(consumer.name, None):
+            self._thirsty[consumer.name] = consumer
         consumer.waiting[self.partition.number] = self
         consumer.want()
 
     def _candidates(self) -> Iterable[Consumer]:
         """Return those for whom something may wait or to whom more may come, and the roomiest."""
         self._others = 0
-        if len(self.consumers) <= self._width:
+        width = max(self._width, min(self._offered, MANY))
+        if len(self.consumers) <= width:
             return self.consumers.values()
         found = dict(islice(self._asking.items(), OWN))
         if self.ordered:
@@ -316,9 +370,9 @@ class Dispatcher:
                 for name in found.keys() & self._holders.keys():  # others next time
                     self._holders[name] = self._holders.pop(name)
         crowd = next(iter(self.consumers.values())).crowd
-        roomiest = crowd.roomiest(self._width, self.consumers)
+        roomiest = crowd.roomiest(width, self.consumers)
         found.update((one.name, one) for one in roomiest)
-        if len(roomiest) == self._width:
+        if len(roomiest) == width:
             self._others = max(0, min(len(self.consumers), crowd.size) - len(found))
         return found.values()
 
@@ -328,8 +382,8 @@ class Dispatcher:
         for name in takers:
             self._asking.pop(name, None)
             self._later.pop(name, None)
-        self.has_work = False
-        self._expected = 0
+        self.has_work = self._more = False
+        self._expected = self._offered = 0
         self._timer.begin_call()
         self._quiet.clear()
         try:
@@ -342,7 +396,7 @@ class Dispatcher:
                 raise Unavailable("the lease of the partition may have ended meanwhile")
         except BaseException:
             self.recovery.answer_lost(takers)
-            self.has_work, self._all_full = True, False
+            self.has_work, self._more, self._all_full = True, True, False
             self._asking.update(self.consumers)  # whoever may have been left out
             self._give_back(rooms, takers, left)
             raise
@@ -362,11 +416,15 @@ class Dispatcher:
             self._count(fetched)
         self._cursor = fetched.cursor
         behind = fetched.cursor < self._expected
+        if behind:
+            self._offered = self._expected - fetched.cursor
         full = not any(left[name] for name in there)  # others may have room
         self._all_full = self._all_full and full
+        if not self._all_full:
+            self._tellers.clear()  # all are asked to tell when nobody has room
         self._width = min(self._width * 2, MANY) if fetched.more or full else FEW
-        if behind or fetched.more or full or (settled is not None and fetched.shares):
-            self.has_work = True
+        self._more |= fetched.more or full or (settled is not None and bool(fetched.shares))
+        self.has_work |= behind or self._more
         self._ask_next(fetched, left)
         self._set_due(instant(fetched.next_due_ms, fetched.now_ms))
         self.end_sessions(fetched.unknown_consumers)
@@ -384,6 +442,7 @@ class Dispatcher:
         certain = not (self.recovery.lost or self.recovery.uncertain)
         if not idle or not certain or self._settles or self.mode not in _IN_TURNS or self._slow.is_likely():
             return []
+        self._offered = count
         named = [one for one in self._candidates() if one.takes_turns]
         if len(named) > 1:
             named.sort(key=_BY_ROOM)
@@ -393,49 +452,69 @@ class Dispatcher:
                 consumer.crowd.place(consumer)
         if rooms:
             self._takers = {one.name: one for one in named}
-            self._expected = 0
+            self._expected = self._offered = 0
             self._timer.hold()
             self._quiet.clear()
         return rooms
+
+    @property
+    def next_entry(self) -> int:
+        """The entry that comes next, where all before has been passed."""
+        return self._cursor + 1
 
     @property
     def others(self) -> int:
         """How many have room besides those that the last fetch, or turn, names."""
         return self._others
 
-    def turn_taken(self, rooms: list[Capacity], fetched: Fetched) -> None:
-        """Messages were leased as they were published."""
+    def deliver_turn(
+        self, rooms: list[Capacity], fetched: Fetched, *, at_once: bool
+    ) -> dict[str, int] | None:
+        """Send messages that were leased as they were published; turn_taken() is to follow.
+
+        Returns how many permits of each consumer are left; None where it was too late to send anything.
+        """
         if self.partition.lapsed:  # another worker may have handed them over
-            self.turn_lost(rooms)
-            return
-        self._slow.passed()
+            return None
         left = {room.consumer: room.permits for room in rooms}
-        lease_ms = 0
         for share in fetched.shares:
             taker = self._takers[share.consumer]
-            lease_ms = min(lease_ms or taker.lease_ms, taker.lease_ms)
             if self.consumers.get(share.consumer) is taker:  # else it is listed where it comes back
                 left[share.consumer] -= len(share.flat) // 3
                 self._send(taker, share, fetched, None)
+                if at_once:
+                    taker.connection.flush()
+        return left
+
+    def turn_taken(self, rooms: list[Capacity], fetched: Fetched, left: dict[str, int] | None) -> None:
+        """Messages were leased as they were published, and have been sent."""
+        if left is None:
+            self.turn_lost(rooms)
+            return
+        self._slow.passed()
         if fetched.shares:
             self.recovery.token = max(self.recovery.token, fetched.token)
-            self.expect(instant(fetched.now_ms + lease_ms, fetched.now_ms))
+            self._timer.expect_in(min(self._takers[share.consumer].lease_ms for share in fetched.shares))
             self._counters.delivery_batch.add(_messages_of(fetched))
         self._cursor = fetched.cursor
-        self.has_work |= fetched.more or fetched.cursor < self._expected
+        self._more |= fetched.more
+        if fetched.cursor < self._expected:
+            self._offered = self._expected - fetched.cursor
+            self.has_work = True
+        self.has_work |= self._more
         self._end_turn(rooms, left)
 
     def turn_refused(self, rooms: list[Capacity], *, by_acks: bool) -> None:
         """It was not an ordinary case, perhaps because of the acks that it took along; nothing was done."""
         if not by_acks:
             self._slow.met()
-        self.has_work = True
+        self.has_work = self._more = True
         self._end_turn(rooms, {room.consumer: room.permits for room in rooms})
 
     def turn_lost(self, rooms: list[Capacity]) -> None:
         """There was no answer, and messages may have been leased all the same."""
         self.recovery.answer_lost(self._takers)
-        self.has_work, self._all_full = True, False
+        self.has_work, self._more, self._all_full = True, True, False
         self._asking.update(self.consumers)
         self._end_turn(rooms, {room.consumer: room.permits for room in rooms})
 
@@ -446,6 +525,7 @@ class Dispatcher:
             takers[room.consumer].unreserve(room.permits, left[room.consumer])
         for consumer in takers.values():
             consumer.give(0)
+        self._let_others_know()
         self._timer.go_on(more=self.has_work or bool(self._asking))
 
     # Acks

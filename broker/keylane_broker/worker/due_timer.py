@@ -26,6 +26,7 @@ class DueTimer:
         self.running = False
         self.failing = False  # the last attempt has failed
         self._background = background
+        self._loop = asyncio.get_running_loop()  # asked for once: that is a system call
         self._step = step
         self._name = name  # for the log
         self._sooner = NEVER  # what was expected during a call that may not know of it
@@ -35,7 +36,7 @@ class DueTimer:
     @property
     def is_due(self) -> bool:
         """Whether something has fallen due."""
-        return self.due <= asyncio.get_running_loop().time()
+        return self.due <= self._loop.time()
 
     def wake(self) -> None:
         """Take a step now, unless one is under way."""
@@ -63,6 +64,10 @@ class DueTimer:
             if not self.running:
                 self._set()
 
+    def expect_in(self, ms: int) -> None:
+        """Something falls due in so many milliseconds."""
+        self.expect(self._loop.time() + ms / 1_000)
+
     def begin_call(self) -> None:
         """A script is about to be asked what is due next; it may not know of what is expected from now on."""
         self._sooner = NEVER
@@ -82,9 +87,8 @@ class DueTimer:
             self._timer.cancel()
             self._timer = None
         if self.due < NEVER and not self._background.stopping:
-            loop = asyncio.get_running_loop()
             # At least a millisecond: what falls due then is not due before.
-            self._timer = loop.call_at(max(self.due, loop.time() + 0.001), self.wake)
+            self._timer = self._loop.call_at(max(self.due, self._loop.time() + 0.001), self.wake)
 
     async def _run(self) -> None:
         pause = _PAUSES[0]

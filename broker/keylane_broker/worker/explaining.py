@@ -42,8 +42,8 @@ def explanation(
 
 
 def _reason(found: Whereabouts, ahead: str, dispatcher: Dispatcher | None, now_ms: int) -> str:
-    if found.state == "settled" and found.chosen and not found.uid:
-        return f"{_OVER['settled']}; or the subscription's filter did not match it"
+    if found.state == "settled":
+        return _settled(found)
     if found.state in _OVER:
         return _OVER[found.state]
     if found.state == "dead_lettered":
@@ -75,7 +75,18 @@ def _letter(found: Whereabouts) -> str:
         return f"it had no retry left, and is dead letter {found.dead_id} of {found.dead_topic!r}: redrive it"
     if found.handing:
         return f"it had no retry left, and is being handed over to the dead-letter topic {found.dead_topic!r}"
-    return f"it had no retry left, and has gone to the dead-letter topic {found.dead_topic!r}: redrive it"
+    went = f"it had no retry left, and went to the dead-letter topic {found.dead_topic!r}"
+    return f"{went}: redrive it, unless it has gone from there since, redriven or purged"
+
+
+def _settled(found: Whereabouts) -> str:
+    """Return how it may have been settled."""
+    said = _OVER["settled"]
+    if found.letter:
+        said += "; or it was a dead letter, and that was redriven, under another id, or purged"
+    if found.chosen and not found.uid:
+        said += "; or the subscription's filter did not match it"
+    return said
 
 
 def _due(found: Whereabouts, dispatcher: Dispatcher | None, now_ms: int) -> str:

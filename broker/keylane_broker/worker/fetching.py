@@ -43,7 +43,7 @@ class Fetching:
         # Who went, or began anew, while we waited for the lease has been told what it holds: nothing more.
         rooms = [room for room in rooms if self._consumers.get(room.consumer) is takers[room.consumer]]
         if not rooms:
-            raise Unavailable("those who had room have gone meanwhile")
+            raise Unavailable("the consumers that had room have gone; trying again")
         at_ms = self._partition.clock.now_ms()
         fetched = await engine.fetch_flat(
             lease, self._subscription, rooms, self._limit, others=others, at_ms=at_ms

@@ -9,6 +9,8 @@ from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.held_messages import count_messages, held_frames, without
 from keylane_broker.worker.leased_partition import LeasedPartition
 
+_AT_ONCE = 50  # consumers whose leases are listed
+
 
 class LeaseRecovery:
     """What a dispatcher is not sure of, about the leases of its consumers."""
@@ -77,10 +79,15 @@ class LeaseRecovery:
             return
         number = self._partition.number
         if self._void is not None or void >= self.token:  # else all was listed to us after it
-            for consumer in [one for one in self._consumers.values() if one.out[number]]:
-                _, more = await self._recount(consumer)
-                if more > 0:
-                    consumer.connection.send(wire.Ended(consumer.stream, number, more, void))
+            holders = [one for one in self._consumers.values() if one.out[number]]
+            for first in range(0, len(holders), _AT_ONCE):  # one after the other a thousand take a second
+                some = holders[first : first + _AT_ONCE]
+                counted = await asyncio.gather(*map(self._recount, some), return_exceptions=True)
+                for consumer, count in zip(some, counted, strict=True):
+                    if isinstance(count, BaseException):
+                        raise count
+                    if count[1] > 0:
+                        consumer.connection.send(wire.Ended(consumer.stream, number, count[1], void))
         self._void = void
 
     async def _recount(self, consumer: Consumer) -> tuple[list[Delivery], int]:

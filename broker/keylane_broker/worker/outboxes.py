@@ -19,6 +19,7 @@ log = logging.getLogger("keylane.broker")
 LOOK = 30.0  # seconds between looks at all partitions: for what one left that was not their owner
 _PAUSES = (0.05, 1.0)  # seconds until the next attempt, shortest and longest
 _AT_ONCE = 16  # partitions
+_PATIENCE = 1.0  # seconds that somebody waits for what was sent to arrive
 
 
 class Outboxes:
@@ -30,6 +31,8 @@ class Outboxes:
         self._places = places  # that the worker serves
         self._dirty: dict[Place, None] = {}  # where there may be something
         self._wanted = asyncio.Event()
+        self._waiters: dict[Place, list[asyncio.Future[None]]] = {}  # for the next time that it is empty
+        self._stuck: dict[Place, float] = {}  # where sending fails, and since when
         self._failures = FailureLog(log, "sending dead letters")
 
     def wake(self, topic: str, partition: int) -> None:
@@ -42,20 +45,35 @@ class Outboxes:
         for topic, partition in list(self._places):
             self.wake(topic, partition)
 
+    async def sent(self, topic: str, partition: int) -> None:
+        """Wait until what a partition has for others is there: whoever is answered then finds it.
+
+        Not for long where that fails: it is as safe on its way.
+        """
+        place, now = (topic, partition), asyncio.get_running_loop().time()
+        if now - self._stuck.get(place, now) > _PATIENCE:
+            return
+        there = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(place, []).append(there)
+        self.wake(topic, partition)
+        await asyncio.wait([there], timeout=_PATIENCE)
+
     async def run(self) -> None:
         """Empty outboxes for as long as the worker runs."""
         pause = _PAUSES[0]
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            failed = False
-            while self._dirty and not failed:
-                places = [self._dirty.popitem()[0] for _ in range(min(_AT_ONCE, len(self._dirty)))]
-                done = await asyncio.gather(*map(self._attempt, places))
-                failed = not all(done)
+            places, failed = list(self._dirty), False
+            self._dirty.clear()  # those of which something fails, or comes meanwhile, are in the next round
+            for start in range(0, len(places), _AT_ONCE):
+                done = await asyncio.gather(*map(self._attempt, places[start : start + _AT_ONCE]))
+                failed = failed or not all(done)
             if failed:
                 self._wanted.set()
                 await asyncio.sleep(pause)
+            else:
+                self._failures.recovered()
             pause = min(pause * 2, _PAUSES[1]) if failed else _PAUSES[0]
 
     async def empty(self, topic: str, partition: int) -> None:
@@ -67,13 +85,20 @@ class Outboxes:
 
     async def _attempt(self, place: Place) -> bool:
         """Empty an outbox; returns False if that is to be tried again."""
+        waiters = self._waiters.pop(place, [])
         try:
             await self.empty(*place)
-            self._failures.recovered()
         except BrokerError as error:
             self._failures.failed(error)
             self._dirty[place] = None
+            self._stuck.setdefault(place, asyncio.get_running_loop().time())
+            if waiters := [waiter for waiter in waiters if not waiter.done()]:
+                self._waiters[place] = waiters + self._waiters.get(place, [])
             return False
         except Exception:
             log.exception("a bug while sending dead letters of %r, %d; the worker goes on", *place)
+        self._stuck.pop(place, None)
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
         return True

@@ -54,10 +54,7 @@ class Partitions:
         if partition is None:
             if self._background.stopping:
                 raise Unavailable("the worker is stopping")
-            check_name("topic", topic)
-            check_int("partition", number, 0, MAX_PARTITIONS - 1)
-            if self._membership.owner(topic, number) not in (None, self._membership.id):
-                raise self._membership.not_owner(topic, number)
+            self.check(topic, number)
             partition = self.by_place[topic, number] = Partition(
                 topic,
                 number,
@@ -71,6 +68,13 @@ class Partitions:
                 on_forget=self._forget,
             )
         return partition
+
+    def check(self, topic: str, number: int) -> None:
+        """Raise NotOwner if another worker serves a partition, and what is wrong if there can be no such."""
+        check_name("topic", topic)
+        check_int("partition", number, 0, MAX_PARTITIONS - 1)
+        if self._membership.owner(topic, number) not in (None, self._membership.id):
+            raise self._membership.not_owner(topic, number)
 
     def _forget(self, partition: Partition) -> None:
         place = (partition.topic, partition.number)

@@ -2,19 +2,21 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
 from keylane import wire
-from keylane.errors import BrokerError, InvalidArgument
-from keylane_broker.engine.checks import check_abouts, check_dues, check_extras, check_flat
+from keylane.errors import BrokerError, InvalidArgument, ProtocolError
+from keylane_broker.engine.addressing import take_out_addresses
+from keylane_broker.engine.checks import check_abouts, check_dues, check_extras, check_flat, check_int
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.tail import MANY
 from keylane_broker.engine.turns import AT_ONCE
-from keylane_broker.engine.values import Capacity, Extras, Lease, PublishResult
+from keylane_broker.engine.values import STALE, Capacity, Extras, Lease, NumberedFrame, PublishResult
+from keylane_broker.store.connection import SharedConnection
 from keylane_broker.store.durability import replicas
 from keylane_broker.worker.acks import Ack, names_of
 from keylane_broker.worker.body_deletion import OWN
@@ -28,6 +30,7 @@ from keylane_broker.worker.leased_partition import LeasedPartition
 
 log = logging.getLogger("keylane.broker")
 
+_PRODUCERS = 100  # in one call, which may read 64 stretches of numbers of each
 _TEXTS = Annotated[list[str], Meta(max_length=wire.MAX_BATCH * 3)]  # bounded before memory is set aside
 
 
@@ -35,12 +38,14 @@ class _Turn(NamedTuple):
     """A call under way that stores messages and, where a dispatcher has joined it, leases them."""
 
     lease: Lease
+    route: SharedConnection
     batch: list[Pending]
     flat: list[str]
     dispatcher: Dispatcher | None
     rooms: list[Capacity]
     acks: list[Ack]  # that it takes along
     at_ms: int
+    stored: list[PublishResult]  # once it is known
 
 
 class Publisher:
@@ -105,20 +110,19 @@ class Publisher:
             self.busy = False
             self._partition.end_call()
 
-    def _offer(self, but: Dispatcher | None = None) -> None:
+    def _offer(self) -> None:
         """Let the dispatchers fetch."""
         for dispatcher in list(self._dispatchers.values()):
-            if dispatcher is not but:
-                dispatcher.offer()
+            dispatcher.offer()
 
-    def _offer_behind(self, count: int) -> None:
+    def _offer_behind(self, count: int, *, but: Dispatcher | None = None) -> None:
         """Let them fetch behind a call just sent, whose answer they need not wait for.
 
         Who leases many messages by their keys had better: then these are known here, not to be read again.
         """
         for dispatcher in list(self._dispatchers.values()):
-            if count <= MANY or dispatcher.mode != "key_shared":
-                dispatcher.offer()
+            if dispatcher is not but and (count <= MANY or dispatcher.mode != "key_shared"):
+                dispatcher.offer(count)
 
     # The ordinary case: one call, and no task that waits for its answer
 
@@ -144,7 +148,7 @@ class Publisher:
             return False
         joined, rooms = self._join(len(flat) // 3)
         acks = joined.acks.take() if joined else []
-        turn = _Turn(lease, batch, flat, joined, rooms, acks, partition.clock.now_ms())
+        turn = _Turn(lease, route, batch, flat, joined, rooms, acks, partition.clock.now_ms(), [])
         if joined:
             call = engine.turn_call(
                 lease,
@@ -154,12 +158,50 @@ class Publisher:
                 others=joined.others,
                 acks=[ack.whole for ack in acks],
                 names=names_of(acks),
+                frames=_frames_of(batch),
             )
         else:
-            call = engine.publish_call(lease, flat)
+            call = engine.publish_call(lease, flat, frames=_frames_of(batch))
         engine.store.post(route, call, partial(self._answered, turn))
-        self._offer(but=joined)
+        if joined and len(flat) <= MANY * 3:
+            self._lease_behind(turn)
+        else:
+            self._offer_behind(len(flat) // 3, but=joined)
         return True
+
+    def _lease_behind(self, turn: _Turn) -> None:
+        """Have the other dispatchers lease what a turn stores, in calls right behind it; else they fetch."""
+        engine, count = self._partition.engine, len(turn.flat) // 3
+        for dispatcher in list(self._dispatchers.values()):
+            if dispatcher is turn.dispatcher:
+                continue
+            first, rooms = dispatcher.next_entry, dispatcher.join_turn(count)
+            if not rooms:
+                dispatcher.offer(count)
+                continue
+            self._partition.begin_call()
+            call = engine.lease_call(
+                turn.lease, dispatcher.subscription, first, turn.flat, rooms, dispatcher.others
+            )
+            engine.store.post(turn.route, call, partial(self._leased_behind, turn, dispatcher, rooms))
+
+    def _leased_behind(self, turn: _Turn, dispatcher: Dispatcher, rooms: list[Capacity], answer: Any) -> None:
+        """Take in what has come of such a call: the answer to the turn has come before."""
+        try:
+            if answer is None or (not isinstance(answer, Exception) and answer[0] != "OK"):
+                dispatcher.turn_refused(rooms, by_acks=False)
+            elif isinstance(answer, Exception) or not turn.stored:
+                dispatcher.turn_lost(rooms)
+            else:
+                fetched = self._partition.engine.take_leased(
+                    turn.lease, turn.flat, turn.stored[0], rooms, answer, turn.at_ms
+                )
+                left = dispatcher.deliver_turn(rooms, fetched, at_once=turn.route.idle)
+                dispatcher.turn_taken(rooms, fetched, left)
+                if fetched.shares:
+                    self._counters.delivery_seconds.add(self._counters.now() - turn.batch[0].came)
+        finally:
+            self._partition.end_call()
 
     def _join(self, count: int) -> tuple[Dispatcher | None, list[Capacity]]:
         """Return a dispatcher whose fetch is done in the same call, and its room."""
@@ -190,15 +232,18 @@ class Publisher:
         else:
             taken = engine.take_turn(turn.lease, turn.flat, turn.rooms, answer, turn.at_ms)
             result = taken.published
-            turn.dispatcher.turn_taken(turn.rooms, taken.fetched)  # first: somebody waits for it
-        for pending, reply in zip(turn.batch, self._replies(turn.batch, result), strict=True):
-            self.confirmations.stored(pending, reply)
+            turn.stored.append(result)
+            # First, since somebody waits for it: at once, unless there are others to be written with it.
+            left = turn.dispatcher.deliver_turn(turn.rooms, taken.fetched, at_once=turn.route.idle)
+            engine.learn_turn(turn.lease, turn.flat, taken)
+            turn.dispatcher.turn_taken(turn.rooms, taken.fetched, left)
+        self._confirm(turn.batch, self._replies(turn.batch, result))
         self._time(turn.batch)
         if turn.dispatcher is not None:
             if taken.fetched.shares:
                 self._counters.delivery_seconds.add(self._counters.now() - turn.batch[0].came)
             if turn.acks:
-                turn.dispatcher.acks.done(turn.acks, taken.record)
+                turn.dispatcher.acks.done(turn.acks, taken.record, part=taken.part)
 
     def _time(self, batch: list[Pending]) -> None:
         """Count how long the first of a batch took from frame to answer."""
@@ -247,10 +292,17 @@ class Publisher:
         except Exception as error:
             self._refuse(batch, error)
             return
-        for pending, reply in zip(batch, replies, strict=True):
-            self.confirmations.stored(pending, reply)
+        self._confirm(batch, replies)
         if level == "memory":  # else it is answered later
             self._time(batch)
+
+    def _confirm(self, batch: list[Pending], replies: list[wire.PublishReply]) -> None:
+        """Have publishes answered that were stored."""
+        for pending, reply in zip(batch, replies, strict=True):
+            if STALE in reply.duplicates.values():
+                self.confirmations.refuse([pending], _stale(pending))
+            else:
+                self.confirmations.stored(pending, reply)
 
     async def _note_own_stores(self, engine: Engine, lease: Lease) -> None:
         """Know that somebody else than a worker must delete bodies, before there is one."""
@@ -263,13 +315,15 @@ class Publisher:
     ) -> list[wire.PublishReply]:
         """Put messages into the log; return what to answer each PUBLISH."""
         self.confirmations.begin(lease)
-        return self._replies(batch, await engine.publish_flat(lease, flat, _extras_of(batch)))
+        return self._replies(
+            batch, await engine.publish_flat(lease, flat, _extras_of(batch), _frames_of(batch))
+        )
 
     def _replies(self, batch: list[Pending], result: PublishResult) -> list[wire.PublishReply]:
         """Let others know what was stored; return what to answer each PUBLISH."""
         if result.expires_due_ms:
             self._expires(instant(result.expires_due_ms, result.published_ms))
-        if result.stored:
+        if result.stored or result.full:  # of which there may be a record
             self._expect(instant(result.marks_due_ms, result.published_ms))
         if result.behind:
             self._partition.compare()
@@ -349,6 +403,7 @@ def messages_of(request: wire.Publish, body: memoryview) -> list[str]:
     flat: list[str] = wire.unpack(body, _TEXTS)
     check_flat(flat)
     check_abouts(flat)
+    take_out_addresses(flat)
     replicas(request.durability)
     if not 0 < request.timeout_ms <= 60_000:
         raise InvalidArgument(f"timeout_ms is {request.timeout_ms}: use 1 to 60000")
@@ -358,11 +413,83 @@ def messages_of(request: wire.Publish, body: memoryview) -> list[str]:
     return flat
 
 
+def publishes_in(several: wire.Publishes, sequence: int) -> list[wire.Publish]:
+    """Return the PUBLISH frames that one frame stands for, without what they bring."""
+    columns = (several.partitions, several.sizes, several.producers, several.numbers, several.oldest)
+    check_parts(sequence, "partitions, sizes, producers, numbers and oldest", *columns)
+    named, again = set(several.named), set(several.again)
+    return [
+        wire.Publish(
+            several.topic,
+            partition,
+            several.durability,
+            several.timeout_ms,
+            place in again,
+            incarnation=several.incarnation,
+            producer=producer,
+            number=number,
+            oldest=oldest,
+            named=place in named,
+        )
+        for place, (partition, _, producer, number, oldest) in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def check_parts(sequence: int, names: str, *columns: Sized) -> None:
+    """Raise an error unless lists have an item for each part of a frame, of which there may be so many."""
+    counts = {len(column) for column in columns}
+    if sequence + max(counts) > 2**64:
+        raise ProtocolError(f"sequence {sequence} is too high: no sequences are left for all parts")
+    if len(counts) > 1 or not 1 <= min(counts) <= wire.MAX_BATCH:
+        raise ProtocolError(f"{names} have an item for each part, 1 to {wire.MAX_BATCH}")
+
+
+def check_sizes(sizes: list[int], count: int) -> None:
+    """Raise an error unless parts of these sizes are as much as there is."""
+    if min(sizes) < 1 or sum(sizes) != count:
+        raise InvalidArgument(
+            f"the sizes of the parts add up to {sum(sizes)}, but there are {count}; no part may be empty"
+        )
+
+
+def numbers_of(request: wire.Publish, flat: list[str]) -> NumberedFrame | None:
+    """Return the numbers of the messages of a PUBLISH, if they have any."""
+    if not request.producer:
+        return None
+    if len(request.producer) > wire.MAX_PRODUCER:
+        raise InvalidArgument(f"a producer's name has {len(request.producer)} characters; use up to 64")
+    if request.due_ms is not None:
+        raise InvalidArgument("messages for later have no numbers: leave `producer` out")
+    check_int("number", request.number, 1, wire.MAX_NUMBER)
+    check_int("oldest", request.oldest, 1, request.number)
+    return NumberedFrame(request.producer, request.number, request.oldest, len(flat) // 3, request.named)
+
+
+def _stale(pending: Pending) -> InvalidArgument:
+    """Return why messages are not stored whose numbers have passed."""
+    assert pending.numbered is not None
+    producer, number, _, size, _ = pending.numbered
+    return InvalidArgument(
+        f"producer {producer!r} has said that it waits for no answer to some of the numbers {number} to "
+        f"{number + size - 1}, so these are not stored: number new messages on from there"
+    )
+
+
+def _frames_of(batch: list[Pending]) -> list[NumberedFrame]:
+    """Return the numbers of messages; either all of a batch have some, or none."""
+    return [pending.numbered for pending in batch if pending.numbered is not None]
+
+
 def _gather(queue: deque[Pending]) -> list[Pending]:
     """Return the next that can go together."""
     first = queue.popleft()
     batch, room = [first], wire.MAX_BATCH * 3 - len(first.flat)
+    producers = {first.numbered.producer} if first.numbered else set()
     while queue and len(queue[0].flat) <= room and queue[0].terms == first.terms:
+        if numbered := queue[0].numbered:
+            producers.add(numbered.producer)
+            if len(producers) > _PRODUCERS:
+                break
         room -= len(queue[0].flat)
         batch.append(queue.popleft())
     return batch

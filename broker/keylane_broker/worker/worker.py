@@ -137,7 +137,7 @@ class Worker:
             async with asyncio.timeout(self.settings.partition_lease):
                 await self.partitions.check_lease()
         except (BrokerError, TimeoutError) as error:
-            return f"Redis does not answer: {error or 'in time'}"
+            return f"Redis does not answer: {str(error) or 'in time'}"
         if lost := self.partitions.without_lease():
             return f"{lost} of its partitions have no lease yet"
         return ""
@@ -147,12 +147,14 @@ class Worker:
         settings = self.settings
         await self.clock.set()
         await self.access.open()
+        context = server_context(settings)
         listener = await asyncio.get_running_loop().create_server(
             lambda: Connection(self._context, partial(handle, self._context)),
             settings.host,
             settings.port,
             backlog=1_024,
-            ssl=server_context(settings),
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else settings.heartbeat * 3,
         )
         host, port = listener.sockets[0].getsockname()[:2]
         self._listens_on = ({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
@@ -161,7 +163,9 @@ class Worker:
         self.address = settings.advertise or wire.address_of(host, port)
         log.info("worker %s listens on %s", self.id, self.address)
         try:
-            await self.membership.join(self.partitions, self.address, self.clock.now_ms())
+            await self.membership.join(
+                self.partitions, self.address, self.clock.now_ms(), http=self.http_address
+            )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.membership.watch)
                 tasks.start_soon(self.bodies.run)

@@ -225,13 +225,18 @@ class Cluster(Events):
         if peer.current is not None:
             self._bodies.greeted(peer.current.info)
         for known in self.maps.values():
-            if known.names(peer):
+            if not known.names(peer):
+                continue
+            if known.watchers:
                 self._watch(peer, known.topic)
+            else:  # nobody would notice that its topic was deleted meanwhile
+                known.renew()
 
     def _watch(self, peer: Peer, topic: str) -> None:
         connection = peer.current
         if connection is not None and topic not in connection.maps:
-            connection.watch(topic, connection.request(wire.Info(token=self._token or "", topic=topic)))
+            asked = wire.Info(wire.VERSIONS, self._token or "", topic=topic)
+            connection.watch(topic, connection.request(asked))
 
     def settled(self, home: Peer, before: Connection | None) -> None:
         """Another worker is asked from now on: also for what the one before has not answered."""

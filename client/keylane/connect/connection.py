@@ -11,7 +11,10 @@ from keylane import errors, wire
 from keylane.errors import BrokerError, ConnectionClosed, Fenced, ProtocolError, error_named
 from keylane.wire import Frame, Properties, Type
 
+_NOTHING = memoryview(b"")
 _LOST_AFTER = 3  # heartbeat intervals without a byte from the other side
+_TOGETHER = 64 * 1024  # characters of requests that go in one frame,
+_LEAST_FRAME = 1024 * 1024  # which is far less than this, with all that goes around them
 _SILENCE = 2.0  # seconds without a byte from a worker that owes an answer, until it is suspected
 
 
@@ -74,6 +77,10 @@ class Connection(asyncio.Protocol):
         self._sequence = 0
         self._largest: int | None = None  # frame that the worker takes
         self._out: list[bytes] = []
+        self._several = False  # the worker takes several requests in a frame
+        self._publishes: list[tuple[wire.Publish, list[str]]] = []  # behind those that are out, for one frame
+        self._acks: list[tuple[wire.Ack, list[str | int]]] = []  # or these
+        self._length = self._messages = 0  # characters in them, and messages that they stand for
         self._writable = True
         self._wake: dict[Callable[[], None], None] = {}
         self._heard = 0.0
@@ -122,6 +129,7 @@ class Connection(asyncio.Protocol):
         if self._reason is not None:
             give_up(answer, self._reason)
             return answer
+        self._send_gathered()  # their sequences come before
         data = wire.frame(properties, self._sequence + 1, body=body)
         if self._largest is not None and len(data) - 4 > self._largest:
             # The worker would end the connection, and with it all that others have asked.
@@ -132,14 +140,63 @@ class Connection(asyncio.Protocol):
                 ),
             )
             return answer
+        self._expect(answer)
+        self._write(data)
+        return answer
+
+    def _expect(self, answer: asyncio.Future[Frame]) -> None:
+        """A request is about to be sent, with the next sequence."""
         self.used = self._loop.time()
         if self._watch is None:
             self._owed = self.used
             self._watch = self._loop.call_later(_SILENCE / 2, self._look)
         self._sequence += 1
         self._answers[self._sequence] = answer
-        self._write(data)
-        return answer
+
+    def publish(self, request: wire.Publish, flat: list[str], length: int) -> asyncio.Future[Frame]:
+        """Publish messages of so many characters, with others of this turn of the event loop in one frame."""
+        if not self._takes_several(length) or request.extras or not request.number:
+            return self.request(request, wire.pack(flat))
+        if self._acks or (self._publishes and _terms(self._publishes[0][0]) != _terms(request)):
+            self._send_gathered()
+        self._gather(length, len(flat) // 3)
+        self._publishes.append((request, flat))
+        return self._answers[self._sequence]
+
+    def ack(self, request: wire.Ack, flat: list[str | int]) -> asyncio.Future[Frame]:
+        """Settle messages, with others of this turn of the event loop in one frame."""
+        length, messages = 32 * len(flat), sum(flat[3::4]) - sum(flat[2::4]) + len(flat) // 4  # type: ignore[arg-type]
+        if not self._takes_several(length) or messages > wire.MAX_BATCH:
+            return self.request(request, wire.pack(flat))
+        if self._publishes:
+            self._send_gathered()
+        self._gather(length, messages)
+        self._acks.append((request, flat))
+        return self._answers[self._sequence]
+
+    def _takes_several(self, length: int) -> bool:
+        return self._several and self._reason is None and length <= _TOGETHER // 4
+
+    def _gather(self, length: int, messages: int) -> None:
+        """Make room for a request in the frame that is being filled, and expect its answer."""
+        if self._length + length > _TOGETHER or self._messages + messages > wire.MAX_BATCH:
+            self._send_gathered()
+        self._length += length
+        self._messages += messages
+        if not (self._out or self._publishes or self._acks):
+            self._loop.call_soon(self._flush)
+        self._expect(self._loop.create_future())
+
+    def _send_gathered(self) -> None:
+        """Put the requests that were gathered behind what is out."""
+        publishes, acks = self._publishes, self._acks
+        if publishes:
+            self._publishes = []
+            self._out.append(_publishes(publishes, self._sequence))
+        elif acks:
+            self._acks = []
+            self._out.append(_acks(acks, self._sequence))
+        self._length = self._messages = 0
 
     def wait_while_heard(self, answer: asyncio.Future[Frame], error: BrokerError) -> None:
         """Give a request up with an error if the worker says nothing: another can be asked instead."""
@@ -183,10 +240,7 @@ class Connection(asyncio.Protocol):
         """Exchange INFO frames: the beginning of every connection, and later a question."""
         sent, began = time.time(), time.monotonic()
         who = f"keylane-python, process {os.getpid()} on {socket.gethostname()}"
-        versions = (wire.OLDEST_VERSION, wire.VERSION)
-        asked = self.request(
-            wire.Info(versions=versions, token=token or "", client=who, topic=topic, store=self._events.store)
-        )
+        asked = self.request(wire.Info(wire.VERSIONS, token or "", who, topic, self._events.store))
         if topic:
             self.watch(topic, asked)
         answer = await asked
@@ -199,6 +253,7 @@ class Connection(asyncio.Protocol):
         self._told_time(info.time_ms, sent, began)
         self.info = info
         self._largest = info.max_frame
+        self._several = info.version >= wire.SEVERAL and info.max_frame >= _LEAST_FRAME
         self._reader.limit = max(wire.MAX_FRAME, info.max_frame)
         return info
 
@@ -280,6 +335,9 @@ class Connection(asyncio.Protocol):
         elif frame.sequence:
             self._answered(frame)
             return
+        elif frame.type == Type.ANSWERS:
+            self._several_answered(frame)
+            return
         elif frame.type == Type.ERROR:
             said = wire.properties_of(frame, wire.Error)
             if said.stream is None:
@@ -326,15 +384,29 @@ class Connection(asyncio.Protocol):
             answer.set_exception(ProtocolError(f"the worker answered with a frame of type {frame.type}"))
         answer.exception()  # retrieved: not everybody who asked still waits
 
+    def _several_answered(self, frame: Frame) -> None:
+        said = wire.properties_of(frame, wire.Answers)
+        if len(said.stored) % 4:
+            raise ProtocolError(f"{len(said.stored)} numbers in ANSWERS for publishes, of four each")
+        for sequence, ledger, first, published_ms in zip(
+            *(said.stored[at::4] for at in range(4)), strict=True
+        ):
+            reply = wire.pack(wire.PublishReply(ledger, first, published_ms))
+            self._answered(Frame(int(Type.OK), sequence, frame.timestamp_ms, memoryview(reply), _NOTHING))
+        for sequence in said.settled:
+            self._answered(Frame(int(Type.OK), sequence, frame.timestamp_ms, _NOTHING, _NOTHING))
+
     def _all_answered(self) -> None:
         self._answering = False
 
     def _write(self, data: bytes) -> None:
+        self._send_gathered()
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(data)
 
     def _flush(self) -> None:
+        self._send_gathered()
         if self._out and not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out.clear()
@@ -378,3 +450,47 @@ class Connection(asyncio.Protocol):
 
 class _Stream(Properties, frozen=True):
     stream: int
+
+
+def _terms(request: wire.Publish) -> tuple[str, str, int, int]:
+    """What publishes of one frame have in common."""
+    return request.topic, request.durability, request.timeout_ms, request.incarnation
+
+
+def _publishes(parts: list[tuple[wire.Publish, list[str]]], last: int) -> bytes:
+    """Return the frame for publishes of which the last one has this sequence."""
+    if len(parts) == 1:
+        return wire.frame(parts[0][0], last, body=wire.pack(parts[0][1]))
+    requests = [request for request, _ in parts]
+    first = requests[0]
+    several = wire.Publishes(
+        first.topic,
+        [request.partition for request in requests],
+        [len(flat) // 3 for _, flat in parts],
+        [request.producer for request in requests],
+        [request.number for request in requests],
+        [request.oldest for request in requests],
+        [place for place, request in enumerate(requests) if request.named],
+        [place for place, request in enumerate(requests) if request.again],
+        first.durability,
+        first.timeout_ms,
+        first.incarnation,
+    )
+    return wire.frame(
+        several, last - len(parts) + 1, body=wire.pack([text for _, flat in parts for text in flat])
+    )
+
+
+def _acks(parts: list[tuple[wire.Ack, list[str | int]]], last: int) -> bytes:
+    """Return the frame for acks of which the last one has this sequence."""
+    if len(parts) == 1:
+        return wire.frame(parts[0][0], last, body=wire.pack(parts[0][1]))
+    several = wire.Acks(
+        [request.stream for request, _ in parts],
+        [request.partition for request, _ in parts],
+        [len(flat) // 4 for _, flat in parts],
+        [request.bodies for request, _ in parts],
+    )
+    return wire.frame(
+        several, last - len(parts) + 1, body=wire.pack([value for _, flat in parts for value in flat])
+    )

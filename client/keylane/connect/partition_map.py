@@ -27,6 +27,7 @@ class TopicMap:
         self.topic = topic
         self.owners: list[Peer | None] = []  # None: nobody yet
         self.incarnation = 0  # of the topic: another one of its name has another; 0: not known
+        self.inline = 0  # bytes of a body that its messages have inline
         self.max_frame = wire.MAX_FRAME  # bytes that its workers take
         self.watchers: dict[Callable[[], None], None] = {}
         self._pool = pool
@@ -96,7 +97,7 @@ class TopicMap:
 
     def _take(self, peer: Peer, info: wire.InfoReply) -> bool:
         """Take what a worker has answered; whether it was news."""
-        self.max_frame = info.max_frame
+        self.max_frame, self.inline = info.max_frame, info.inline
         peers = [
             peer if worker.id == info.worker else self._pool.peer(worker.address) for worker in info.workers
         ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from keylane import wire
 from keylane.errors import ProtocolError
-from keylane.wire.about import body_names, body_places, body_size, body_sizes
+from keylane.wire.about import INLINE, body_names, body_places, body_size, body_sizes, inline_body
 from keylane.wire.ledgers import id_maker
 
 # What became of a message of a block: handed is what the application has in its hands.
@@ -112,17 +112,23 @@ class Block:
         return body_size(self.texts[index * 3 + 2])
 
     def body_names(self) -> list[str]:
-        """Return the name of each body, "" where there is none; empty if there is none at all."""
+        """Return the name of each body in the store, "" where there is none; empty if it has none of them."""
         if self.names is None:
             places = body_places(self.texts[2::3])
-            self.names = body_names(self.texts[1::3], places)
+            names = body_names(self.texts[1::3], places)
+            self.names = names if any(names) else []
             self.sizes = body_sizes(places)
         return self.names
 
     def body_name(self, index: int) -> str:
-        """Return the name of a message's body, "" if it has none."""
+        """Return the name of a message's body in the payload store, "" if it has none there."""
         names = self.body_names()
         return names[index] if names else ""
+
+    def body_here(self, index: int) -> bytes | None:
+        """Return the body of a message that the store does not have: empty, or inline; None if unreadable."""
+        name = self.texts[index * 3 + 2].split(" ", 4)[3].partition(":")[2]
+        return inline_body(name) if name[:1] == INLINE else b""
 
     def id(self, index: int) -> str:
         """`<partition>:<ledger>-<entry>`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import partial
@@ -202,13 +202,13 @@ class Consumer:
     async def receive(self, timeout: Seconds | None = None) -> Message:  # noqa: ASYNC109
         """Return the next message. Raises TimeoutError if none arrives in time."""
         self.check_by_hand()
-        return await self._within(timeout, self.__anext__())
+        return await self._within(timeout, self.__anext__)
 
-    async def _within(self, timeout: Seconds | None, work: Coroutine[Any, Any, T]) -> T:  # noqa: ASYNC109
-        limit = None if timeout is None else seconds("timeout", timeout)
+    async def _within(self, patience: Seconds | None, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        limit = None if patience is None else seconds("timeout", patience)
         try:
             async with asyncio.timeout(limit):
-                return await work
+                return await work()
         except TimeoutError:
             raise TimeoutError(
                 f"no message from {self.subscription!r} of {self.topic!r} in {limit} s"
@@ -248,7 +248,7 @@ class Consumer:
 
     async def pull(self, limit: int, wait: float = 0.0, timeout: Seconds | None = None) -> Batch:  # noqa: ASYNC109
         """Take messages to be handed out one by one, see `hand`. Raises ConnectionClosed at the end."""
-        return await self._within(timeout, self.take(limit, wait, handed=False))
+        return await self._within(timeout, partial(self.take, limit, wait, handed=False))
 
     async def hand(self, message: Message) -> bool:
         """Put what was pulled into the application's hands, after a pause; False if it has gone back."""

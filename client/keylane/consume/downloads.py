@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from keylane.consume.block import BUFFERED, HANDED, SETTLED, Block, Span
 from keylane.consume.receipts import bodies_in
-from keylane.errors import BrokerError, PayloadMissing
+from keylane.errors import BrokerError, MessageTooLarge, PayloadMissing
 from keylane.payloads.bodies import Bodies
 from keylane.tasks import Tasks, shared
 
@@ -37,7 +37,7 @@ class Downloads:
 
     def expect(self, block: Block) -> None:
         """A block has come: fetch its bodies ahead, unless there are many or nobody asks for any."""
-        if self.unasked >= _AHEAD or not block.body_names():
+        if self.unasked >= _AHEAD or not self._may_read_ahead(block) or not block.body_names():
             return
         while self._ahead and BUFFERED not in self._ahead[0][0].states:
             self._length -= self._ahead.popleft()[1]
@@ -48,13 +48,27 @@ class Downloads:
             self.unasked += len(wanted)
             self._start(block, wanted)
 
+    def begin(self, block: Block, index: int) -> None:
+        """Fetch a body that is about to be asked for, together with others of which that is so."""
+        if block.body_name(index) and index not in block.bodies and index not in block.fetches:
+            self._start(block, [index])
+
+    def _may_read_ahead(self, block: Block) -> bool:
+        """Whether bodies may be read that nobody has asked for yet.
+
+        At most once what is read is deleted, but a worker may yet say where a body is to be read.
+        """
+        return block.gone is None or not self._bodies.pinned
+
     async def one(self, block: Block, index: int) -> bytes:
         """Return the body of a message."""
         if not block.body_name(index):
-            return b""
+            return self._checked(block, index, block.body_here(index))
         fetch = block.fetches.get(index)
         if fetch is None:
-            following, _ = _worth_fetching(block, index + 1, _AHEAD_BYTES - block.sizes[index])
+            following = list[int]()
+            if self._may_read_ahead(block):
+                following, _ = _worth_fetching(block, index + 1, _AHEAD_BYTES - block.sizes[index])
             fetch = self._start(block, [index, *following])
         found = await shared(fetch, _CLOSED)
         body = found[block].get(index)
@@ -81,7 +95,9 @@ class Downloads:
             self._read(block, {name for own, _, name in wanted if own is block})
         fetched = {(block, index): body for (block, index, _), body in zip(wanted, found, strict=True)}
         return [
-            fetched.get((block, index)) or block.bodies.get(index, b"")
+            fetched.get((block, index))
+            or block.bodies.get(index)
+            or self._checked(block, index, block.body_here(index))
             for block, start, stop in spans
             for index in range(start, stop)
         ]
@@ -123,9 +139,8 @@ class Downloads:
 
     async def _get(self, parts: "list[Part]", found: "Found") -> None:
         """Get bodies; where the store refuses all of them it may be because of a few."""
-        names = [block.body_names()[index] for block, indexes in parts for index in indexes]
         try:
-            bodies = iter(await self._bodies.get(self._topic, names))
+            bodies = iter(await self._read_all([(block, at) for block, indexes in parts for at in indexes]))
         except Exception as error:
             if isinstance(error, BrokerError) and error.retriable:
                 raise
@@ -141,6 +156,19 @@ class Downloads:
         else:
             for block, indexes in parts:
                 found[block].update(zip(indexes, bodies, strict=False))
+
+    async def _read_all(self, wanted: list[tuple[Block, int]]) -> Sequence[bytes | Exception | None]:
+        """Read bodies; a worker those no longer than their producers say: its memory is for all."""
+        names = [block.body_names()[index] for block, index in wanted]
+        if not self._bodies.pinned:
+            return await self._bodies.get(self._topic, names)
+        found = await self._bodies.get_up_to(self._topic, names, [block.sizes[at] for block, at in wanted])
+        return [
+            MessageTooLarge(f"the body of message {block.id(at)} has more than {block.sizes[at]} bytes")
+            if isinstance(body, bool)
+            else body
+            for (block, at), body in zip(wanted, found, strict=True)
+        ]
 
     def _read(self, block: Block, names: set[str]) -> None:
         """At most once: nobody acks, so what has been read is deleted if nobody else is owed it."""

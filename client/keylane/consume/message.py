@@ -221,11 +221,19 @@ class Batch(Sequence[Message]):
 
 
 def spans_of(messages: Iterable[Message], origin: Origin) -> list[Span]:
-    """Return where messages are, in their order; InvalidArgument if one is another consumer's."""
+    """Return where messages are, in their order; InvalidArgument if one is another consumer's, or none."""
     if isinstance(messages, Batch) and messages._origin is origin:
         return messages.spans
+    if not isinstance(messages, Iterable):
+        raise InvalidArgument(
+            f"messages is {messages!r:.60}: use a list of messages, or settle one by itself"
+        )
     spans: list[Span] = []
     for message in messages:
+        if not isinstance(message, Message):
+            raise InvalidArgument(
+                f"{message!r:.60} is no message: use those that the consumer has handed out"
+            )
         if message._origin is not origin:
             raise InvalidArgument(f"message {message.id} was delivered to another consumer")
         spans.append((message._block, message._index, message._index + 1))

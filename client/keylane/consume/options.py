@@ -5,7 +5,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import getpid
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from keylane import wire
 from keylane.checks import as_dict, check_callable, check_request
@@ -13,6 +13,7 @@ from keylane.consume.handlers import Handler
 from keylane.consume.message import Message
 from keylane.errors import InvalidArgument
 from keylane.times import Position, Seconds, milliseconds, position_text, seconds
+from keylane.types import Mode
 
 MAX_PERMITS = 10_000
 PATIENCE = 3600.0  # seconds that an idle application keeps its leases
@@ -42,6 +43,8 @@ class ConsumerOptions(NamedTuple):
             raise InvalidArgument(f"partitions is {self.partitions!r:.60}: use a list of numbers")
         if self.partitions is not None and not self.partitions:
             raise InvalidArgument("partitions is empty: name at least one, or None for all")
+        if isinstance(self.mode, str) and self.mode not in get_args(Mode):
+            raise InvalidArgument(f"mode {self.mode!r:.60}: use one of {', '.join(get_args(Mode))}")
         check_callable("on_stale", self.on_stale)
         request = wire.Subscribe(
             0,

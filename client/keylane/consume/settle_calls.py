@@ -120,7 +120,7 @@ class SettleCalls:
     def _ask(self, group: SettleGroup, batch: ReceiptBatch, stream: WorkerStream) -> Asked:
         question = group.kind.properties(self._streams.number, group.partition, batch)
         connection = stream.current
-        return Asked(stream, connection, stream.ask(group.partition, question, wire.pack(batch.flat)))
+        return Asked(stream, connection, stream.ask(group.partition, question, batch.flat))
 
     def _answered(self, group: SettleGroup, batches: list[ReceiptBatch], end: float, asked: Asked) -> None:
         """The first answer has come, mostly the last one; or none will, and it is asked for again."""

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from keylane.bridge import Bridge
-from keylane.consume.message import Message, kind_after
+from keylane.consume.message import Batch, Message, kind_after
 from keylane.times import Seconds
 
 
@@ -140,3 +140,15 @@ class SyncMessage:
 
     def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         return self._bridge.call(work)
+
+
+class SyncBatch(list[SyncMessage]):
+    """Messages taken together; `consumer.ack(batch)` acks them together."""
+
+    def data(self) -> list[bytes]:
+        """Return all bodies, downloaded together. Raises PayloadMissing if one is gone."""
+        if not self:
+            return []
+        inner = [message._message for message in self]
+        spans = [(one._block, one._index, one._index + 1) for one in inner]
+        return self[0]._bridge.call(Batch(spans, inner[0]._origin).data)

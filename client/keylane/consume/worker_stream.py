@@ -89,10 +89,13 @@ class WorkerStream:
         """What it is to serve has changed."""
         self._woken.set()
 
-    def ask(self, partition: int, properties: Properties, body: bytes) -> asyncio.Future[Frame]:
-        """Send a request about a partition that it serves."""
+    def ask(self, partition: int, request: Properties, receipts: list[str | int]) -> asyncio.Future[Frame]:
+        """Settle messages of a partition that it serves, or extend their leases."""
         assert self.current is not None
-        answer = self.current.request(properties, body)
+        if isinstance(request, wire.Ack):
+            answer = self.current.ack(request, receipts)
+        else:
+            answer = self.current.request(request, wire.pack(receipts))
         waiting = self._asked.setdefault(partition, set())
         waiting.add(answer)
         answer.add_done_callback(waiting.discard)

@@ -9,13 +9,13 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from keylane.errors import BrokerError, InvalidArgument, Overloaded
+from keylane.errors import BrokerError, Forbidden, InvalidArgument, Overloaded
 from keylane.payloads import PayloadStore, import_store, is_http, is_redis, open_store, public
 from keylane.retry import backoff
 from keylane.tasks import Tasks
 from keylane.threads import in_thread
 from keylane.wire import InfoReply
-from keylane.wire.about import by_home, home_of
+from keylane.wire.about import INLINE, WITHHELD, by_home, home_of, inline_body
 
 _AT_ONCE = 1_000  # names in one call of the store
 _TEND = 3_600.0  # seconds between two looks at a topic's bodies,
@@ -73,6 +73,11 @@ class Bodies:
         self._pinned = url
 
     @property
+    def pinned(self) -> bool:
+        """Whether this is the store of a worker, who reads what strangers have stored."""
+        return bool(self._pinned)
+
+    @property
     def where(self) -> str:
         """What to call the store in messages."""
         return public(self._url) if self._url else type(self._store).__name__
@@ -117,7 +122,19 @@ class Bodies:
 
     async def get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         """Read bodies; None for one that is not there."""
-        return await self._at_home(topic, names, self._get)
+        return await self._at_home(topic, names, self._get, inline_body)
+
+    async def get_up_to(
+        self, topic: str, names: Sequence[str], sizes: Sequence[int]
+    ) -> list[bytes | bool | None]:
+        """Read bodies of up to so many bytes; True in place of a longer one, None for one not there."""
+        store = self._store or await self._open()
+        found: dict[int, bytes | bool | None] = {}
+        for home, places in by_home(topic, names).items():
+            own = [home_of(topic, names[at])[1] for at in places]
+            answers = await store.get_up_to(home, own, [sizes[at] for at in places])
+            found.update(zip(places, answers, strict=True))
+        return [found[at] for at in range(len(names))]
 
     async def _get(self, topic: str, names: Sequence[str]) -> list[bytes | None]:
         if len(names) <= _AT_ONCE:
@@ -158,7 +175,7 @@ class Bodies:
 
     async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
         """Return which bodies exist."""
-        return await self._at_home(topic, names, self._has)
+        return await self._at_home(topic, names, self._has, lambda name: inline_body(name) is not None)
 
     async def _has(self, topic: str, names: Sequence[str]) -> list[bool]:
         found: list[bool] = []
@@ -168,13 +185,27 @@ class Bodies:
         return found
 
     async def _at_home(
-        self, topic: str, names: Sequence[str], ask: Callable[[str, Sequence[str]], Awaitable[list[T]]]
+        self,
+        topic: str,
+        names: Sequence[str],
+        ask: Callable[[str, Sequence[str]], Awaitable[list[T]]],
+        look: Callable[[str], T],
     ) -> list[T]:
-        """Ask for bodies where they are stored: those of dead letters are in other topics."""
-        if not any(name[:1] == "@" for name in names):
+        """Ask for bodies where they are stored: those of dead letters are in other topics.
+
+        At those that are inline `look` is enough, unless the broker has withheld one: then Forbidden.
+        """
+        if not any(name[:1] in ("@", INLINE) for name in names):
             return await ask(topic, names)
-        found: dict[int, T] = {}
-        for home, places in by_home(topic, names).items():
+        if WITHHELD in names:
+            raise Forbidden(
+                f"a body of topic {topic!r} is inline, and withheld from who may not consume: "
+                f"the token needs consume:{topic}"
+            )
+        found = {at: look(name) for at, name in enumerate(names) if name[:1] == INLINE}
+        for home, all_places in by_home(topic, names).items():
+            if not (places := [at for at in all_places if at not in found]):
+                continue
             answers = await ask(home, [home_of(topic, names[at])[1] for at in places])
             found.update(zip(places, answers, strict=True))
         return [found[at] for at in range(len(names))]

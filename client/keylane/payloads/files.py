@@ -49,6 +49,10 @@ _now = time.time  # which a test may replace
 def open_files(url: str, *, lifetime: float) -> "FileStore":
     """Open the store at a URL. Raises InvalidArgument if fsspec cannot, or lacks a package."""
     shown = public(url)
+    if url.startswith("file://") and not url.startswith("file:///"):
+        raise InvalidArgument(
+            f"the payload store {shown} is a folder that depends on where a program runs: use file:///folder"
+        )
     try:
         # Listings are for sweeps, an hour apart: a remembered one is a wrong one.
         system, root = fsspec.core.url_to_fs(url, use_listings_cache=False)

@@ -30,7 +30,7 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane.payloads.redis_parts import PREFIX, join_parts, parts_key, read_parts, write_parts
-from keylane.payloads.store import Owed, PayloadStore, cannot_sync, gathered, public, sliced
+from keylane.payloads.store import Owed, PayloadStore, cannot_sync, gathered, joined_up_to, public, sliced
 from keylane.redis.connection import Command, RedisConnection
 from keylane.redis.errors import PASSING, named, passes
 from keylane.redis.urls import close_client, open_client
@@ -136,6 +136,25 @@ class RedisStore(PayloadStore):
         answers = await self._run([("EXISTS", parts_key(topic, name)) for name in missing])
         found.update((name, True) for name, there in zip(missing, answers, strict=True) if there)
         return [found[name] for name in names[:count]]
+
+    async def get_up_to(
+        self, topic: str, names: Sequence[str], sizes: Sequence[int]
+    ) -> list[bytes | bool | None]:
+        """Read bodies that are no longer than `sizes` say; True in place of one that is."""
+        most = dict[str, int]()  # of one name there may be several sizes
+        for name, size in zip(names, sizes, strict=True):
+            most[name] = max(size, most.get(name, 0))
+        lengths = await self._run([("HSTRLEN", _key(topic, name), name) for name in most])
+        there = {name: length for name, length in zip(most, lengths, strict=True) if length}
+        found: dict[str, bytes | bool | None] = dict.fromkeys(there, True)
+        buckets = _by_bucket(topic, [name for name, length in there.items() if length <= most[name]])
+        answers = await self._run([("HMGET", key, *some) for key, some in buckets.items()])
+        for some, values in zip(buckets.values(), answers, strict=True):
+            found.update(zip(some, values, strict=True))
+        for name in most.keys() - there.keys():
+            parts = await read_parts(self._run, parts_key(topic, name))
+            found[name] = None if parts is None else await joined_up_to(parts, most[name])
+        return [_up_to(found[name], size) for name, size in zip(names, sizes, strict=True)]
 
     async def _with_large(
         self, topic: str, names: Sequence[str], found: list[bytes | None]
@@ -347,6 +366,11 @@ class RedisStore(PayloadStore):
         if isinstance(error, NoPermissionError):
             return Forbidden(f"{server} does not allow a command: {error}")
         return Unavailable(f"{server} refuses a command: {str(error) or type(error).__name__}")
+
+
+def _up_to(body: bytes | bool | None, size: int) -> bytes | bool | None:
+    """Return True in place of a body that is longer."""
+    return True if isinstance(body, bytes) and len(body) > size else body
 
 
 async def _behind(first: Sequence[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

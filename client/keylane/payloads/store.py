@@ -37,6 +37,16 @@ class PayloadStore(ABC):
         found = await self.get(topic, names[:_SOME])
         return [True if body is not None and len(body) > room // 2 else body for body in found]
 
+    async def get_up_to(
+        self, topic: str, names: Sequence[str], sizes: Sequence[int]
+    ) -> list[bytes | bool | None]:
+        """Read bodies that are no longer than `sizes` say; True in place of one that is."""
+        found: list[bytes | bool | None] = []
+        for name, size in zip(names, sizes, strict=True):
+            parts = await self.read(topic, name)
+            found.append(None if parts is None else await joined_up_to(parts, size))
+        return found
+
     async def has(self, topic: str, names: Sequence[str]) -> list[bool]:
         """Return which bodies exist, in the order of `names`, without reading them where the store can."""
         return [body is not None for body in await self.get(topic, names)]
@@ -84,6 +94,17 @@ async def sliced(body: bytes) -> AsyncIterator[bytes]:
     """Yield the parts of a body."""
     for start in range(0, len(body), PART):
         yield body[start : start + PART]
+
+
+async def joined_up_to(parts: AsyncIterator[bytes], size: int) -> bytes | bool:
+    """Return a body that comes in parts; True if it has more bytes than that."""
+    found, left = list[bytes](), size
+    async for part in parts:
+        found.append(part)
+        left -= len(part)
+        if left < 0:
+            return True
+    return b"".join(found)
 
 
 async def gathered(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -26,7 +26,8 @@ def all_published(answers: Sequence[Published | Exception]) -> list[Published]:
     ) from errors[0]
 
 
-def _backlog_full() -> BacklogFull:
+def backlog_full() -> BacklogFull:
+    """Return what to tell of a message for which there was no room."""
     return BacklogFull(
         "the backlog of the topic is full, and the message was not stored: publish it again when consumers "
         "have caught up, or raise backlog_quota or backlog_quota_bytes"
@@ -40,7 +41,7 @@ def count_answers(waiter: PublishWaiter, reply: wire.PublishReply) -> Tally:
         waiter.frame.flat[place * 3 + 1] for place in reply.duplicates if start <= place < start + count
     ]
     if any(start <= place < start + count for place in reply.full):
-        raise _backlog_full()
+        raise backlog_full()
     rest = count - len(repeated)
     unowed = rest if reply.unowed else sum(start <= place < start + count for place in reply.unmatched)
     return Tally(rest - unowed, len(repeated), unowed, tuple(repeated))
@@ -69,7 +70,7 @@ def read_answers(
             ledger, _, number = first_id.partition("-")
             found.append(Published(partition, uid, int(ledger), int(number), durability, duplicate=True))
         elif place in full:
-            found.append(_backlog_full())
+            found.append(backlog_full())
         elif reply.unowed or place in unmatched:
             found.append(Published(partition, uid, 0, 0, durability, no_subscribers=True))
         elif reply.delayed:

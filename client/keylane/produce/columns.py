@@ -95,7 +95,9 @@ def _sort(columns: Columns, count: int, group: str, drift: float) -> list[Slice]
     dues = _dues(columns, now_ms() + drift * 1000)
     if len(rows) == 1 and dues is None:
         (partition,) = rows
-        return [_slice(partition, durability, keys, uids, abouts, names, bodies)]
+        item = _slice(partition, durability, keys, uids, abouts, names, bodies)
+        item.named = columns.uids is not None
+        return [item]
     slices: list[Slice] = []
     for partition, places in rows.items():
         later = [place for place in places if dues[place] is not None] if dues else []
@@ -104,6 +106,7 @@ def _sort(columns: Columns, count: int, group: str, drift: float) -> list[Slice]
             some = itemgetter(*part) if len(part) > 1 else lambda column, place=part[0]: (column[place],)
             columns_of = (some(column) for column in (keys, uids, abouts, names, bodies))
             item = _slice(partition, durability, *columns_of)
+            item.named = columns.uids is not None
             if part is later and dues is not None:
                 item.dues = [due or 0 for due in some(dues)]
             slices.append(item)

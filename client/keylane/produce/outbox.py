@@ -1,6 +1,7 @@
 """What waits to be published to one partition: gathered into frames, sent in order, sent again in order."""
 
 import asyncio
+import secrets
 from collections import deque
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from keylane.errors import (
     Unavailable,
 )
 from keylane.payloads.bodies import Bodies
+from keylane.produce.answers import backlog_full
 from keylane.produce.outgoing import Slice
 from keylane.produce.publish_frame import PublishFrame, PublishWaiter, State
 from keylane.produce.queue_limit import QueueLimit
@@ -59,6 +61,8 @@ class Outbox:
         self._started: list[PublishFrame] = []  # uploading, sent or failed, in the order of publishing
         self._pumping: asyncio.Handle | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._name = secrets.token_urlsafe(12)  # of the producer that the broker sees: no other has it
+        self._next_number = 1
         self._sent_to: Connection | None = None  # where the last frame went
         self._blocked = False  # a frame failed: nothing goes out until those behind it are answered
         self._recovery: asyncio.Task[None] | None = None
@@ -85,7 +89,7 @@ class Outbox:
         waiters = []
         start = 0
         while start < size:
-            frame = self._open_frame(item.durability, bool(item.dues))
+            frame = self._open_frame(item.durability, bool(item.dues), item.named)
             frame.strict |= strict
             self.strict |= strict
             waiter = frame.add(item, start, self._most, self._loop.create_future())
@@ -152,14 +156,15 @@ class Outbox:
         """Characters in a frame: the workers may take less than is ours to send."""
         return max(1, min(_TEXT, (self._route.max_frame - _LAST) // 4))
 
-    def _open_frame(self, durability: str, later: bool) -> PublishFrame:
+    def _open_frame(self, durability: str, later: bool, named: bool) -> PublishFrame:
         now = self._loop.time()
         if self._waiting:
             last = self._waiting[-1]
             fits = last.size < MAX_BATCH and last.text < self._most and now - last.created < _GATHER
-            if fits and last.durability == durability and (last.dues is not None) == later:
+            same = last.durability == durability and last.named == named
+            if fits and same and (last.dues is not None) == later:
                 return last
-        frame = PublishFrame(now, durability, later)
+        frame = PublishFrame(now, durability, later, named)
         self._waiting.append(frame)
         if self._expiry is None:
             self._expiry = self._loop.call_at(now + self._timeout, self._expire)
@@ -209,7 +214,10 @@ class Outbox:
         frame.state = State.SENT
         if frame.gone:
             frame.close_ranks()
-        answer = connection.request(
+        if frame.dues is None and not frame.number:  # and keeps it: from now on nothing is left out any more
+            frame.number = self._next_number
+            self._next_number += frame.size
+        answer = connection.publish(
             wire.Publish(
                 self.topic,
                 self.partition,
@@ -218,12 +226,21 @@ class Outbox:
                 due_ms=frame.dues,
                 incarnation=self.incarnation,
                 extras=frame.extras or None,
+                producer=self._name if frame.number else "",
+                number=frame.number,
+                oldest=self._oldest_number(frame),
+                named=frame.named and frame.number > 0,
             ),
-            wire.pack(frame.flat),
+            frame.flat,
+            frame.text,
         )
         self._again = False
         frame.answer, self._sent_to = answer, connection
         answer.add_done_callback(lambda answer: self._answered(frame, answer))
+
+    def _oldest_number(self, frame: PublishFrame) -> int:
+        """Return the number of the oldest message whose answer is waited for; of those before it none is."""
+        return next((one.number for one in self._started if one.number), 0) if frame.number else 0
 
     # Bodies
 
@@ -290,6 +307,8 @@ class Outbox:
             else:
                 self._attempt, self._error = 0, None
                 frame.succeed(reply)
+                if frame.strict and reply.full:
+                    self._break(backlog_full())
                 self._bodies.delete_later(self.topic, frame.unused(reply))
                 self._end(frame, forget=False)
                 if self._started or self._waiting:
@@ -331,7 +350,12 @@ class Outbox:
             frame.close_ranks()
         frame.fail(error)
         self._end(frame, forget=not in_doubt)
-        if frame.strict and self._broken is None:
+        if frame.strict:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """A part of what is strict was given up: nothing behind it is sent; nothing if that was so before."""
+        if self._broken is None:
             self._broken = error
             for other in [*self._started, *self._waiting]:
                 if other.strict and other.state not in (State.SENT, State.DONE):
@@ -343,6 +367,7 @@ class Outbox:
         if frame.state is State.DONE:
             return
         frame.state = State.DONE
+        frame.waiters = []  # each knows its frame, too: without this they would be left to the collector
         if frame in self._started:
             self._started.remove(frame)
         else:

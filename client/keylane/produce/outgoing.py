@@ -1,13 +1,15 @@
 """Messages on their way out: checked, described, and sorted by partition."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from keylane import ksuid
 from keylane.errors import InvalidArgument, MessageTooLarge
 from keylane.times import instant_ms, milliseconds, now_ms
 from keylane.types import Body, OutgoingMessage
-from keylane.wire import MAX_ABOUT, MAX_KEY, MAX_UID, pack_about, partition_of
+from keylane.wire import MAX_ABOUT, MAX_KEY, MAX_UID, pack_about, partition_of, with_body
 
 MAX_PRIORITY = 9
 
@@ -32,6 +34,25 @@ class StoredBody(bytes):
         return self._size > 0
 
 
+class GroupedMessage(OutgoingMessage, frozen=True):
+    """A message with a producer group of its own, "" for none: a worker publishes on behalf of many."""
+
+    producer_group: str = ""
+
+
+def with_durability(messages: Iterable[OutgoingMessage], durability: str | None) -> Iterable[OutgoingMessage]:
+    """Return messages, those that do not say a durability with this one; a sequence stays one."""
+    if durability is None or not isinstance(messages, Iterable):
+        return messages
+
+    def given(message: OutgoingMessage) -> OutgoingMessage:
+        if not isinstance(message, OutgoingMessage) or message.durability is not None:
+            return message
+        return msgspec.structs.replace(message, durability=durability)
+
+    return list(map(given, messages)) if isinstance(messages, Sequence) else map(given, messages)
+
+
 class Slice:
     """Messages of one call for one partition and durability, and their places in the call.
 
@@ -45,6 +66,7 @@ class Slice:
         "extras",
         "flat",
         "incarnation",
+        "named",
         "partition",
         "places",
         "text",
@@ -59,6 +81,7 @@ class Slice:
         self.extras: dict[int, tuple[int, int]] = {}  # when it expires, by the cluster's clock; its priority
         self.places: list[int] = []
         self.text = 0  # characters, when they have been counted
+        self.named = False  # with uids that somebody chose: who publishes one again need not be this producer
         self.incarnation = 0  # of the topic by whose number of partitions they were placed
 
 
@@ -100,6 +123,7 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
     except AttributeError:
         raise _unusable([message]) from None
     item = Slice(partition, message.durability or "memory")
+    item.named = message.uid is not None
     item.flat = [key, uid, pack_about(now_ms(), group)]
     item.places.append(0)
     return item
@@ -127,7 +151,12 @@ def _empty_uid(uid: object) -> InvalidArgument:
 
 
 def _is_special(message: OutgoingMessage) -> bool:
-    return message.delay is not None or message.deliver_at is not None or _has_extras(message)
+    return _is_later(message) or _has_extras(message)
+
+
+def _is_later(message: OutgoingMessage) -> bool:
+    """Whether it is delayed; by 0 it is not, and has its id at once."""
+    return bool(message.delay) or message.deliver_at is not None
 
 
 def _has_extras(message: OutgoingMessage) -> bool:
@@ -161,8 +190,9 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
     uids = ksuid.take(len(messages), drift)
     slices: list[Slice] = []
     open_slices: dict[tuple[int, bool], Slice] = {}  # the newest of a partition, for now and for later
-    abouts: dict[int, str] = {}  # by size of the body, while the attributes are the same
+    abouts: dict[int, str] = {}  # by size of the body, while attributes and group are the same
     same: Mapping[str, str] | None = None
+    whose = group
     for place, message in enumerate(messages):
         uid, key = message.uid, message.key
         if not key and key is not None:
@@ -179,21 +209,26 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
         if message.attributes is not same and message.attributes != same:
             same = message.attributes
             abouts = {}
+        own = message.producer_group if isinstance(message, GroupedMessage) else group
+        if own != whose:
+            whose = own
+            abouts = {}
         body = b"" if message.data is None else _bytes_of(message.data)
         size = len(body)
         if type(body) is StoredBody:
             name = body.name
         if uid and body:  # it may be a duplicate: the name of its body must not be that of the first
-            about = pack_about(now, group, texts(same), size=size, body=name)
+            about = pack_about(now, whose, texts(same), size=size, body=name)
         elif (known := abouts.get(size)) is not None:
             about = known
         else:
-            about = abouts[size] = pack_about(now, group, texts(same), size=size)
+            about = abouts[size] = pack_about(now, whose, texts(same), size=size)
         durability = message.durability or "memory"
-        later = message.delay is not None or message.deliver_at is not None
+        later = _is_later(message)
         item = open_slices.get((partition, later))
-        if item is None or item.durability != durability:
+        if item is None or item.durability != durability or item.named != (uid is not None):
             item = open_slices[partition, later] = Slice(partition, durability)
+            item.named = uid is not None
             slices.append(item)
         if later:
             item.dues.append(_due(message, now + drift * 1000))
@@ -236,6 +271,16 @@ def check_partition(partition: int, count: int) -> int:
     if not 0 <= partition < count:
         raise InvalidArgument(f"partition {partition!r} is out of range: the topic has 0 to {count - 1}")
     return partition
+
+
+def put_inline(item: Slice, limit: int) -> None:
+    """Put bodies of up to so many bytes into what is said about their messages: no store has to have them."""
+    for place, (_, body) in list(item.bodies.items()):
+        if len(body) <= limit and type(body) is not StoredBody:
+            about = with_body(item.flat[place * 3 + 2], body)
+            if about is not None:
+                item.flat[place * 3 + 2] = about
+                del item.bodies[place]
 
 
 def check_texts(flat: list[str]) -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from keylane.errors import InvalidArgument
 from keylane.produce.columns import Columns, sort_columns
-from keylane.produce.outgoing import Slice, check_texts, sort, sort_one
+from keylane.produce.outgoing import Slice, check_texts, put_inline, sort, sort_one
 from keylane.types import OutgoingMessage
 from keylane.wire import pack_about
 
@@ -13,11 +13,18 @@ from keylane.wire import pack_about
 class Partitioner:
     """Places the messages of one producer by the number of partitions that a topic has now."""
 
-    def __init__(self, group: str, drift: Callable[[], float], incarnation: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        group: str,
+        drift: Callable[[], float],
+        incarnation: Callable[[str], int],
+        inline: Callable[[str], int],
+    ) -> None:
         pack_about(0, group)  # raises InvalidName for a group that cannot be
         self._group = group
         self._drift = drift  # seconds that the cluster's clock is ahead of ours
         self._incarnation = incarnation  # of a topic
+        self._inline = inline  # bytes of a body that a topic has inline
 
     def one(self, topic: str, message: OutgoingMessage, count: int, _: dict[int, Exception]) -> list[Slice]:
         """Place the only message of a call."""
@@ -53,8 +60,10 @@ class Partitioner:
 
     def _measured(self, topic: str, slices: list[Slice]) -> list[Slice]:
         """Check the texts of slices, and count them."""
-        incarnation = self._incarnation(topic)
+        incarnation, inline = self._incarnation(topic), self._inline(topic)
         for item in slices:
+            if inline and item.bodies:
+                put_inline(item, inline)
             if not isinstance(item.durability, str):
                 raise InvalidArgument(
                     f"durability is {item.durability!r:.60}: use memory, replicated or fsync"

@@ -10,7 +10,7 @@ from typing import Any
 from keylane import wire
 from keylane.connect.cluster import Cluster
 from keylane.connect.partition_map import TopicMap
-from keylane.errors import BrokerError, ConnectionClosed, TopicNotFound, TopicReplaced
+from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument, TopicNotFound, TopicReplaced
 from keylane.payloads.bodies import Bodies
 from keylane.produce.answers import count_answers, read_answers
 from keylane.produce.call_queue import CallQueue, PublishCall, Sort, TopicReplacement
@@ -34,7 +34,7 @@ class Producer:
     def __init__(self, cluster: Cluster, bodies: Bodies, group: str | None) -> None:
         self._cluster = cluster
         self._bodies = bodies
-        self._partitioner = Partitioner(group or "", lambda: cluster.drift, self._incarnation)
+        self._partitioner = Partitioner(group or "", lambda: cluster.drift, self._incarnation, self._inline)
         self._partitions: dict[str, int] = {}
         self._maps: dict[str, tuple[TopicMap, Callable[[], None]]] = {}  # and what hears of their changes
         self._outboxes: dict[tuple[str, int], Outbox] = {}
@@ -56,6 +56,8 @@ class Producer:
 
         What is wrong with a message is its answer. Of an iterable there are as many answers as were taken.
         """
+        if not isinstance(messages, Iterable):
+            raise InvalidArgument(f"messages is {messages!r:.60}: use a list of OutgoingMessage")
         answers: list[Published | Exception] = []
         failed: list[Exception] = []
         rest = iter(messages)
@@ -133,6 +135,9 @@ class Producer:
 
     def _incarnation(self, topic: str) -> int:
         return self._maps[topic][0].incarnation if topic in self._maps else 0
+
+    def _inline(self, topic: str) -> int:
+        return self._maps[topic][0].inline if topic in self._maps else 0
 
     async def _enter(
         self,

@@ -65,6 +65,8 @@ class PublishFrame:
         "gone",
         "leaving",
         "length",
+        "named",
+        "number",
         "queued",
         "resent",
         "size",
@@ -75,9 +77,11 @@ class PublishFrame:
         "waiters",
     )
 
-    def __init__(self, created: float, durability: str, later: bool) -> None:
+    def __init__(self, created: float, durability: str, later: bool, named: bool = False) -> None:
         self.created = created
         self.durability = durability
+        self.named = named  # somebody chose the uids, by which its messages are to be known
+        self.number = 0  # of the first of them, once it was sent; what is for later has none
         self.dues: list[int] | None = [] if later else None
         self.answer: asyncio.Future[Frame] | None = None  # that is waited for; None if it was never sent
         self.flat: list[str] = []  # key, uid, about, …

@@ -35,6 +35,8 @@ _KINDS: dict[str, type[Exception]] = {
     "TRYAGAIN": TryAgainError,
     "WRONGPASS": AuthenticationError,
 }
+_NO_FUNCTION = "ERR Function not found"  # a script that is called as one
+
 
 # After these a server is asked for again: where it is, who is the master, which node has the slot.
 LOST = (ConnectionError, TimeoutError, ClusterError, ReadOnlyError)
@@ -46,7 +48,7 @@ _REFUSALS = ("BUSY", "MISCONF", "NOREPLICAS")
 def error_of(text: str) -> Exception:
     """Return redis-py's error for what a server answers behind its minus sign."""
     word, _, rest = text.partition(" ")
-    kind = _KINDS.get(word)
+    kind = NoScriptError if text == _NO_FUNCTION else _KINDS.get(word)
     return kind(rest) if kind else ResponseError(text)
 
 

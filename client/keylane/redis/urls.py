@@ -53,7 +53,24 @@ async def close_client(redis: Any) -> None:
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError for a URL that cannot be right; whether anybody is there is another matter."""
+    """Raise ValueError for a URL that cannot be right; whether anybody is there is another matter.
+
+    Its text has no password, nor a part of one.
+    """
+    try:
+        _check(url)
+    except ValueError:
+        _, at, place = url.rpartition("@")
+        if not at:
+            raise
+        scheme, mark, _ = url.partition("://")
+        _check(f"{scheme}://{place}" if mark else place)
+        raise ValueError(
+            "its user and password cannot be read: write special characters in them as %40 and the like"
+        ) from None
+
+
+def _check(url: str) -> None:
     try:
         client = open_client(url, 1.0)
         if not isinstance(client, RedisCluster):

@@ -47,6 +47,7 @@ class SyncAdministration(Calls):
         backlog_quota: int | None = None,
         backlog_quota_bytes: int | None = None,
         spread: int = 1,
+        inline: int = 0,
     ) -> TopicInfo:
         """Create a topic. Raises TopicExists unless `exist_ok`."""
         return self._call(
@@ -62,6 +63,7 @@ class SyncAdministration(Calls):
             backlog_quota=backlog_quota,
             backlog_quota_bytes=backlog_quota_bytes,
             spread=spread,
+            inline=inline,
         )
 
     def change_topic(
@@ -75,6 +77,7 @@ class SyncAdministration(Calls):
         backlog_quota: int | Unchanged | None = UNCHANGED,
         backlog_quota_bytes: int | Unchanged | None = UNCHANGED,
         spread: int | Unchanged = UNCHANGED,
+        dedupe_window: Seconds | Unchanged = UNCHANGED,
     ) -> TopicInfo:
         """Change settings of a topic: those that are named."""
         return self._call(
@@ -87,6 +90,7 @@ class SyncAdministration(Calls):
             backlog_quota=backlog_quota,
             backlog_quota_bytes=backlog_quota_bytes,
             spread=spread,
+            dedupe_window=dedupe_window,
         )
 
     def topics(self) -> list[str]:

@@ -31,6 +31,7 @@ from keylane.errors import BrokerError, ConnectionClosed, InvalidArgument
 from keylane.payloads import PayloadStore
 from keylane.produce.answers import all_published
 from keylane.produce.columns import Columns, Tally
+from keylane.produce.outgoing import with_durability
 from keylane.sync.administration import SyncAdministration
 from keylane.sync.consumer import SyncConsumer
 from keylane.sync.dead_letters import SyncDeadLetters
@@ -158,13 +159,16 @@ class Client(SyncAdministration, SyncDeadLetters, SyncSingleMessages, SyncTokens
         with tracing.publish_span(tracer, topic) as span:  # the context is the caller's
             return span.published(self._call(publish_one, topic, span.stamped(message)))
 
-    def publish_many(self, topic: str, messages: Iterable[OutgoingMessage]) -> list[Published]:
+    def publish_many(
+        self, topic: str, messages: Iterable[OutgoingMessage], *, durability: str | None = None
+    ) -> list[Published]:
         """Publish messages, those of a partition in the order given; returns once all are stored.
 
-        A message that cannot be published does not hold back the others: raises PublishFailed, whose
-        `published` has the result of each. If all fail in the same way, raises that error, such as
-        TopicNotFound.
+        `durability` is for those that do not say one. A message that cannot be published does not hold
+        back the others: raises PublishFailed, whose `published` has the result of each. If all fail in the
+        same way, raises that error, such as TopicNotFound.
         """
+        messages = with_durability(messages, durability)
         if (tracer := tracing.tracer()) is None:
             return self._publish_many(topic, messages)
         with tracing.publish_span(tracer, topic) as span:  # the context is the caller's
@@ -202,11 +206,33 @@ class Client(SyncAdministration, SyncDeadLetters, SyncSingleMessages, SyncTokens
         *,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        uid: str | None = None,
         durability: str | None = None,
+        delay: Seconds | None = None,
+        deliver_at: datetime | None = None,
+        ttl: Seconds | None = None,
+        expires_at: datetime | None = None,
+        priority: int | None = None,
     ) -> dict[str, Published]:
-        """Publish the same message to several topics; raises the first error once all have finished."""
+        """Publish the same message to several topics, with the options of publish.
+
+        Raises the first error once all have finished.
+        """
         return self._call(
-            self._client.fan_out, topics, data, key=key, attributes=attributes, durability=durability
+            self._client.fan_out,
+            topics,
+            data,
+            key=key,
+            attributes=attributes,
+            partition=partition,
+            uid=uid,
+            durability=durability,
+            delay=delay,
+            deliver_at=deliver_at,
+            ttl=ttl,
+            expires_at=expires_at,
+            priority=priority,
         )
 
     def subscribe(

@@ -12,8 +12,8 @@ from keylane.bridge import Bridge
 from keylane.consume.block import BUFFERED, Block
 from keylane.consume.consumer import Consumer
 from keylane.consume.message import Batch, Message
-from keylane.consume.sync_message import SyncMessage
-from keylane.errors import ConnectionClosed
+from keylane.consume.sync_message import SyncBatch, SyncMessage
+from keylane.errors import ConnectionClosed, InvalidArgument
 from keylane.times import Seconds, seconds
 from keylane.types import Outcome
 
@@ -89,12 +89,12 @@ class SyncConsumer:
             timeout = None if end is None else max(0.0, end - monotonic())
         return message
 
-    def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> Iterator[list[SyncMessage]]:
+    def batches(self, max_messages: int = 1_000, max_wait: Seconds = 0.0) -> Iterator[SyncBatch]:
         """Iterate over batches of what has arrived, waiting up to `max_wait` after the first for more."""
         batches = self._consumer.batches(max_messages, max_wait)
         while True:
             # A loop that was left early has had more taken than it came to.
-            batch = [message for _ in range(max_messages) if (message := self._next()) is not None]
+            batch = SyncBatch(message for _ in range(max_messages) if (message := self._next()) is not None)
             if batch:
                 yield batch
             elif not self._pull(batches.pull):
@@ -177,4 +177,15 @@ class SyncConsumer:
 
 
 def _inner(messages: Iterable[SyncMessage]) -> list[Message]:
-    return [message._message for message in messages]
+    if not isinstance(messages, Iterable):
+        raise InvalidArgument(
+            f"messages is {messages!r:.60}: use a list of messages, or settle one by itself"
+        )
+    inner = []
+    for message in messages:
+        if not isinstance(message, SyncMessage):
+            raise InvalidArgument(
+                f"{message!r:.60} is no message: use those that the consumer has handed out"
+            )
+        inner.append(message._message)
+    return inner

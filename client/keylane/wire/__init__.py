@@ -5,17 +5,21 @@ docs/protocol.md tells the same story for those who write a client in another la
 
 from keylane.wire.about import (
     MAX_ABOUT,
+    MAX_INLINE,
     UNREADABLE,
     About,
     about_faults,
     body_name,
     pack_about,
     unpack_about,
+    with_body,
 )
 from keylane.wire.frames import (
     MAX_FRAME,
     OLDEST_VERSION,
+    SEVERAL,
     VERSION,
+    VERSIONS,
     Frame,
     FrameReader,
     Properties,
@@ -25,7 +29,7 @@ from keylane.wire.frames import (
     properties_of,
     unpack,
 )
-from keylane.wire.limits import MAX_BATCH, MAX_KEY, MAX_UID
+from keylane.wire.limits import MAX_BATCH, MAX_KEY, MAX_NUMBER, MAX_PRODUCER, MAX_UID
 from keylane.wire.messages.cluster import (
     Cluster,
     ClusterReply,
@@ -49,6 +53,8 @@ from keylane.wire.messages.connection import (
 )
 from keylane.wire.messages.consumers import (
     Ack,
+    Acks,
+    Answers,
     Data,
     Ended,
     Extend,
@@ -75,7 +81,7 @@ from keylane.wire.messages.poison import (
     Withdraw,
     WithdrawReply,
 )
-from keylane.wire.messages.publish import Publish, PublishReply
+from keylane.wire.messages.publish import Publish, Publishes, PublishReply
 from keylane.wire.messages.readers import (
     Claim,
     ClaimReply,
@@ -123,14 +129,21 @@ __all__ = [
     "MAX_ABOUT",
     "MAX_BATCH",
     "MAX_FRAME",
+    "MAX_INLINE",
     "MAX_KEY",
+    "MAX_NUMBER",
+    "MAX_PRODUCER",
     "MAX_UID",
     "OLDEST_VERSION",
     "PORT",
+    "SEVERAL",
     "UNREADABLE",
     "VERSION",
+    "VERSIONS",
     "About",
     "Ack",
+    "Acks",
+    "Answers",
     "ChangeSubscription",
     "ChangeTopic",
     "Claim",
@@ -182,6 +195,7 @@ __all__ = [
     "Properties",
     "Publish",
     "PublishReply",
+    "Publishes",
     "Purge",
     "PurgeReply",
     "Read",
@@ -218,4 +232,5 @@ __all__ = [
     "properties_of",
     "unpack",
     "unpack_about",
+    "with_body",
 ]

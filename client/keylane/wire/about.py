@@ -1,6 +1,7 @@
 """The text about a message that is stored beside its key and uid: times, group, body, attributes."""
 
 import re
+from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Sequence
 
 import msgspec
@@ -8,11 +9,17 @@ import msgspec
 from keylane.errors import InvalidName
 
 MAX_ABOUT = 65_536  # bytes
+MAX_INLINE = 16_384  # bytes of a body that is in the text itself
+INLINE = "="  # what the name of a body begins with that is not in the payload store
+WITHHELD = "@"  # instead of the name of one that is inline, to who may not read it; no producer can say it
 UNREADABLE = "0 0   "  # instead of what a stored message says of itself and nobody can read
 
 
 class About(msgspec.Struct, frozen=True):
-    """A message's metadata besides key and uid; `body` is its name in the payload store, "" for none."""
+    """A message's metadata besides key and uid; `body` is its name in the payload store, "" for none.
+
+    A body that is inline is its own name: "=" and its bytes, as with_body writes them.
+    """
 
     published_ms: int
     produced_ms: int
@@ -33,12 +40,41 @@ def pack_about(
     """Return the about text of a producer: `<produced_ms> <group> <body> <attributes as JSON>`.
 
     `body` is empty where there is none, `<size>` where its name in the payload store is the uid, else
-    `<size>:<name>`. The broker puts its own time in front and stores the text as it is.
+    `<size>:<name>`, or `<size>:=<base64>` for one that is inline. The broker puts its own time in front and
+    stores the text as it is.
     """
     if " " in producer_group:
         raise InvalidName(f"producer group {producer_group!r} has a space")
     where = f"{size}:{body}" if body else size or ""
     return f"{produced_ms} {producer_group} {where} {_json(attributes).decode() if attributes else ''}"
+
+
+def with_body(about: str, body: bytes) -> str | None:
+    """Return the about text of a producer with the body in it; None where that is too long.
+
+    >>> with_body('1794803456029 web 2 {"region":"eu"}', b"42")
+    '1794803456029 web 2:=NDI= {"region":"eu"}'
+    """
+    produced, group, _, attributes = about.split(" ", 3)
+    text = f"{produced} {group} {len(body)}:={b2a_base64(body, newline=False).decode()} {attributes}"
+    return text if len(text) + 3 * len(about) <= MAX_ABOUT else None  # a character has at most four bytes
+
+
+def without_inline(about: str) -> str:
+    """Return a stored about text for who may not read the body that may be in it: that is withheld.
+
+    >>> without_inline('1794803456030 1794803456029 web 2:=NDI= {"region":"eu"}')
+    '1794803456030 1794803456029 web 2:@ {"region":"eu"}'
+    """
+    return _HERE.sub(rf"\1{WITHHELD}", about, count=1)
+
+
+def inline_body(name: str) -> bytes | None:
+    """Return a body that is its own name, None where it cannot be read."""
+    try:
+        return a2b_base64(name[1:], strict_mode=True)
+    except (Error, ValueError):
+        return None
 
 
 def about_faults(abouts: Sequence[str], *, stored: bool = False) -> dict[int, str]:
@@ -97,9 +133,9 @@ def unpack_about(text: str, uid: str = "") -> About:
 
 
 def body_name(uid: str, text: str) -> str:
-    """Return the name of a message's body out of what is stored about it, "" where it has none."""
+    """Return what a message's body is called in the payload store; "" where it has none there."""
     where = text.split(" ", 4)[3:4]  # none, where a client of another kind says other things
-    return where[0].partition(":")[2] or _plain(uid) if where and where[0] else ""
+    return _stored_name(uid, where[0]) if where else ""
 
 
 def body_places(texts: Sequence[str]) -> list[str]:
@@ -109,15 +145,18 @@ def body_places(texts: Sequence[str]) -> list[str]:
 
 
 def body_names(uids: Sequence[str], places: Sequence[str]) -> list[str]:
-    """Return the name of each message's body, "" where it has none, out of where it is."""
-    return [
-        place and (place.partition(":")[2] or _plain(uid)) for place, uid in zip(places, uids, strict=False)
-    ]
+    """Return the name of each message's body in the store, "" where it has none there, out of where it is."""
+    return [place and _stored_name(uid, place) for place, uid in zip(places, uids, strict=False)]
+
+
+def _stored_name(uid: str, place: str) -> str:
+    name = place.partition(":")[2]
+    return ("" if name[0] == INLINE else name) if name else place and _plain(uid)
 
 
 def _plain(uid: str) -> str:
     """Return the name of a body that is stored under its message's uid."""
-    return "@" + uid if uid[:1] == "@" else uid
+    return "@" + uid if uid[:1] in ("@", INLINE) else uid
 
 
 def home_of(topic: str, name: str) -> tuple[str, str]:
@@ -129,7 +168,7 @@ def home_of(topic: str, name: str) -> tuple[str, str]:
     ('orders', '3Aq0xK')
     """
     while name[:1] == "@":
-        if name[1:2] == "@":
+        if name[1:2] in ("@", INLINE):
             return topic, name[1:]
         place, _, name = name[1:].partition("/")
         topic = place.partition(":")[0]
@@ -161,5 +200,6 @@ _OWN = r"(?:\d{1,15}+(?::(?!@)[^ ]*+)?+)?+"  # in this topic, as producers may s
 _LINE = rf"{_TIME} [^ \n]*+ {_OWN} (?:\{{(?:{_TEXT}:{_TEXT}(?:,{_TEXT}:{_TEXT})*+)?+\}})?+\n"
 _SAID = re.compile(f"(?:{_LINE})*+", re.ASCII).fullmatch
 _STORED = re.compile(f"(?:{_TIME} {_LINE})*+", re.ASCII).fullmatch
+_HERE = re.compile(rf"^((?:[^ ]* ){{3}}\d+:){INLINE}[^ ]*", re.ASCII)
 _json = msgspec.json.Encoder().encode
 _attributes = msgspec.json.Decoder(dict[str, str]).decode

@@ -14,8 +14,10 @@ import msgspec
 
 from keylane.errors import ProtocolError
 
-VERSION = 1  # the newest version of the protocol that this code speaks
+VERSION = 2  # the newest version of the protocol that this code speaks
 OLDEST_VERSION = 1
+VERSIONS = (OLDEST_VERSION, VERSION)
+SEVERAL = 2  # the version from which on a frame may have several requests, or answers
 MAX_FRAME = 16 * 1024 * 1024  # bytes after the length; a broker can set its own limit and says so in INFO
 
 _HEADER = struct.Struct(">IIQQI")
@@ -72,6 +74,9 @@ class Type(IntEnum):
     PARKED = 45
     UNPARK = 46
     MOVE_KEY = 47
+    PUBLISHES = 48
+    ACKS = 49
+    ANSWERS = 50  # worker: yes, to several requests
     CREATE_TOKEN = 60
     TOKENS = 61
     REVOKE_TOKEN = 62

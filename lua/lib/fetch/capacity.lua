@@ -1,31 +1,13 @@
 -- capacity: the consumers of a fetch that have room, the one with the most spare capacity first.
 --
--- Needs  subscription
+-- Needs  subscription roomiest
 --
 -- They come as a MessagePack array: consumer, permits, spare, lease_ms of each. It may be given `permits` messages in
 -- this call; `spare` is its capacity on all partitions together, by which they are ranked. Of equals the first one
 -- named comes first.
 --
--- Here a consumer is a table: index (its place, from 0), name, permits (those that are left), lease_ms, deadline (of
--- what is leased to it now), rank, and placed: the rank by which it has its place in the heap.
-
-local TURNS = 65536 -- a message's weight in a rank; below it, the order of equals
-
-local function sift(heap, position)
-  local top, size = heap[position], #heap
-  while true do
-    local child = position * 2
-    if child < size and heap[child + 1].placed > heap[child].placed then
-      child = child + 1
-    end
-    if child > size or heap[child].placed <= top.placed then
-      break
-    end
-    heap[position] = heap[child]
-    position = child
-  end
-  heap[position] = top
-end
+-- Here a consumer is a table as in lib/roomiest.lua that also has: index (its place, from 0), name, lease_ms, and deadline (of
+-- what is leased to it now).
 
 -- Somebody has messages waiting who has no room in this call: the caller is told whom to ask next.
 local function leave_out(capacity, consumer)
@@ -49,7 +31,7 @@ local function add_consumer(capacity, index, name, permits, spare, lease_ms)
   if not deadlines_in[lease_ms] then
     deadlines_in[lease_ms] = string.format('%.0f', now + lease_ms)
   end
-  local rank = spare * TURNS - index
+  local rank = rank_of(spare, index)
   local consumer = {
     index = index, name = name, permits = permits, rank = rank, placed = rank, lease_ms = lease_ms,
     deadline = deadlines_in[lease_ms],
@@ -82,25 +64,11 @@ local function read_capacity(packed, mode, active, paused)
       end
     end
   end
-  for position = math.floor(#heap / 2), 1, -1 do
-    sift(heap, position)
-  end
+  make_heap(heap)
   if mode == 'failover' and active then
     leave_out(capacity, active)
   end
   return capacity
-end
-
--- Returns the consumer with the most spare capacity that has permits left, or nil. Ranks only sink during a call, so a
--- stale top is put right when it is looked at.
-local function roomiest(heap)
-  local top = heap[1]
-  while top and top.placed ~= top.rank do
-    top.placed = top.rank
-    sift(heap, 1)
-    top = heap[1]
-  end
-  return top and top.permits > 0 and top or nil
 end
 
 local function permits_left(heap)

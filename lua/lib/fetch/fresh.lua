@@ -1,6 +1,6 @@
 -- fresh: serve what lies after the cursor, in stretches of consecutive entries.
 --
--- Needs  subscription ledgers lane lanes fetch/capacity fetch/leasing fetch/unskipped
+-- Needs  subscription ledgers lane lanes roomiest fetch/capacity fetch/leasing fetch/unskipped
 
 -- Reads the next entries of a log with holes, as many as may be served.
 local function read_ahead(call, heap)
@@ -57,19 +57,29 @@ local function next_fresh(call, heap, most)
 end
 
 -- Shared: runs, in shares, so that consumers with the same room get the same of what is `fresh`; `others` are those
--- that are not named.
+-- that are not named. Shares of one consumer that lie together are one run: it gets them, and acks them, as one.
 local function share_runs(call, heap, fresh, others)
   local share = math.ceil(fresh / math.max(#heap + others, 1))
-  local consumer = roomiest(heap)
+  local consumer, taker, start, stop = roomiest(heap), nil, 0, 0 -- whose run is being made up
   while consumer and call.limit > 0 and call.cursor < last_entry do
     local first, last = next_fresh(call, heap, math.min(share, consumer.permits, call.limit))
     if not first then
-      return
+      break
     end
-    begin_run(first, last, call.token, consumer)
+    if taker and (taker ~= consumer or stop ~= first - 1) then
+      begin_run(start, stop, call.token, taker)
+      taker = nil
+    end
+    if not taker then
+      taker, start = consumer, first
+    end
+    stop = last
     deliver(call, consumer, first, last)
     call.cursor = last
     consumer = roomiest(heap)
+  end
+  if taker then
+    begin_run(start, stop, call.token, taker)
   end
 end
 

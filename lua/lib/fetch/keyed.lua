@@ -1,6 +1,6 @@
 -- keyed: serve what lies after the cursor, each message into the lane of its key.
 --
--- Needs  subscription ledgers numbers queue lane lane_text lanes journal_notes fetch/capacity fetch/leasing fetch/unskipped
+-- Needs  subscription ledgers numbers queue lane lane_text lanes journal_notes roomiest fetch/capacity fetch/leasing fetch/unskipped
 
 local PARKED_EFFORT = 3 -- for a lane that has to wait, besides its messages
 -- Of many free lanes a few at once go to the consumer with the most spare capacity, so that what it gets lies together:
@@ -87,10 +87,11 @@ local function sort_into_lanes(call, capacity, known_from, known, budget, upto)
     return names, entries
   end
 
-  -- No key: a run, as long as it goes on.
+  -- No key: a run, as long as it goes on, and is a share or nobody has more room.
   local function add_to_run(top, entry, share)
     local range, holder = run and run.ranges[1], run and by_name[run.consumer]
-    if range and range[2] == entry - 1 and entry - range[1] < share and holder.permits > 0 then
+    local goes_on = holder and (holder == top or entry - range[1] < share and holder.permits > 0)
+    if goes_on and range[2] == entry - 1 then
       range[2] = entry
       return deliver(call, holder, entry, entry)
     end

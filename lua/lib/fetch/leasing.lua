@@ -1,6 +1,6 @@
 -- leasing: hand messages to consumers, and collect what the caller is told.
 --
--- Needs  subscription holders lanes fetch/capacity
+-- Needs  subscription holders lanes roomiest
 
 local FETCH_EFFORT = 1050 -- of a call, some 5 ms: a message that begins a lane of a key takes one
 
@@ -23,8 +23,7 @@ end
 
 local function deliver(call, consumer, first, last)
   local count, deliveries = last - first + 1, call.deliveries
-  consumer.permits = consumer.permits - count
-  consumer.rank = consumer.permits > 0 and consumer.rank - count * TURNS or -END
+  spend(consumer, count)
   call.limit = call.limit - count
   local at = #deliveries
   if at > 0 and deliveries[at] == first - 1 and deliveries[at - 2] == consumer.index then

@@ -1,12 +1,23 @@
 -- urgent: what has a priority goes before the rest, where no order is promised.
 --
--- Needs  subscription ledgers lane lanes priority fetch/capacity fetch/unskipped
+-- Needs  subscription ledgers lane lanes priority roomiest fetch/unskipped fetch/waiting
 --
 -- Before anything is served, the cursor goes past messages that have a priority: each of them, and each stretch before
 -- it, becomes a run that waits. A stretch without a priority is due now, one with a priority was due at 10 minus that, in
 -- the first ms of 1970, and what waits is served by when it was due. So this costs what has a priority, and not what lies
 -- between. What comes back later waits like any other. Nothing is served before all are set aside, in as many calls as
 -- that takes; but where the log may have holes, so that what lies between has to be read, each call serves what it knows.
+-- `aside` of the subscription is when that was last: what waits since then comes before what is fresh, also when nothing
+-- with a priority is left.
+
+-- Returns whether what was set aside without a priority waits still.
+local function is_between(aside)
+  local waits = next_ready('') <= tonumber(aside)
+  if not waits then
+    redis.call('HDEL', sub, 'aside')
+  end
+  return waits
+end
 
 -- Sets messages up to `upto` aside; returns whether this is done, so that messages can be served. The functions are in here so that a fetch does not pay for making them where there
 -- are no priorities.
@@ -25,11 +36,13 @@ local function set_urgent_aside(call, heap, upto)
   end
 
   local run -- the newest: first, last, rank
+  local between = false -- whether anything without a priority is set aside
 
   local function close_run()
     if run then
       local record = new_record(RUN .. run[1], '', 0, leased_text(run[1], run[2], '0'))
       record.waiting, record.due = run[2] - run[1] + 1, run[3] > 0 and 10 - run[3] or now
+      between = between or run[3] == 0
     end
     run = nil
   end
@@ -69,6 +82,9 @@ local function set_urgent_aside(call, heap, upto)
     end
   end
   close_run()
+  if between then
+    redis.call('HSET', sub, 'aside', now)
+  end
   flush_lanes()
   forget_lanes()
   return #found < AHEAD or not call.matches and call.cursor < call.sparse

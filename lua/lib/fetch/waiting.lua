@@ -1,6 +1,6 @@
 -- waiting: serve lanes whose messages came back, or had to stay behind others.
 --
--- Needs  subscription queue lane lanes runs fetch/capacity fetch/leasing fetch/wishes
+-- Needs  subscription queue lane lanes runs roomiest fetch/capacity fetch/leasing fetch/wishes
 
 local LANE_EFFORT, STRETCH_EFFORT = 3, 2 -- for a lane that is served, and for each stretch or run of it
 

@@ -39,6 +39,7 @@ def served(all: list[SmallWorker]) -> Counter[str]:
     return Counter({worker.name: len(worker.partitions.leased()) for worker in all})
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_leases_are_renewed_for_as_long_as_a_worker_lives(server: FakeServer) -> None:
     async with workers(server, 1) as [only]:
@@ -48,12 +49,14 @@ async def test_leases_are_renewed_for_as_long_as_a_worker_lives(server: FakeServ
         assert set((await holders(only.engine)).values()) == {"w0"}
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_partitions_are_spread_evenly_over_those_who_come(server: FakeServer) -> None:
     async with workers(server, 3) as all:
         assert served(all) == {"w0": 2, "w1": 2, "w2": 2}
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_there_is_one_controller_at_every_moment_and_another_when_it_dies(server: FakeServer) -> None:
     async with workers(server, 3) as all:
@@ -70,6 +73,7 @@ async def test_there_is_one_controller_at_every_moment_and_another_when_it_dies(
         assert len(leading) == 1
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_the_partitions_of_a_dead_worker_are_served_by_others_when_its_leases_have_ended(
     server: FakeServer,
@@ -87,6 +91,7 @@ async def test_the_partitions_of_a_dead_worker_are_served_by_others_when_its_lea
         assert {place for place in before if after[place] > before[place]} == set(lost)  # none else moved
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_a_worker_that_leaves_hands_everything_over_at_once(server: FakeServer) -> None:
     async with workers(server, 3) as [first, *others]:
@@ -129,6 +134,7 @@ async def silence(all: list[SmallWorker], duration: float) -> None:
         worker.engine.store.run = run[worker.name]  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_a_silent_cluster_is_given_time_to_be_heard_before_anybody_is_declared_dead(
     server: FakeServer,
@@ -142,6 +148,7 @@ async def test_a_silent_cluster_is_given_time_to_be_heard_before_anybody_is_decl
         assert await holders(all[0].engine) == before
 
 
+@pytest.mark.slow
 @in_virtual_time
 @pytest.mark.parametrize("duration", [0.7 * LEASE, 3 * LEASE])
 async def test_who_was_found_dead_stays_so_though_the_others_could_not_be_heard_either(
@@ -158,6 +165,7 @@ async def test_who_was_found_dead_stays_so_though_the_others_could_not_be_heard_
             assert (await others[0].engine.owners()).topics == owners
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_the_last_worker_that_serves_cannot_be_drained(server: FakeServer) -> None:
     async with workers(server, 2) as [first, second]:
@@ -192,6 +200,7 @@ async def test_a_look_at_which_nothing_has_changed_costs_the_same_for_any_number
         assert [membership.report(report).partitions for report in membership.workers.values()] == [6]
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_of_a_deleted_topic_no_lease_is_said_to_be_lost(
     server: FakeServer, caplog: pytest.LogCaptureFixture

@@ -318,3 +318,20 @@ async def test_publishes_of_a_connection_are_answered_in_their_order_ordinary_or
         assert order == answers
         assert [list(reply.duplicates) for reply in replies] == [[], [0], [], [0]]
         assert [reply.first for reply in replies] == [4, 6, 6, 7]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@in_virtual_time
+async def test_who_is_to_delete_bodies_hears_of_it_before_the_answer_to_its_ack(
+    server: FakeServer, version: int
+) -> None:
+    async with scene(server) as here:
+        peer = here.peer
+        await peer.ask(wire.Info((1, version), "", "a test", store="advertised"), wire.InfoReply)
+        body = wire.pack(["", "c", wire.pack_about(1, size=3)])
+        await peer.ask(wire.Publish("t", 0), wire.PublishReply, body)
+        [item] = [one for one in await here.stream.receive(1) if one.uid == "c"]
+        before = len(peer.came)
+        acked = here.begin(wire.Ack(here.stream.number, 0, [item.entry, "c"]), item)
+        assert settled(await acked)
+        assert peer.came[before] == Type.DELETE_BODIES

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from keylane.errors import InvalidArgument
+from keylane.payloads import open_store
 from keylane_broker.config import ConfigError, Settings, load
 from keylane_broker.worker.advertised_store import advertised, stored_in
 
@@ -45,6 +47,19 @@ def test_clients_are_told_of_the_workers_where_they_should_not_have_redis(
 def test_with_tls_it_is_https(tmp_path: Any) -> None:
     made = Settings(http_port=8080, auth=True, admin_token=TOKEN, tls_cert=tmp_path / "cert.pem")
     assert advertised(made, REDIS) == "keylane+https://"
+
+
+def test_a_folder_that_depends_on_where_a_program_runs_is_no_store() -> None:
+    with pytest.raises(ConfigError, match="three slashes"):
+        load(payloads="file://bodies")
+    with pytest.raises(InvalidArgument, match="file:///folder"):
+        open_store("file://bodies", lifetime=1.0)
+
+
+@pytest.mark.parametrize("named", [{"admin_token": TOKEN}, {"jwt_keys": "keys.json"}])
+def test_who_says_who_may_come_in_is_told_that_the_door_is_open(named: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="add --auth"):
+        load(**named)
 
 
 def test_a_password_is_not_for_everybody_and_never_shown() -> None:

@@ -141,6 +141,21 @@ async def test_who_publishes_more_than_memory_is_set_aside_for_is_held_back_unti
 
 
 @in_virtual_time
+async def test_who_reads_slowly_is_not_looked_at_whenever_somebody_is_answered(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        peer, slow = await worker.connect(), await worker.connect()
+        connections: list[Any] = list(worker.connections.all)
+        echo = slow.begin(wire.Heartbeat())
+        await echo
+        for connection in connections:
+            connection.pause_writing()
+        assert not worker.connections.memory.paused
+        for connection in connections:
+            connection.resume_writing()
+        await publish(peer, "t", 0, "m")
+
+
+@in_virtual_time
 async def test_who_is_held_back_is_listened_to_again_when_others_have_made_room(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 2), max_inflight_bytes=1024 * 1024) as worker:
         large, small = await worker.connect(), await worker.connect()
@@ -179,6 +194,115 @@ async def test_of_unfinished_frames_the_largest_is_closed_when_they_are_too_much
         assert large.ended
         assert not small.ended
         assert (await large.push(wire.Error)).code == "overloaded"
+
+
+@pytest.mark.slow
+@in_virtual_time
+async def test_a_flood_of_frames_leaves_others_their_turn_and_is_answered_in_its_order(
+    server: FakeServer,
+) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        flood, other = await worker.connect(), await worker.connect()
+        order: list[int] = []
+        answers = flood.begin_all([(wire.Publish("t", 0), b"no messages")] * 5_000)
+        for number, answer in enumerate(answers):
+            answer.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
+        await other.echo()
+        assert len(order) < 2_500
+        await asyncio.gather(*answers)
+        assert order == list(range(5_000))
+        assert worker.connections.memory.buffered == 0
+        await flood.echo()  # it is listened to
+
+
+@in_virtual_time
+async def test_publishes_that_come_at_once_are_stored_in_their_order(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        peer = await worker.connect()
+        await peer.ask(wire.CreateSubscription("t", "s"), wire.Properties)
+        answers = peer.begin_all((wire.Publish("t", 0), messages(f"m{number}")) for number in range(2_000))
+        peer.write(wire.frame(wire.Heartbeat(), 99_999)[:-3])
+        replies = [wire.properties_of(frame, wire.PublishReply) for frame in await asyncio.gather(*answers)]
+        entries = [reply.first for reply in replies]
+        assert entries == list(range(entries[0], entries[0] + 2_000))
+        await asyncio.sleep(1)
+        assert worker.connections.memory.buffered > 0  # the beginning of the last frame
+        await peer.close()
+        await asyncio.sleep(1)
+        assert worker.connections.memory.buffered == 0
+
+
+@in_virtual_time
+async def test_who_has_no_room_left_is_not_heard_in_the_middle_of_what_came_at_once(
+    server: FakeServer,
+) -> None:
+    gate, begun = asyncio.Event(), 0
+
+    async def wait(connection: Connection, frame: Frame) -> Reply:
+        nonlocal begun
+        begun += 1
+        await gate.wait()
+        return wire.Properties(), b""
+
+    async with SmallWorker(server) as worker:
+        peer = await worker.connect(handle=wait, greet=False, greeted=True)
+        answers = peer.begin_all([(wire.Rebalance(), b"")] * 1_000)
+        await asyncio.sleep(1)
+        assert begun == 200
+        gate.set()
+        await asyncio.gather(*answers)
+        assert begun == 1_000
+
+
+@pytest.mark.slow
+@in_virtual_time
+async def test_publishes_to_topics_that_are_not_there_take_little_memory(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        peer, other = await worker.connect(), await worker.connect()
+        gate, describe = asyncio.Event(), worker.engine.describe_topic
+
+        async def later(topic: str) -> Any:
+            await gate.wait()
+            return await describe(topic)
+
+        worker.engine.describe_topic = later  # type: ignore[method-assign]
+        answers = peer.begin_all(
+            (wire.Publish(f"gone-{number}", 0), messages("m")) for number in range(2_000)
+        )
+        await asyncio.sleep(1)
+        assert 400 < len(worker.partitions.by_place) < 450
+        await publish(other, "t", 0, "others do not wait")
+        gate.set()
+        for number, frame in enumerate(await asyncio.gather(*answers)):
+            said = wire.properties_of(frame, wire.Error)
+            assert (said.code, said.message) == ("topic_not_found", f"no topic 'gone-{number}'")
+        assert list(worker.partitions.by_place) == [("t", 0)]
+        assert worker.connections.memory.inflight == 0
+
+
+@pytest.mark.slow
+@in_virtual_time
+async def test_what_is_kept_of_refused_publishes_does_not_grow(server: FakeServer) -> None:
+    settings: dict[str, Any] = {"auth": True, "admin_token": "that nobody needs here", "publish_rate": 0.001}
+    async with SmallWorker(server, topic=("t", 1), **settings) as worker:
+        peer = await worker.connect()
+        await publish(peer, "t", 0, "the only one for a while")
+        for topic in ("t", "gone", "no name", "x" * 1_000):
+            for _ in range(2):
+                with pytest.raises(Refused):
+                    await publish(peer, topic, 0, "m")
+        [connection] = worker.connections.all
+        assert isinstance(connection, Connection)
+        assert connection.refused.keys() == {("t", 0), ("gone", 0)}
+        assert [error.__traceback__ for error in connection.refused.values()] == [None, None]
+        for number in range(2, 10_000):
+            peer.begin(wire.Publish("gone", number), messages("m"))
+        await peer.echo()
+        for topic in ("gone-1", "gone-2"):
+            peer.begin(wire.Publish(topic, 0), messages("m"))
+        assert (await peer.push(wire.Error)).code == "overloaded"
+        await asyncio.sleep(1)
+        assert peer.ended
 
 
 @in_virtual_time

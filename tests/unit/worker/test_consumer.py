@@ -38,13 +38,18 @@ class Source:
 
     def __init__(self) -> None:
         self.failing = False
-        self.asked = 0
+        self.has_work = True
+        self.told = 0
 
     def notify(self) -> None:
         pass
 
     def may_have_work_for(self, consumer: Consumer) -> None:
-        self.asked += 1
+        pass
+
+    def take_room(self, consumer: Consumer) -> bool:
+        self.told += 1
+        return self.has_work
 
     async def renew_sessions(self, session_ms: int) -> None:
         pass
@@ -97,9 +102,18 @@ def test_whoever_waits_for_permits_hears_of_them_one_at_a_time_while_they_are_fe
     deliver(one, 0, 4)
     one.waiting.update(enumerate(sources))
     one.take_back(1, 0)
-    assert [source.asked for source in sources] == [1, 0, 0]
+    assert [source.told for source in sources] == [1, 0, 0]
     one.take_back(1, 0)
-    assert [source.asked for source in sources] == [1, 1, 0]
+    assert [source.told for source in sources] == [1, 1, 0]
+
+
+def test_one_that_has_no_work_any_more_does_not_keep_permits_from_others() -> None:
+    one, _, sources = consumer(4, partitions=3)
+    deliver(one, 0, 4)
+    one.waiting.update(enumerate(sources))
+    sources[0].has_work = False
+    one.take_back(1, 0)
+    assert [source.told for source in sources] == [1, 1, 0]
 
 
 def test_one_whose_redis_is_away_does_not_keep_permits_from_others() -> None:
@@ -108,7 +122,7 @@ def test_one_whose_redis_is_away_does_not_keep_permits_from_others() -> None:
     one.waiting.update(enumerate(sources))
     sources[0].failing = True
     one.take_back(1, 0)
-    assert [source.asked for source in sources] == [1, 1, 0]
+    assert [source.told for source in sources] == [1, 1, 0]
 
 
 def test_a_lower_limit_is_answered_once_no_more_than_that_is_out() -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from fakeredis import FakeServer
 
 from keylane import wire
@@ -13,6 +15,8 @@ from keylane_broker.engine.values import Capacity, Lease
 from tests.support.peer import Peer, Stream, messages, publish
 from tests.support.small_worker import SmallWorker
 from tests.support.virtual_time import in_virtual_time
+
+HOUR_MS = 3_600_000
 
 
 async def stream(
@@ -68,6 +72,7 @@ async def test_consumers_with_the_same_room_get_the_same_share(server: FakeServe
         assert counts == [10, 10, 10, 10]
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_consumers_of_one_permit_on_many_partitions_are_all_served(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 3)) as worker:
@@ -87,6 +92,115 @@ async def test_consumers_of_one_permit_on_many_partitions_are_all_served(server:
                     await one.ack(item)
                 one.items.clear()
         assert len(served) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+@in_virtual_time
+async def test_partitions_that_are_published_to_at_once_leave_each_other_room(
+    server: FakeServer, mode: str
+) -> None:
+    partitions = 8
+    async with SmallWorker(server, topic=("t", partitions)) as worker:
+        one = await stream(worker, "c", mode=mode, permits=100)
+
+        async def publish_to_all(text: str) -> None:
+            bodies = [messages(f"{text}-{partition}", key=f"k{partition}") for partition in range(partitions)]
+            await asyncio.gather(
+                *(one.peer.begin(wire.Publish("t", number), body) for number, body in enumerate(bodies))
+            )
+            await asyncio.sleep(1)
+            assert len(await one.waiting()) == partitions
+
+        await publish_to_all("first")
+        await asyncio.gather(*(one.ack(item) for item in one.items))
+        one.items.clear()
+        await asyncio.sleep(1)
+        fetch, permits = worker.engine.fetch_flat, list[int]()
+
+        async def noted(
+            lease: Lease, subscription: str, rooms: list[Capacity], *rest: Any, **more: Any
+        ) -> Any:
+            permits.extend(room.permits for room in rooms)
+            return await fetch(lease, subscription, rooms, *rest, **more)
+
+        worker.engine.fetch_flat = noted  # type: ignore[method-assign, assignment]
+        await publish_to_all("second")
+        assert all(count <= 2 for count in permits), (
+            permits
+        )  # one is there, and another would show that it is more
+
+
+@pytest.mark.slow
+@in_virtual_time
+async def test_who_waited_for_room_in_many_partitions_is_served_from_all_of_them(server: FakeServer) -> None:
+    partitions, each = 6, 3
+    async with SmallWorker(server, topic=("t", partitions)) as worker:
+        one = await stream(worker, "c", permits=2)
+        await asyncio.sleep(1)
+        for number in range(each):
+            for partition in range(partitions):
+                await publish(one.peer, "t", partition, f"{partition}-{number}")
+        got = set[str]()
+        for _ in range(partitions * each // 2):
+            await asyncio.sleep(1)
+            items = list(await one.waiting())
+            assert len(items) == 2  # as many as it may have, all the time
+            got |= {item.uid for item in items}
+            one.items.clear()
+            for item in items:
+                await one.ack(item)
+        assert len(got) == partitions * each
+
+
+@pytest.mark.slow
+@in_virtual_time
+async def test_many_partitions_whose_fetches_fail_at_once_are_served_when_they_do_not(
+    server: FakeServer,
+) -> None:
+    """Each that fails lets the next one know: the stack must not grow with them."""
+    partitions = 150
+    async with SmallWorker(server, topic=("t", partitions)) as worker:
+        one = await stream(worker, "c", permits=10)
+        await asyncio.sleep(1)
+        for partition in range(partitions):
+            await publish(one.peer, "t", partition, f"{partition}-a", f"{partition}-b")
+        await asyncio.sleep(1)
+        items = list(await one.waiting())
+        fetch = worker.engine.fetch_flat
+
+        async def fail(*arguments: Any, **more: Any) -> Any:
+            raise Unavailable("away")
+
+        worker.engine.fetch_flat = fail  # type: ignore[method-assign]
+        await one.ack(items[0])
+        await asyncio.sleep(0.01)
+        worker.engine.fetch_flat = fetch  # type: ignore[method-assign]
+        got = set[str]()
+        while items:
+            got |= {item.uid for item in items}
+            for item in items:
+                await one.ack(item)
+            one.items.clear()
+            await asyncio.sleep(2)
+            items = list(await one.waiting())
+        assert len(got) == 2 * partitions
+
+
+@in_virtual_time
+async def test_a_client_without_permits_hears_after_a_pause_of_what_came_in_it(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        one = await stream(worker, "c", permits=1)
+        await asyncio.sleep(1)
+        await one.peer.answer(wire.Flow(one.number, limit=0))
+        one.peer.send(wire.Flow(one.number, paused=True))
+        await publish(one.peer, "t", 0, "a")
+        await asyncio.sleep(1)
+        await one.peer.echo()
+        assert not one.peer.has(wire.Flow)
+        one.peer.send(wire.Flow(one.number, paused=False))
+        await asyncio.sleep(1)
+        assert (await one.peer.push(wire.Flow)).wanted
 
 
 @in_virtual_time
@@ -186,6 +300,31 @@ async def test_a_fetch_names_those_with_the_most_room_first_and_of_many_not_all(
         assert named[0] == [f"c{size:02}" for size in range(20, 12, -1)]
 
 
+@pytest.mark.slow
+@in_virtual_time
+async def test_as_many_consumers_are_named_as_there_are_messages(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        streams = [await stream(worker, f"c{number:02}") for number in range(40)]
+        await publish_each(streams[0].peer, "first")
+        await asyncio.sleep(1)
+        called, post = list[str](), worker.engine.store.post
+
+        def noted(connection: Any, call: Any, on_answer: Any) -> None:
+            called.append(call[0])
+            post(connection, call, on_answer)
+
+        worker.engine.store.post = noted  # type: ignore[method-assign]
+        ran = spy(worker)
+        await publish(streams[0].peer, "t", 0, *(f"m{number}" for number in range(30)))
+        await asyncio.sleep(1)
+        assert sorted([len(await one.waiting()) for one in streams]) == [0] * 9 + [1] * 31
+        assert [name for name in called + ran if "publish" not in name] in (
+            ["subscription/turn"],
+            ["subscription/fetch"],
+        )
+
+
+@pytest.mark.slow
 @in_virtual_time
 async def test_of_many_with_the_same_room_each_has_its_turn(server: FakeServer) -> None:
     async with SmallWorker(server, topic=("t", 1)) as worker:
@@ -198,3 +337,75 @@ async def test_of_many_with_the_same_room_each_has_its_turn(server: FakeServer) 
             await taker.ack(*await taker.receive(1))
             got[taker.name] += 1
         assert set(got.values()) == {2}
+
+
+@in_virtual_time
+async def test_who_told_of_room_and_lost_it_before_a_fetch_is_served_when_it_has_room_again(
+    server: FakeServer,
+) -> None:
+    async with SmallWorker(server, topic=("t", 2)) as worker:
+        stuck = await stream(worker, "stuck", permits=1, lease_ms=HOUR_MS)
+        live = await stream(worker, "live", permits=1, lease_ms=HOUR_MS)
+        peer = await worker.connect()
+        await asyncio.sleep(1)
+        for partition in (1, 0):  # both consumers are full with messages of 1 when there come some to 0
+            await publish(peer, "t", partition, *(f"{partition}-{number}" for number in range(8)))
+            await asyncio.sleep(1)
+        fetch, gate, under_way = worker.engine.fetch_flat, asyncio.Event(), asyncio.Event()
+
+        async def slow(lease: Lease, *rest: Any, **more: Any) -> Any:
+            if lease.partition == 0 and not gate.is_set():
+                under_way.set()
+                await gate.wait()
+            return await fetch(lease, *rest, **more)
+
+        worker.engine.fetch_flat = slow  # type: ignore[method-assign]
+        got = set[str]()
+
+        async def settle(one: Stream) -> None:
+            items = list(await one.waiting())
+            one.items.clear()
+            for item in items:
+                await one.ack(item)
+                got.add(item.uid)
+            await asyncio.sleep(0.01)
+
+        while not under_way.is_set():  # until partition 0 fetches for the one that is to be stuck
+            await settle(stuck)
+        await publish(peer, "t", 0, "0-late")
+        for _ in range(2):  # the other one makes room and tells partition 0, and partition 1 takes it
+            await settle(live)
+        gate.set()
+        for _ in range(60):
+            await asyncio.sleep(1)
+            await settle(live)
+        held = {item.uid for item in await stuck.waiting()}
+        everything = {f"{partition}-{number}" for partition in (0, 1) for number in range(8)} | {"0-late"}
+        assert len(held) == 1
+        assert got == everything - held
+
+
+@in_virtual_time
+async def test_what_a_seek_has_ended_is_found_out_for_many_consumers_at_once(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        peer = await worker.connect()
+        streams = [Stream(peer, "t", "s", f"c{number}") for number in range(40)]
+        for stream in streams:
+            await stream.open(permits=1)
+        for number in range(40):
+            await publish(peer, "t", 0, f"m{number}")
+        for stream in streams:
+            await stream.receive(1)
+        run = worker.engine.store.run
+
+        async def slowly(script: str, keys: Sequence[str], *arguments: Any) -> list[Any]:
+            if script == "subscription/list_leases":
+                await asyncio.sleep(0.1)
+            return await run(script, keys, *arguments)
+
+        worker.engine.store.run = slowly  # type: ignore[method-assign]
+        began = asyncio.get_running_loop().time()
+        await peer.answer(wire.Seek("t", "s", "latest"))
+        ended = [await peer.push(wire.Ended) for _ in streams]
+        assert {one.stream for one in ended} == {stream.number for stream in streams}
+        assert asyncio.get_running_loop().time() - began < 1.0

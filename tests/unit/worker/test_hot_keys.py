@@ -32,6 +32,7 @@ def test_shares_are_right_within_the_error(batch: int, order: str) -> None:
     assert found[0].key == "hot" or order != "random"
 
 
+@pytest.mark.slow
 def test_it_keeps_a_bounded_number_of_keys_and_the_past_fades() -> None:
     sketch = HotKeys()
     publish(sketch, [f"old-{number}" for number in range(100_000)] + ["old"] * 500_000, 1_000)

@@ -177,3 +177,27 @@ async def test_publishes_that_come_during_a_call_go_together_in_the_next(server:
         replies = [wire.properties_of(await answer, wire.PublishReply) for answer in answers]
         assert sizes == [1, 8]
         assert [reply.first for reply in replies] == list(range(replies[0].first, replies[0].first + 9))
+
+
+@in_virtual_time
+async def test_what_many_producers_send_is_stored_in_several_calls(server: FakeServer) -> None:
+    async with SmallWorker(server, topic=("t", 1)) as worker:
+        peer = await worker.connect()
+        await Stream(peer, "t", "s", "c").open()
+        await publish(peer, "t", 0, "first")
+        begun, sizes = asyncio.Event(), list[int]()
+
+        async def wait(_: int, size: int) -> None:
+            sizes.append(size)
+            begun.set()
+            await asyncio.sleep(0.1)
+
+        before_storing(worker, wait)
+        answers = [peer.begin(wire.Publish("t", 0, producer="p", number=1, oldest=1), messages("m"))]
+        await begun.wait()
+        for number in range(160):
+            request = wire.Publish("t", 0, producer=f"p{number}", number=1, oldest=1)
+            answers.append(peer.begin(request, messages(f"m{number}")))
+        for answer in answers:
+            wire.properties_of(await answer, wire.PublishReply)
+        assert sizes == [1, 100, 60]

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from fakeredis import FakeServer
 
 from keylane_broker.engine.values import SubscriptionSettings
@@ -10,6 +11,7 @@ from tests.support.small_worker import SmallWorker
 from tests.support.virtual_time import in_virtual_time
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_a_lost_consumers_messages_come_to_others_when_its_session_ends_and_theirs_are_renewed(
     server: FakeServer,

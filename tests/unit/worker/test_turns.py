@@ -9,6 +9,9 @@ import pytest
 
 from keylane import wire
 from keylane.errors import Unavailable
+from keylane_broker.engine.engine import Engine
+from keylane_broker.worker.connection import Connection
+from keylane_broker.worker.dispatcher import Dispatcher
 from tests.support.fake import TurningServer
 from tests.support.peer import Item, Refused, Stream, messages, publish, receipts
 from tests.support.small_worker import SmallWorker
@@ -83,6 +86,31 @@ async def test_a_message_takes_two_calls_from_publish_to_ack(mode: str) -> None:
             [item] = await here.stream.receive(1)
             assert (await here.ack(item)).stale == []
         assert here.calls == ["subscription/turn", "subscription/ack_whole"] * 3
+
+
+@in_virtual_time
+async def test_messages_are_written_before_the_worker_learns_from_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+
+    def note(name: str, owner: type, method: str) -> None:
+        call = getattr(owner, method)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            events.append(name)
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(owner, method, noted)
+
+    async with watched() as here:
+        note("sent", Dispatcher, "deliver_turn")
+        note("written", Connection, "flush")
+        note("learnt", Engine, "learn_turn")
+        note("confirmed", Connection, "published")
+        await publish(here.peer, "t", 0, "a")
+        assert events[:4] == ["sent", "written", "learnt", "confirmed"]
+        assert [item.uid for item in await here.stream.receive(1)] == ["a"]
 
 
 @in_virtual_time

@@ -30,7 +30,10 @@ async def settle(
 ) -> Reply:
     consumer = _consumer(connection, request.stream)
     receipts = settling.receipts_in(body)
-    return settling.reply_to(await settling.settle(context, connection, consumer, request, receipts))
+    result = await settling.settle(context, connection, consumer, request, receipts)
+    if result.dead:
+        await context.outboxes.sent(consumer.topic, request.partition)
+    return settling.reply_to(result)
 
 
 def _consumer(connection: Connection, stream: int) -> Consumer:

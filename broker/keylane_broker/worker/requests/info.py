@@ -3,8 +3,10 @@
 import asyncio
 
 from keylane import wire
-from keylane.errors import Forbidden, IncompatibleVersion, Unauthorized
+from keylane.errors import Forbidden, IncompatibleVersion, InvalidArgument, Unauthorized
 from keylane_broker.access.identity import Identity
+from keylane_broker.engine.values import TopicSettings
+from keylane_broker.worker.body_deletion import ADVERTISED, OWN
 from keylane_broker.worker.connection import Connection
 from keylane_broker.worker.context import Context
 from keylane_broker.worker.request_turns import Reply
@@ -25,6 +27,8 @@ async def info(context: Context, connection: Connection, request: wire.Info, _: 
             f"the client speaks versions {oldest} to {newest} of the protocol, the broker "
             f"{wire.OLDEST_VERSION} to {wire.VERSION}: update the older one"
         )
+    if request.store not in ("", OWN, ADVERTISED):
+        raise InvalidArgument(f"store is {request.store!r:.60}: use {ADVERTISED}, {OWN} or nothing")
     try:
         identity = await context.access.identify(request.token)
     except Unauthorized:
@@ -33,23 +37,25 @@ async def info(context: Context, connection: Connection, request: wire.Info, _: 
     if request.topic:
         identity.require("observe", request.topic)
     if (connection.streams or connection.opening) and _other(identity, connection.identity):
-        raise Forbidden("this connection has consumers that another token let in: open one for this token")
+        raise Forbidden("this connection has another token's consumers: open a new one for this token")
     if request.client and not connection.greeted:
         connection.peer += f" {request.client[:_CLIENT]!r}"
     connection.let_in(identity)
+    version = min(newest, wire.VERSION)
+    connection.several = version >= wire.SEVERAL
     if request.store and request.store != connection.store:
         connection.store = request.store
         context.bodies.joined()
     settings, membership = context.settings, context.membership
-    incarnation, owners = 0, list[str]()
+    topic, owners = TopicSettings(), list[str]()
     if request.topic:
-        incarnation, owners = await membership.placement(request.topic)
+        topic, owners = await membership.placement(request.topic)
         connection.topics.add(request.topic)
     workers = [report for report in membership.workers.values() if report.address]
     places = {report.id: place for place, report in enumerate(workers)}
     return (
         wire.InfoReply(
-            version=min(newest, wire.VERSION),
+            version=version,
             worker=membership.id,
             release=context.release,
             workers=[wire.WorkerAddress(report.id, report.address) for report in workers],
@@ -61,7 +67,8 @@ async def info(context: Context, connection: Connection, request: wire.Info, _: 
             max_frame=int(settings.max_frame),
             owners=[places.get(owner, -1) for owner in owners],
             payloads_beside=context.payloads_beside,
-            incarnation=incarnation,
+            incarnation=topic.incarnation,
+            inline=topic.inline,
             http=context.http_address(),
         ),
         b"",

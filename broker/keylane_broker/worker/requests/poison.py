@@ -1,5 +1,6 @@
 """What is asked about messages that have failed too often."""
 
+import asyncio
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -32,6 +33,8 @@ async def withdraw(
         # Anybody who may publish there can say of a message that it is a dead letter of another topic.
         check_source=partial(connection.identity.require, "produce"),
     )
+    for subscription in await engine.subscriptions(request.topic) if taken else ():
+        await context.partitions.subscription_changed(request.topic, subscription)  # a lane may have waited
     if not request.purge:
         with suppress(BrokerError):  # then it is tried again, in the background
             await context.outboxes.empty(request.topic, request.partition)
@@ -65,10 +68,15 @@ async def unpark(context: Context, _: Connection, request: wire.Unpark, __: memo
     engine, topic, name = context.engine, request.topic, request.subscription
     about = await engine.describe_topic(topic)
     await one_place(context, topic, name, "park")
-    lanes = 0
-    for lane in await engine.parked(topic, name, about.partitions):
-        if lane.key == request.key and request.id in ("", f"{lane.partition}:{lane.id}"):
-            lanes += await engine.unpark(topic, name, lane, request.action)
-    if lanes:
+    unparked = [
+        lane.partition
+        for lane in await engine.parked(topic, name, about.partitions)
+        if lane.key == request.key
+        and request.id in ("", f"{lane.partition}:{lane.id}")
+        and await engine.unpark(topic, name, lane, request.action)
+    ]
+    if unparked:
         await context.partitions.subscription_changed(topic, name)
-    return wire.UnparkReply(lanes), b""
+    if request.action == "skip":
+        await asyncio.gather(*(context.outboxes.sent(topic, partition) for partition in set(unparked)))
+    return wire.UnparkReply(len(unparked)), b""

@@ -4,6 +4,7 @@ import msgspec
 
 from keylane import wire
 from keylane.errors import InvalidArgument, SubscriptionExists, SubscriptionNotFound
+from keylane.wire.about import without_inline
 from keylane_broker.engine.checks import check_int
 from keylane_broker.engine.filters import Filter
 from keylane_broker.engine.values import Backoff, SubscriptionSettings
@@ -58,8 +59,8 @@ async def _check_same(
     given = {name: value for name, value in asked.items() if value != getattr(usual, name)}
     if other := differences(given, there):
         raise SubscriptionExists(
-            f"subscription {request.subscription!r} of {request.topic!r} exists with {other}: do not ask for "
-            "that, or use another subscription"
+            f"subscription {request.subscription!r} of {request.topic!r} exists with {other}: omit "
+            "that, change it (not delivery, keys or filter), or use another subscription"
         )
 
 
@@ -148,7 +149,7 @@ async def seek(context: Context, _: Connection, request: wire.Seek, __: memoryvi
     return DONE
 
 
-async def peek(context: Context, _: Connection, request: wire.Peek, __: memoryview) -> Reply:
+async def peek(context: Context, connection: Connection, request: wire.Peek, _: memoryview) -> Reply:
     engine = context.engine
     count = (await engine.describe_topic(request.topic)).partitions
     await one_place(context, request.topic, request.subscription, "look into")
@@ -157,7 +158,8 @@ async def peek(context: Context, _: Connection, request: wire.Peek, __: memoryvi
         numbers = [check_int("partition", request.partition, 0, count - 1)]
     check_int("limit", request.limit, 1, _PEEKS)
     found = await peek_messages(engine.store, request.topic, request.subscription, numbers, request.limit)
-    return wire.Properties(), wire.pack(_first_that_fit(found))
+    may_consume = connection.identity.may("consume", request.topic)
+    return wire.Properties(), wire.pack(_first_that_fit(found, may_consume))
 
 
 async def one_place(context: Context, topic: str, subscription: str, verb: str) -> None:
@@ -169,12 +171,14 @@ async def one_place(context: Context, topic: str, subscription: str, verb: str) 
         )
 
 
-def _first_that_fit(found: list[Unsettled]) -> list[wire.PeekedMessage]:
-    """Return as many as one frame should hold."""
+def _first_that_fit(found: list[Unsettled], may_consume: bool) -> list[wire.PeekedMessage]:
+    """Return as many as one frame should hold; who may not consume gets no bodies that are inline."""
     answers: list[wire.PeekedMessage] = []
     size = 0
     for item in found:
         id, key, uid, about, retries = msgspec.structs.astuple(item.message)
+        if not may_consume:
+            about = without_inline(about)
         size += len(key) + len(uid) + len(about)
         if size > FRAME and answers:
             break

@@ -71,7 +71,7 @@ async def handle(context: Context, connection: Connection, frame: wire.Frame) ->
     try:
         properties, handler = HANDLERS[frame.type]
     except KeyError:
-        raise ProtocolError(f"frames of type {frame.type} are not known here") from None
+        raise ProtocolError(f"unknown frame type {frame.type}") from None
     request = wire.properties_of(frame, properties)
     _check(context, connection, frame.type, request)
     return await handler(context, connection, request, frame.body)

@@ -19,15 +19,19 @@ async def create_topic(context: Context, _: Connection, request: wire.CreateTopi
     limit = context.settings.max_partitions
     partitions = context.settings.default_partitions if request.partitions is None else request.partitions
     check_int("partitions", partitions, 1, limit)
+    retention_ms = request.retention_ms
+    if retention_ms is None:
+        retention_ms = 0 if request.retention_bytes else round(context.settings.retention * 1_000)
     settings = TopicSettings(
         partitions,
         journal=request.journal or 0,
-        retention_ms=request.retention_ms,
+        retention_ms=retention_ms,
         retention_bytes=request.retention_bytes,
         ttl_ms=request.ttl_ms,
         backlog_quota=request.backlog_quota,
         backlog_quota_bytes=request.backlog_quota_bytes,
         spread=request.spread,
+        inline=request.inline,
     )
     if request.dedupe_ms is not None:
         settings = msgspec.structs.replace(settings, dedupe_ms=request.dedupe_ms)
@@ -44,11 +48,13 @@ async def create_topic(context: Context, _: Connection, request: wire.CreateTopi
             "backlog_quota": request.backlog_quota or None,
             "backlog_quota_bytes": request.backlog_quota_bytes or None,
             "spread": request.spread if request.spread > 1 else None,
+            "inline": request.inline or None,
         },
         msgspec.structs.asdict(made),
     ):
         raise TopicExists(
-            f"topic {request.topic!r} exists with {other}: do not ask for that, or change it (not partitions)"
+            f"topic {request.topic!r} exists with {other}: omit that, or change the topic (not partitions "
+            "or inline)"
         )
     counts = await _counted(context, request.topic, made) if request.exist_ok else None
     return _described(made, counts), b""
@@ -64,6 +70,7 @@ async def change_topic(context: Context, _: Connection, request: wire.ChangeTopi
         backlog_quota=request.backlog_quota,
         backlog_quota_bytes=request.backlog_quota_bytes,
         spread=request.spread,
+        dedupe_ms=request.dedupe_ms,
     )
     await context.partitions.topic_changed(request.topic)
     if request.spread is not None:
@@ -92,6 +99,7 @@ def _described(settings: TopicSettings, counts: inspection.TopicCounts | None = 
         settings.incarnation,
         settings.backlog_quota_bytes,
         settings.spread,
+        settings.inline,
     )
 
 

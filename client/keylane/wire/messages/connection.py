@@ -41,6 +41,7 @@ class InfoReply(Properties, frozen=True):
     # The store is the server that has the messages: bodies are as safe as these.
     payloads_beside: bool = False
     incarnation: int = 0  # of the topic asked for: another one of that name has another
+    inline: int = 0  # of the topic asked for: bodies of up to so many bytes are inline
     http: str = ""  # host:port where this worker speaks HTTP to clients, "" where it does not
 
 

@@ -1,6 +1,14 @@
 """What consumers and workers say: opening, deliveries, permits, settling."""
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from keylane.wire.frames import Properties, Type
+from keylane.wire.limits import MAX_BATCH
+
+_Numbers = Annotated[list[int], Meta(max_length=MAX_BATCH)]
+_Bodies = Annotated[list[int | str], Meta(max_length=20_000)]
 
 
 class Subscribe(Properties, frozen=True):
@@ -111,6 +119,30 @@ class Ack(Properties, frozen=True):
     partition: int
     # Entry, name, … of those that have a body; None: the worker finds out.
     bodies: list[int | str] | None = None
+
+
+class Acks(Properties, frozen=True):
+    """ACKS: as many ACK frames in one; the lists have an item for each.
+
+    Their sequences are that of this frame and those that follow, and each is answered by itself; the body has
+    the receipts of the first, then those of the second, and so on.
+    """
+
+    TYPE = Type.ACKS
+
+    streams: _Numbers
+    partitions: _Numbers
+    sizes: _Numbers  # receipts of each, one at least
+    bodies: Annotated[list[_Bodies | None], Meta(max_length=MAX_BATCH)]
+
+
+class Answers(Properties, frozen=True):
+    """ANSWERS: OK to several requests, for who has said in INFO that it understands this."""
+
+    TYPE = Type.ANSWERS
+
+    stored: list[int] = []  # sequence, ledger, first, published_ms, … of publishes that are stored as a whole
+    settled: list[int] = []  # sequences of acks of which nothing was stale
 
 
 class Nack(Properties, frozen=True):

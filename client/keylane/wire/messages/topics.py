@@ -15,12 +15,13 @@ class CreateTopic(Properties, frozen=True):
     journal: int | None = None  # records to keep of what happens in each partition; None or 0: no journal
     # What stays of messages that every subscription has settled: for so long, and so many bytes of bodies in
     # all partitions together. Nothing, if both are 0; -1 is for ever; else 0 is no limit.
-    retention_ms: int = 0
+    retention_ms: int | None = None  # None: the broker's default, unless there are bytes
     retention_bytes: int = 0
     ttl_ms: int = 0  # after which messages expire that do not say when; 0 for never
     backlog_quota: int = 0  # messages that all partitions together may have unsettled; 0 for no limit
     backlog_quota_bytes: int = 0  # and bytes of their bodies
     spread: int = 1  # its partitions are on every so-manieth worker: 1, on all, to 8
+    inline: int = 0  # bodies of up to so many bytes are in the messages themselves, not in a payload store
 
 
 class ChangeTopic(Properties, frozen=True):
@@ -36,6 +37,7 @@ class ChangeTopic(Properties, frozen=True):
     backlog_quota: int | None = None
     backlog_quota_bytes: int | None = None
     spread: int | None = None
+    dedupe_ms: int | None = None
 
 
 class DeleteTopic(Properties, frozen=True):
@@ -78,6 +80,7 @@ class TopicReply(Properties, frozen=True):
     incarnation: int = 0  # a topic of the same name that is made later has a larger one
     backlog_quota_bytes: int = 0
     spread: int = 1
+    inline: int = 0
 
 
 class HotKeys(Properties, frozen=True):

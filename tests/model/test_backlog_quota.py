@@ -1,4 +1,4 @@
-"""A backlog whose bytes are limited, against the model: nothing is stored behind what does not fit."""
+"""A backlog whose messages or bytes are limited, against the model: nothing goes behind what does not fit."""
 
 from typing import ClassVar, NamedTuple
 
@@ -38,9 +38,22 @@ class KeySharedLimited(Limited, KeySharedMachine):
     """With a key-shared subscription."""
 
 
-MACHINES = [SharedLimited, KeySharedLimited]
+class SharedCounted(SharedMachine):
+    """A shared subscription in a topic that may have 12 messages unsettled."""
+
+    settings: ClassVar = TopicSettings(dedupe_ms=DEDUPE_MS, backlog_quota=12)
 
 
+class KeySharedCounted(KeySharedMachine):
+    """A key-shared one in such a topic."""
+
+    settings: ClassVar = TopicSettings(dedupe_ms=DEDUPE_MS, backlog_quota=12)
+
+
+MACHINES = [SharedLimited, KeySharedLimited, SharedCounted, KeySharedCounted]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_more_than_fits_is_stored_in_a_few_runs(machine: type[BrokerMachine], server_url: str) -> None:
     """A short exploration, for every change."""
@@ -60,6 +73,7 @@ class Defect(NamedTuple):
     file: str
     text: str
     becomes: str
+    machine: type[BrokerMachine] = SharedLimited
 
 
 DEFECTS = {
@@ -68,10 +82,16 @@ DEFECTS = {
         "lib/partition", "bytes + size > most_bytes", "bytes + size > most_bytes + 1"
     ),
     "a small one goes before a large one that does not fit": Defect(
-        "partition/publish", "(full or entry", "(entry"
+        "partition/publish", "(full or is_behind", "(is_behind"
     ),
     "a large one is refused where there is no other": Defect("lib/partition", "if bytes > 0 and", "if"),
     "what was stored does not count": Defect("partition/publish", "  write_bytes()\n", ""),
+    "one message too many fits": Defect(
+        "partition/publish", "entry - first + 1 >= room", "entry - first >= room", SharedCounted
+    ),
+    "what is settled counts still": Defect(
+        "lib/partition", "redis.call('XLEN', log))", "last_entry)", KeySharedCounted
+    ),
 }
 
 
@@ -79,9 +99,9 @@ DEFECTS = {
 @pytest.mark.parametrize("name", DEFECTS)
 def test_the_machine_finds_out_that(name: str, server_url: str) -> None:
     """Plant the defect, and expect a failure."""
-    file, text, becomes = DEFECTS[name]
+    file, text, becomes, machine = DEFECTS[name]
     sources = read_sources()
     assert sources[file].count(text) == 1, f"{text!r} is there once in {file}.lua"
     sources[file] = sources[file].replace(text, becomes)
     with pytest.raises((AssertionError, ValueError)):
-        explore(SharedLimited, server_url, UNTIL_FOUND, sources=sources, planted=True)
+        explore(machine, server_url, UNTIL_FOUND, sources=sources, planted=True)
