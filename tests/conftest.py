@@ -1,7 +1,9 @@
 """Fixtures for every test: real servers, started once for each test process, and fresh names."""
 
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,12 @@ ports.PORTS = ports.PORTS[_NUMBER * _SHARE : (_NUMBER + 1) * _SHARE]
 # modules anew, and each test process rewrite the assertions of all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# What tests write goes to memory where there is room: a disk that others keep busy holds up a server with an
+# append-only file for seconds at a time, and no test is about that.
+_MEMORY, _ROOM = Path("/dev/shm"), 8 << 30
+if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM:
+    tempfile.tempdir = os.environ["TMPDIR"] = str(_MEMORY)
 
 # Brokers that tests start by command would all want the same port for HTTP; those that need it say which.
 os.environ.setdefault("KEYLANE_HTTP_PORT", "0")

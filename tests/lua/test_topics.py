@@ -10,7 +10,7 @@ from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.values import Outgoing, TopicSettings
 from keylane_broker.limits import FOREVER
 from keylane_broker.store.keys import PartitionKeys, topic_key
-from tests.support.story import Story, message, must_acquire
+from tests.support.story import HOUR_MS, Story, message, must_acquire
 
 
 async def test_a_topic_has_its_partitions_and_its_settings(engine: Engine, topic: str) -> None:
@@ -115,7 +115,7 @@ async def test_deleting_a_topic_takes_everything_with_it_and_fences_its_workers(
     await engine.delete_topic(topic)
     assert await engine.store.keys_like(f"*{topic}*") == set()
     assert topic not in await engine.topics()
-    assert await engine.renew([story.lease], 1_000) == [False]
+    assert await engine.renew([story.lease], HOUR_MS) == [False]
     with pytest.raises(TopicNotFound):
         await story.publish("a")
 
