@@ -5,7 +5,7 @@ import pytest
 from keylane import wire
 from keylane.wire import pack_about
 from keylane_broker.engine.addressing import addressed_to_others
-from keylane_broker.worker.publisher import messages_of
+from keylane_broker.worker.publish_frames import messages_of
 
 REDRIVEN = {"redriven.for": "billing"}
 

@@ -11,11 +11,9 @@ from keylane import wire
 from keylane.errors import (
     BrokerError,
     DurabilityNotReached,
-    Fenced,
     InvalidArgument,
     Overloaded,
     ProtocolError,
-    Unavailable,
 )
 from keylane.wire import Frame, FrameReader, Type
 from keylane_broker.access.identity import Identity
@@ -24,9 +22,9 @@ from keylane_broker.errors import NotOwner
 from keylane_broker.limits import MAX_PERMITS
 from keylane_broker.worker.confirmations import Pending
 from keylane_broker.worker.connection_acks import ConnectionAcks
+from keylane_broker.worker.connection_publishes import ConnectionPublishes
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
-from keylane_broker.worker.publisher import check_sizes, messages_of, numbers_of, publishes_in
 from keylane_broker.worker.request_turns import Reply, RequestTurns
 
 log = logging.getLogger("keylane.broker")
@@ -39,8 +37,6 @@ _BUFFERED = 1024 * 1024  # bytes that may wait to be sent before deliveries stop
 _FETCHES = 16  # under way for one client, each of which may bring each consumer a megabyte
 _INFLIGHT = 8 * 1024 * 1024  # bytes of publishes that one connection may have under way
 _GREETING = 65_536  # bytes of a frame of somebody who is not known yet: memory is for those who are
-_PLACE = 20_000  # bytes that a partition takes which nobody has asked for before
-_REFUSED = 10_000  # places whose publishes must come again that are known of one connection
 _SAID = 2_000  # characters of an error
 _REQUESTS = 200  # requests that one connection may have under way
 
@@ -53,11 +49,11 @@ class Connection(asyncio.Protocol):
     def __init__(self, context: Context, handle: Handle) -> None:
         self.streams: dict[int, Consumer] = {}
         self.opening: set[int] = set()  # streams whose SUBSCRIBE is under way
-        self.refused: dict[tuple[str, int], BrokerError] = {}  # where publishes must come again
         self.topics: set[str] = set()  # whose maps it has, and so hears of moves
         self.store = ""  # the payload store that it can delete from: see body_deletion
         self.several = False  # the client understands ANSWERS
         self.writable = True
+        self.inflight = 0  # bytes of its publishes that are under way
         self.unsent = 0  # bytes that waited to be sent when that was last looked at
         self.greeted = False  # INFO has been exchanged
         self.identity = NOBODY  # until it has
@@ -66,8 +62,6 @@ class Connection(asyncio.Protocol):
         self._context = context
         self._all = context.connections
         self._memory = context.connections.memory
-        self._background = context.background
-        self._partitions = context.partitions
         self._store = context.engine.store
         self._counters = context.engine.store.counters
         self._now_ms = context.clock.now_ms
@@ -81,9 +75,9 @@ class Connection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._stored: list[int] = []  # behind these, as ANSWERS has it
         self._settled: list[int] = []
-        self._inflight = 0
         self._requests = RequestTurns(self, partial(handle, self), context.background)
         self._acks = ConnectionAcks(self, context, self._requests)
+        self.publishes = ConnectionPublishes(self, context)
         self._fetches = 0  # under way for its consumers
         self._full = False  # as many as there may be have been
         self._reading = True  # there is room for what the client may ask
@@ -343,9 +337,9 @@ class Connection(asyncio.Protocol):
             return
         try:
             if frame.type == Type.PUBLISH:
-                self._publish(frame)
+                self.publishes.begin(frame)
             elif frame.type == Type.PUBLISHES:
-                self._publish_several(frame)
+                self._taken += self.publishes.begin_several(frame)
             elif frame.type == Type.ACKS:
                 self._taken += self._acks.begin_several(frame)
             elif frame.type == Type.FLOW:
@@ -375,89 +369,9 @@ class Connection(asyncio.Protocol):
 
     # Publishing
 
-    def _publish(self, frame: Frame) -> None:
-        request = wire.properties_of(frame, wire.Publish)
-        self.identity.require("produce", request.topic)
-        self._let_publish(request)
-        self._store_messages(request, frame.sequence, messages_of(request, frame.body), len(frame.body))
-        self.regulate()
-
-    def _publish_several(self, frame: Frame) -> None:
-        """Take what is as many PUBLISH frames; each part is answered, and may fail, by itself."""
-        several = wire.properties_of(frame, wire.Publishes)
-        parts = publishes_in(several, frame.sequence)
-        self._taken += len(parts)
-        sequence, start = frame.sequence, 0
-        try:
-            self.identity.require("produce", several.topic)
-            flat = messages_of(parts[0], frame.body)
-            check_sizes(several.sizes, len(flat) // 3)
-        except BrokerError as error:
-            for place in range(len(parts)):
-                self.cannot_read(error, sequence + place)
-            return
-        length = len(frame.body) // len(parts)  # of each, about
-        for place, (part, size) in enumerate(zip(parts, several.sizes, strict=True)):
-            try:
-                self._let_publish(part)
-                self._store_messages(part, sequence + place, flat[start * 3 : (start + size) * 3], length)
-            except Exception as error:
-                self.cannot_read(error, sequence + place)
-            start += size
-        self.regulate()
-
-    def _let_publish(self, request: wire.Publish) -> None:
-        """Raise an error where a PUBLISH is refused whatever it brings."""
-        place = (request.topic, request.partition)
-        if request.again:
-            self.refused.pop(place, None)
-        elif refusal := self.refused.get(place):
-            raise self._refused_still(request, refusal)
-        if self._background.stopping:
-            raise Unavailable("the worker is stopping")
-
-    def _store_messages(self, request: wire.Publish, sequence: int, flat: list[str], size: int) -> None:
-        """Hand messages to their partition, which answers."""
-        place = (request.topic, request.partition)
-        numbered = numbers_of(request, flat)
-        partition = self._partitions.by_place.get(place)
-        try:
-            if partition is None:
-                self._partitions.check(*place)
-            self._context.rates.take(self.identity, len(flat) // 3)
-        except (NotOwner, Overloaded) as error:  # what is behind this one must not overtake it
-            self.refuse_next(*place, error)
-            raise
-        if partition is None:
-            partition = self._partitions.get(*place)
-            size += _PLACE  # until it is answered: it may be of a topic that is not there
-        self._inflight += size
-        self._memory.inflight += size
-        partition.publish(
-            Pending(
-                self,
-                sequence,
-                flat,
-                size,
-                request.durability,
-                request.timeout_ms,
-                request.due_ms,
-                request.incarnation,
-                request.extras,
-                numbered,
-                self._counters.now(),
-            )
-        )
-
-    def _refused_still(self, request: wire.Publish, refusal: BrokerError) -> BrokerError:
-        """Return why what comes behind a refused publish is refused, too; the partition may have moved on."""
-        if not isinstance(refusal, NotOwner):
-            return refusal
-        self._partitions.check(request.topic, request.partition)  # or its owner of now
-        return Fenced(
-            f"partition {request.partition} of {request.topic!r} moved away and has come back: send what "
-            "was refused once more, in its order, the first frame with `again`"
-        )
+    def refuse_next(self, topic: str, partition: int, error: Exception) -> None:
+        """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
+        self.publishes.refuse_next(topic, partition, error)
 
     def published(self, pending: Pending, reply: wire.PublishReply) -> None:
         """Answer a PUBLISH."""
@@ -474,33 +388,22 @@ class Connection(asyncio.Protocol):
         self._done(pending)
         self.refuse(error, pending.sequence)
 
-    def refuse_next(self, topic: str, partition: int, error: Exception) -> None:
-        """A PUBLISH is to be tried again: what comes behind it must not overtake it."""
-        if isinstance(error, BrokerError):
-            error.__cause__ = error.__context__ = None  # whose frames would be kept with it
-            self.refused[topic, partition] = error.with_traceback(None)
-            if len(self.refused) > _REFUSED and self.alive:
-                log.info("closing %s: publishes to %d partitions must come again", self.peer, _REFUSED)
-                self._counters.drops["refused_publishes"] += 1
-                self.send(wire.Error("overloaded", "too many publishes were refused; send them once more"))
-                self.close()
-
     def _done(self, pending: Pending) -> None:
-        self._inflight -= pending.size
+        self.inflight -= pending.size
         self._memory.inflight -= pending.size
         self.regulate()
         self._memory.listen_again()
 
     def regulate(self) -> None:
         """Listen only while there is room for what the client may ask."""
-        held_back = self.alive and self._inflight > 0 and self._memory.over_limit
+        held_back = self.alive and self.inflight > 0 and self._memory.over_limit
         if held_back:
             self._memory.paused.add(self)
         else:
             self._memory.paused.discard(self)
         wanted = (
             self.writable
-            and self._inflight < _INFLIGHT
+            and self.inflight < _INFLIGHT
             and self._requests.under_way < _REQUESTS
             and not held_back
         )

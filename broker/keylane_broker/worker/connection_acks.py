@@ -19,7 +19,7 @@ from keylane_broker.worker.acks import Ack
 from keylane_broker.worker.body_deletion import DeletingClient
 from keylane_broker.worker.consumer import Consumer
 from keylane_broker.worker.context import Context
-from keylane_broker.worker.publisher import check_parts, check_sizes
+from keylane_broker.worker.frame_parts import check_parts, check_sizes
 from keylane_broker.worker.request_turns import Asker, Reply, RequestTurns
 from keylane_broker.worker.settling import known_bodies, receipts_in, reply_to, settle
 

@@ -2,22 +2,17 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple
-
-from msgspec import Meta
+from typing import Any, NamedTuple
 
 from keylane import wire
-from keylane.errors import BrokerError, InvalidArgument, ProtocolError
-from keylane_broker.engine.addressing import take_out_addresses
-from keylane_broker.engine.checks import check_abouts, check_dues, check_extras, check_flat, check_int
+from keylane.errors import BrokerError, InvalidArgument
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.tail import MANY
 from keylane_broker.engine.turns import AT_ONCE
 from keylane_broker.engine.values import STALE, Capacity, Extras, Lease, NumberedFrame, PublishResult
 from keylane_broker.store.connection import SharedConnection
-from keylane_broker.store.durability import replicas
 from keylane_broker.worker.acks import Ack, names_of
 from keylane_broker.worker.body_deletion import OWN
 from keylane_broker.worker.clock import instant
@@ -31,7 +26,6 @@ from keylane_broker.worker.leased_partition import LeasedPartition
 log = logging.getLogger("keylane.broker")
 
 _PRODUCERS = 100  # in one call, which may read 64 stretches of numbers of each
-_TEXTS = Annotated[list[str], Meta(max_length=wire.MAX_BATCH * 3)]  # bounded before memory is set aside
 
 
 class _Turn(NamedTuple):
@@ -396,73 +390,6 @@ class Publisher:
         for pending in behind:
             self._pending.remove(pending)
         return behind
-
-
-def messages_of(request: wire.Publish, body: memoryview) -> list[str]:
-    """Return the messages of a PUBLISH, if they can be published."""
-    flat: list[str] = wire.unpack(body, _TEXTS)
-    check_flat(flat)
-    check_abouts(flat)
-    take_out_addresses(flat)
-    replicas(request.durability)
-    if not 0 < request.timeout_ms <= 60_000:
-        raise InvalidArgument(f"timeout_ms is {request.timeout_ms}: use 1 to 60000")
-    if request.due_ms is not None:
-        check_dues(flat, request.due_ms)
-    check_extras(flat, request.extras)
-    return flat
-
-
-def publishes_in(several: wire.Publishes, sequence: int) -> list[wire.Publish]:
-    """Return the PUBLISH frames that one frame stands for, without what they bring."""
-    columns = (several.partitions, several.sizes, several.producers, several.numbers, several.oldest)
-    check_parts(sequence, "partitions, sizes, producers, numbers and oldest", *columns)
-    named, again = set(several.named), set(several.again)
-    return [
-        wire.Publish(
-            several.topic,
-            partition,
-            several.durability,
-            several.timeout_ms,
-            place in again,
-            incarnation=several.incarnation,
-            producer=producer,
-            number=number,
-            oldest=oldest,
-            named=place in named,
-        )
-        for place, (partition, _, producer, number, oldest) in enumerate(zip(*columns, strict=True))
-    ]
-
-
-def check_parts(sequence: int, names: str, *columns: Sized) -> None:
-    """Raise an error unless lists have an item for each part of a frame, of which there may be so many."""
-    counts = {len(column) for column in columns}
-    if sequence + max(counts) > 2**64:
-        raise ProtocolError(f"sequence {sequence} is too high: no sequences are left for all parts")
-    if len(counts) > 1 or not 1 <= min(counts) <= wire.MAX_BATCH:
-        raise ProtocolError(f"{names} have an item for each part, 1 to {wire.MAX_BATCH}")
-
-
-def check_sizes(sizes: list[int], count: int) -> None:
-    """Raise an error unless parts of these sizes are as much as there is."""
-    if min(sizes) < 1 or sum(sizes) != count:
-        raise InvalidArgument(
-            f"the sizes of the parts add up to {sum(sizes)}, but there are {count}; no part may be empty"
-        )
-
-
-def numbers_of(request: wire.Publish, flat: list[str]) -> NumberedFrame | None:
-    """Return the numbers of the messages of a PUBLISH, if they have any."""
-    if not request.producer:
-        return None
-    if len(request.producer) > wire.MAX_PRODUCER:
-        raise InvalidArgument(f"a producer's name has {len(request.producer)} characters; use up to 64")
-    if request.due_ms is not None:
-        raise InvalidArgument("messages for later have no numbers: leave `producer` out")
-    check_int("number", request.number, 1, wire.MAX_NUMBER)
-    check_int("oldest", request.oldest, 1, request.number)
-    return NumberedFrame(request.producer, request.number, request.oldest, len(flat) // 3, request.named)
 
 
 def _stale(pending: Pending) -> InvalidArgument:

@@ -293,8 +293,8 @@ async def test_what_is_kept_of_refused_publishes_does_not_grow(server: FakeServe
                     await publish(peer, topic, 0, "m")
         [connection] = worker.connections.all
         assert isinstance(connection, Connection)
-        assert connection.refused.keys() == {("t", 0), ("gone", 0)}
-        assert [error.__traceback__ for error in connection.refused.values()] == [None, None]
+        assert connection.publishes.refused.keys() == {("t", 0), ("gone", 0)}
+        assert [error.__traceback__ for error in connection.publishes.refused.values()] == [None, None]
         for number in range(2, 10_000):
             peer.begin(wire.Publish("gone", number), messages("m"))
         await peer.echo()
