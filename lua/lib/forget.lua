@@ -42,7 +42,7 @@ local function doom_bodies(ranges, names, part)
   return names ~= '' and doom(bodies, own, ranges_text(ranges), names) or ''
 end
 
--- Takes ranges that leave the log out of the bytes of the backlog, as lib/partition.lua counts them.
+-- Takes ranges that leave the log out of the bytes of the backlog, as lib/quota.lua counts them.
 local function uncount_backlog(ranges)
   local bytes, from = 0, entry_of(counted_at)
   for _, range in ipairs(ranges) do

@@ -1,6 +1,6 @@
 -- cancel: remove a message for later, or say which one was stored under a uid.
 --
--- Needs  partition bodies
+-- Needs  partition quota bodies
 -- KEYS   as in lib/partition.lua; 10 bodies  stream  what is to be deleted from the payload store
 -- ARGV   1 unused   2 uid   3 group: of the producer that asks, or ""   4 look: "1" to change nothing
 -- Returns  {"OK", due_ms}: it waited until then, by Redis time, and is removed unless this was only a look

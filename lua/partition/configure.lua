@@ -4,7 +4,7 @@
 -- KEYS   1 meta      hash    last, clock, lead, journal, retain, sweep
 --        2 journal   stream
 --        3 retained  stream  what was settled and stays
--- ARGV   1 cap: records that the journal keeps, 0 for none   2 retain, as in lib/retention.lua   3 ttl_ms, 0 for none   4 quota, as in lib/partition.lua, 0 for none
+-- ARGV   1 cap: records that the journal keeps, 0 for none   2 retain, as in lib/retention.lua   3 ttl_ms, 0 for none   4 quota, as in lib/quota.lua, 0 for none
 --        5 dedupe_ms
 -- Returns  {"OK", 1 where something is retained otherwise: drop_unowed is to be called}   {"NO_TOPIC"}
 -- Cost     O(1); the memory is freed in the background
@@ -23,7 +23,7 @@ if (stored[4] or '0') == '0' and cap ~= '0' then
   write_record(journal, cap, tick(meta, stored[2], stored[3]), 'begun', '', '', stored[1] + 1, newest + 1)
 end
 redis.call('HSET', meta, 'journal', cap, 'retain', retain, 'ttl_ms', ttl_ms, 'quota', quota, 'dedupe_ms', dedupe_ms)
--- As in lib/partition.lua: what is there when bytes are first limited does not count.
+-- As in lib/quota.lua: what is there when bytes are first limited does not count.
 if not string.find(quota, ' ', 1, true) then
   redis.call('HDEL', meta, 'counted_at', 'backlog_bytes', 'delayed_from')
 elseif not stored[6] then

@@ -17,6 +17,6 @@ else
 end
 redis.call('HSET', meta, unpack(ARGV, 2))
 if string.find(redis.call('HGET', meta, 'quota') or '', ' ', 1, true) then
-  redis.call('HSETNX', meta, 'counted_at', '0-0') -- as in lib/partition.lua
+  redis.call('HSETNX', meta, 'counted_at', '0-0') -- as in lib/quota.lua
 end
 return { 'OK' }

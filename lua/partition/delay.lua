@@ -1,6 +1,6 @@
 -- delay: keep a batch until it falls due, each uid once.
 --
--- Needs  partition require_lease dedupe extras
+-- Needs  partition quota require_lease dedupe extras
 -- KEYS   as in lib/partition.lua
 -- ARGV   2 packed: MessagePack array: key, uid, about, key, uid, about, ...
 --        3 packed_dues: MessagePack array: when each is due, ms of Redis time   4 extras, as in lib/extras.lua, or ""

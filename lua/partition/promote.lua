@@ -1,6 +1,6 @@
 -- promote: append delayed messages that are due to the log, a bounded part per call, and drop old marks.
 --
--- Needs  partition require_lease dedupe ranges journal bodies retention audience extras
+-- Needs  partition quota require_lease dedupe ranges journal bodies retention audience extras
 -- KEYS   as in lib/partition.lua; 10 bodies  stream  what is to be deleted from the payload store
 -- ARGV   2 limit: messages appended, at most
 -- Returns  {"OK", now_ms, last entry, n appended, n dropped, next_due_ms or 0, marks_due_ms or 0,

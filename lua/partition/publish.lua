@@ -1,6 +1,6 @@
 -- publish: append a batch to the log, each message once: by its uid, or by the number that its producer has given it.
 --
--- Needs  partition require_lease dedupe producers ranges journal retention audience extras
+-- Needs  partition quota require_lease dedupe producers ranges journal retention audience extras
 -- KEYS   as in lib/partition.lua
 -- ARGV   2 packed: MessagePack array: key, uid, about, key, uid, about, ...
 --        3 numbered: MessagePack array of frames, as in lib/producers.lua, that make up the batch; "": it has no numbers

@@ -79,18 +79,18 @@ class Defect(NamedTuple):
 DEFECTS = {
     "what leaves the log counts still": Defect("lib/forget", "    uncount_backlog(ranges)\n", ""),
     "one byte too many fits": Defect(
-        "lib/partition", "bytes + size > most_bytes", "bytes + size > most_bytes + 1"
+        "lib/quota", "bytes + size > most_bytes", "bytes + size > most_bytes + 1"
     ),
     "a small one goes before a large one that does not fit": Defect(
         "partition/publish", "(full or is_behind", "(is_behind"
     ),
-    "a large one is refused where there is no other": Defect("lib/partition", "if bytes > 0 and", "if"),
+    "a large one is refused where there is no other": Defect("lib/quota", "if bytes > 0 and", "if"),
     "what was stored does not count": Defect("partition/publish", "  write_bytes()\n", ""),
     "one message too many fits": Defect(
         "partition/publish", "entry - first + 1 >= room", "entry - first >= room", SharedCounted
     ),
     "what is settled counts still": Defect(
-        "lib/partition", "redis.call('XLEN', log))", "last_entry)", KeySharedCounted
+        "lib/quota", "redis.call('XLEN', log))", "last_entry)", KeySharedCounted
     ),
 }
 

@@ -66,7 +66,7 @@ def partition_fields(settings: TopicSettings) -> dict[str, str]:
 
 
 def _quota(messages: int, most_bytes: int) -> str:
-    """Return how much may be unsettled as scripts read it; lua/lib/partition.lua has the format."""
+    """Return how much may be unsettled as scripts read it; lua/lib/quota.lua has the format."""
     return f"{messages} {most_bytes}" if most_bytes else str(messages)
 
 
