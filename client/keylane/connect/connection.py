@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from keylane import errors, wire
+from keylane.connect.gathered_frames import frame_of_acks, frame_of_publishes, terms_of
 from keylane.errors import BrokerError, ConnectionClosed, Fenced, ProtocolError, error_named
 from keylane.wire import Frame, Properties, Type
 
@@ -157,7 +158,7 @@ class Connection(asyncio.Protocol):
         """Publish messages of so many characters, with others of this turn of the event loop in one frame."""
         if not self._takes_several(length) or request.extras or not request.number:
             return self.request(request, wire.pack(flat))
-        if self._acks or (self._publishes and _terms(self._publishes[0][0]) != _terms(request)):
+        if self._acks or (self._publishes and terms_of(self._publishes[0][0]) != terms_of(request)):
             self._send_gathered()
         self._gather(length, len(flat) // 3)
         self._publishes.append((request, flat))
@@ -192,10 +193,10 @@ class Connection(asyncio.Protocol):
         publishes, acks = self._publishes, self._acks
         if publishes:
             self._publishes = []
-            self._out.append(_publishes(publishes, self._sequence))
+            self._out.append(frame_of_publishes(publishes, self._sequence))
         elif acks:
             self._acks = []
-            self._out.append(_acks(acks, self._sequence))
+            self._out.append(frame_of_acks(acks, self._sequence))
         self._length = self._messages = 0
 
     def wait_while_heard(self, answer: asyncio.Future[Frame], error: BrokerError) -> None:
@@ -450,47 +451,3 @@ class Connection(asyncio.Protocol):
 
 class _Stream(Properties, frozen=True):
     stream: int
-
-
-def _terms(request: wire.Publish) -> tuple[str, str, int, int]:
-    """What publishes of one frame have in common."""
-    return request.topic, request.durability, request.timeout_ms, request.incarnation
-
-
-def _publishes(parts: list[tuple[wire.Publish, list[str]]], last: int) -> bytes:
-    """Return the frame for publishes of which the last one has this sequence."""
-    if len(parts) == 1:
-        return wire.frame(parts[0][0], last, body=wire.pack(parts[0][1]))
-    requests = [request for request, _ in parts]
-    first = requests[0]
-    several = wire.Publishes(
-        first.topic,
-        [request.partition for request in requests],
-        [len(flat) // 3 for _, flat in parts],
-        [request.producer for request in requests],
-        [request.number for request in requests],
-        [request.oldest for request in requests],
-        [place for place, request in enumerate(requests) if request.named],
-        [place for place, request in enumerate(requests) if request.again],
-        first.durability,
-        first.timeout_ms,
-        first.incarnation,
-    )
-    return wire.frame(
-        several, last - len(parts) + 1, body=wire.pack([text for _, flat in parts for text in flat])
-    )
-
-
-def _acks(parts: list[tuple[wire.Ack, list[str | int]]], last: int) -> bytes:
-    """Return the frame for acks of which the last one has this sequence."""
-    if len(parts) == 1:
-        return wire.frame(parts[0][0], last, body=wire.pack(parts[0][1]))
-    several = wire.Acks(
-        [request.stream for request, _ in parts],
-        [request.partition for request, _ in parts],
-        [len(flat) // 4 for _, flat in parts],
-        [request.bodies for request, _ in parts],
-    )
-    return wire.frame(
-        several, last - len(parts) + 1, body=wire.pack([value for _, flat in parts for value in flat])
-    )
