@@ -77,14 +77,6 @@ if stored[9] then
       end
     end
 
-    local function text_of(ranges)
-      local texts = {}
-      for index, range in ipairs(ranges) do
-        texts[index] = range_text(range[1], range[2])
-      end
-      return table.concat(texts, ' ')
-    end
-
     local function write(last)
       local behind = 0
       for _, member in ipairs(members) do
@@ -92,7 +84,7 @@ if stored[9] then
           call_with('ZADD', member.matches, member.found)
           redis.call('HSET', subs, member.name, judged)
           if #member.unwanted > 0 then
-            write_record(journal, journal_cap, now, 'filtered', member.name, '', text_of(member.unwanted))
+            write_record(journal, journal_cap, now, 'filtered', member.name, '', ranges_text(member.unwanted))
           end
         end
         if not member.abreast or judged < last then
@@ -100,7 +92,7 @@ if stored[9] then
         end
       end
       if limited and not anybody and all_abreast and #nobodys > 0 then
-        note_retained(lease, now, text_of(nobodys))
+        note_retained(lease, now, ranges_text(nobodys))
       end
       return behind
     end

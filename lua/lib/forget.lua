@@ -24,15 +24,6 @@ local function names_within(names, ranges)
   return #kept > 0 and cjson.encode(kept) or ''
 end
 
--- Returns ranges in words: "5-9 12".
-local function ranges_text(ranges)
-  local texts = {}
-  for index, range in ipairs(ranges) do
-    texts[index] = range_text(range[1], range[2])
-  end
-  return table.concat(texts, ' ')
-end
-
 -- Writes down the bodies of what leaves the log; returns the record's id, "" for none. Where it is a `part` of
 -- what the names are of, only its own are written.
 local function doom_bodies(ranges, names, part)

@@ -4,6 +4,15 @@ local function range_text(first, last)
   return first == last and first or first .. '-' .. last
 end
 
+-- Returns ranges in words: "5-9 12".
+local function ranges_text(ranges)
+  local texts = {}
+  for index, range in ipairs(ranges) do
+    texts[index] = range_text(range[1], range[2])
+  end
+  return table.concat(texts, ' ')
+end
+
 -- Returns sorted, disjoint ranges out of any list of ranges, which it may sort.
 local function normalise(ranges)
   for index = 2, #ranges do
