@@ -8,7 +8,10 @@ from keylane.errors import Unavailable
 
 
 class SingleFlight:
-    """Attempts by name, of each at most one at a time."""
+    """Attempts by name, of each at most one at a time.
+
+    It owns them, unlike that of keylane.tasks, and who waits for one that is ended hears what a client may hear.
+    """
 
     def __init__(self) -> None:
         self._running: dict[str, asyncio.Task[Any]] = {}
