@@ -10,7 +10,7 @@ from keylane.errors import Unavailable
 class SingleFlight:
     """Attempts by name, of each at most one at a time.
 
-    It owns them, unlike that of keylane.tasks, and who waits for one that is ended hears what a client may hear.
+    It owns them, which that of keylane.tasks does not; who waits for one that is ended hears Unavailable.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where workers may listen."""
+"""Where workers may listen, as applications say it; the pool asks one after the other, until one answers."""
 
 import os
 import re
