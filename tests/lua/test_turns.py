@@ -10,8 +10,8 @@ from keylane.errors import Overloaded
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.filters import Filter
 from keylane_broker.engine.values import Capacity, Outgoing, Receipt, SubscriptionSettings, TopicSettings
-from keylane_broker.limits import FOREVER
 from keylane_broker.inspect.topic_checker import check_topic
+from keylane_broker.limits import FOREVER
 from loadtest.topology import single_server
 from tests.support.story import HOUR_MS, Story, entries, message, part, receipts
 from tests.support.turns import ack_whole, lease_fresh, turn
