@@ -1,4 +1,4 @@
--- whole_leases: settle what is held just as it was leased.
+-- whole_leases: settle what is held just as it was leased, or the first messages of a run.
 --
 -- Needs  ordinary numbers ranges holders lane_text bodies owed_elsewhere
 
@@ -47,8 +47,25 @@ local function with_gone(plan, count)
   return plan.gone and plan
 end
 
--- Returns a plan to settle all that a lane has, as it is where messages come one by one; nil where a receipt is not of that.
--- It has an `entry` where only that is settled, and goes if anything does.
+-- Returns what is left of a run of which the first messages are settled, up to `last`; nil where that is not so. `before` is
+-- what its text then begins with, up to its last entry.
+local function rest_of_run(text, before, last)
+  local upto = string.sub(text, 1, #before) == before and tonumber(string.sub(text, #before + 1))
+  if not upto or upto <= last then
+    return nil
+  end
+  local first = last + 1 .. ''
+  return { lane = '#' .. first, first = first, text = string.match(before, '^.*:') .. range_text(first, upto .. '') }
+end
+
+-- Notes when a rest ends, which is when the run did of which it is; returns nil if that is not known.
+local function time_rest(rest, holder, lane)
+  rest.holder, rest.deadline = holder, redis.call('ZSCORE', leases_of(deadlines, holder), lane)
+  return rest.deadline
+end
+
+-- Returns a plan to settle all that a lane has, as it is where messages come one by one, or the first messages of a run; nil
+-- where a receipt is not of that. It has an `entry` where only that is settled, and goes if anything does.
 local function plan_one_ack(settler, lane, token, first, last)
   local entry = first .. ''
   local leased = token .. ':' .. entry
@@ -59,11 +76,19 @@ local function plan_one_ack(settler, lane, token, first, last)
   if is_run then
     lane = '#' .. entry
   end
-  local holder, item = string.match(redis.call('HGET', lanes, lane) or '', '^([^|]+)|%d+|0|0|(.*)$')
-  if item ~= leased or settler ~= '' and settler ~= holder or first < since or last - first >= SETTLED then
+  local text = redis.call('HGET', lanes, lane) or ''
+  local head, holder, item = string.match(text, '^(([^|]+)|%d+|0|0|)(.*)$')
+  if not head or settler ~= '' and settler ~= holder or first < since or last - first >= SETTLED then
     return nil
   end
-  local plan = { lane = lane, is_run = is_run, holder = holder, part = 0, entry = entry }
+  local plan = { lane = lane, is_run = is_run, holder = holder, part = 0, entry = entry, rests = {} }
+  if item ~= leased then
+    local rest = is_run and rest_of_run(text, head .. token .. ':' .. entry .. '-', last)
+    if not rest or not time_rest(rest, holder, lane) then
+      return nil
+    end
+    plan.rests[1] = rest
+  end
   local is_shared = may_stay()
   if first < last or is_shared then
     plan.ranges, plan.entry = { { first, last } }, nil
@@ -84,7 +109,7 @@ local function plan_acks(receipts)
     local lane, first = receipts[at], receipts[at + 2]
     if lane == '' then
       lane = '#' .. first
-      receipts[at], closed_runs[#closed_runs + 1] = lane, lane -- a run has one range
+      receipts[at] = lane
     end
     if first < since then
       return nil
@@ -101,11 +126,17 @@ local function plan_acks(receipts)
     texts[wanted[index]] = text
   end
   local places, holders = {}, {} -- lane -> where in its text stands what is left of it; who holds it
+  local rests, origins = {}, {} -- of runs: lane -> what is left; lane of that -> that which is stored
   local ranges, newest, ascending = {}, { 0, -1 }, true
   local token, prefix
   for at = 2, #receipts, 5 do
     local lane, first, last = receipts[at], receipts[at + 2], receipts[at + 3]
-    local text, place = texts[lane], places[lane]
+    local is_run, text, place = string.byte(lane) == 35, texts[lane], places[lane]
+    if rests[lane] then -- the first of it is settled by the same call
+      text, rests[lane] = rests[lane].text, nil
+    elseif text and is_run then
+      closed_runs[#closed_runs + 1] = lane -- a run has one range
+    end
     if not text then
       return nil
     elseif not place then
@@ -120,11 +151,15 @@ local function plan_acks(receipts)
       token = receipts[at + 1]
       prefix = token .. ':'
     end
-    place = place_behind(text, place, prefix, first, last)
-    if not place then
-      return nil
+    local behind = place_behind(text, place, prefix, first, last)
+    if not behind then
+      local rest = is_run and rest_of_run(text, string.sub(text, 1, place - 1) .. prefix .. first .. '-', last)
+      if not rest then
+        return nil
+      end
+      behind, rests[rest.lane], origins[rest.lane] = #text + 1, rest, origins[lane] or lane
     end
-    places[lane] = place
+    places[lane] = behind
     if newest[2] == first - 1 then
       newest[2] = last
     else
@@ -134,12 +169,20 @@ local function plan_acks(receipts)
     end
   end
   local closed, rewritten, ended, timed = {}, {}, {}, {} -- lanes; lane, text, ...; and for each consumer, its leases
+  local left = {}
+  for lane, rest in pairs(rests) do
+    local origin = origins[lane]
+    if not time_rest(rest, holders[origin], origin) then
+      return nil
+    end
+    left[#left + 1] = rest
+  end
   for _, lane in ipairs(wanted) do
     local text, place, holder = texts[lane], places[lane], holders[lane]
-    if place > #text then
+    if text and place > #text then
       local its = ended[holder] or {}
       ended[holder], texts[lane], closed[#closed + 1], its[#its + 1] = its, false, lane, lane
-    else
+    elseif text then -- else it is what was left of a run, and is settled, too
       local its, _, head, _, lease_ms = timed[holder] or {}, first_in(text)
       text = head .. string.sub(text, place)
       timed[holder], texts[lane], rewritten[#rewritten + 1], rewritten[#rewritten + 2] = its, text, lane, text
@@ -148,7 +191,7 @@ local function plan_acks(receipts)
   end
   ranges = ascending and ranges or in_order(ranges, count)
   local plan = {
-    texts = texts, closed = closed, runs = closed_runs, rewritten = rewritten, ended = ended, timed = timed,
+    texts = texts, closed = closed, runs = closed_runs, rewritten = rewritten, ended = ended, timed = timed, rests = left,
     ranges = ranges, gone = ranges, part = 0,
   }
   return not may_stay() and plan or with_gone(plan, count)
@@ -207,6 +250,15 @@ local function end_lease(plan)
   redis.call('ZREM', leases_of(deadlines, plan.holder), lane)
 end
 
+-- Leases what is left of runs as it was.
+local function write_rests(rests)
+  for _, rest in ipairs(rests) do
+    redis.call('HSET', lanes, rest.lane, rest.text)
+    redis.call('ZADD', runs, rest.first, rest.lane)
+    redis.call('ZADD', leases_of(deadlines, rest.holder), rest.deadline, rest.lane)
+  end
+end
+
 local function forget_retries(ranges)
   if redis.call('EXISTS', retries) == 0 then
     return
@@ -224,6 +276,7 @@ end
 -- and 1 where others of them stay, else 0. The time is nil where no lane is rewritten.
 local function settle_acks(plan, names, now)
   local entry, gone, left = plan.entry, plan.gone, {}
+  write_rests(plan.rests)
   if plan.lane then
     end_lease(plan)
   else

@@ -10,6 +10,7 @@ from keylane.errors import Overloaded
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.filters import Filter
 from keylane_broker.engine.values import Capacity, Outgoing, Receipt, SubscriptionSettings, TopicSettings
+from keylane_broker.inspect.topic_checker import check_topic
 from keylane_broker.limits import FOREVER
 from loadtest.topology import single_server
 from tests.support.story import HOUR_MS, Story, entries, message, part, receipts
@@ -46,6 +47,13 @@ async def state(story: Story) -> list[object]:
         value = await story.engine.store.command(word, key, *rest)
         values.append((key, {**value, "clock": ""} if key == story.keys.meta else value))
     return values
+
+
+async def leases(story: Story, consumer: str = "c") -> list[tuple[str, float]]:
+    """The lanes that a consumer holds, and when that ends."""
+    key = f"{story.sub().deadlines}:{consumer}"
+    found = await story.engine.store.command("ZRANGE", key, "0", "-1", "WITHSCORES")
+    return list(zip(found[::2], map(float, found[1::2]), strict=True))
 
 
 @pytest.mark.parametrize("mode", ["shared", "key_shared"])
@@ -239,20 +247,68 @@ async def test_a_key_whose_consumer_has_no_room_is_not_ordinary(engine: Engine, 
     assert await state(story) == before
 
 
-async def test_only_whole_and_current_leases_are_settled(engine: Engine, topic: str) -> None:
+async def test_only_current_leases_are_settled_and_of_a_run_the_first_messages(
+    engine: Engine, topic: str
+) -> None:
     story = await opened(engine, topic)
     [receipt] = await leased(story, "", "", "")
     before = await state(story)
     for given in (
-        [part(receipt, 2)],
+        [part(receipt, 3)],
+        [part(receipt, 3, 4)],
+        [part(receipt, 2, 5)],
         [receipt._replace(token=receipt.token - 1)],
+        [part(receipt, 2)._replace(token=receipt.token - 1)],
         [receipt, receipt],
+        [part(receipt, 2), part(receipt, 2)],
+        [part(receipt, 2), part(receipt, 4)],
+        [part(receipt, 2), part(receipt, 3, 5)],
+        [part(receipt, 2), receipt],
         [receipt, part(receipt, 9)],
     ):
         assert not await ack_whole(engine, story.lease, "s", given)
         assert await turn(engine, story.lease, "s", [message("a")], ROOM, given) is None
     assert await state(story) == before
     assert await ack_whole(engine, story.lease, "s", [receipt])
+
+
+@pytest.mark.parametrize("steps", [[(2, 2)], [(2, 4)], [(2, 2), (3, 4)], [(2, 3), (4, 4), (5, 6)]])
+@pytest.mark.parametrize(("mode", "key"), [("shared", "a"), ("key_shared", "")])
+async def test_the_first_messages_of_a_run_are_settled_and_the_rest_stays_as_it_was_leased(
+    engine: Engine, topic: str, mode: str, key: str, steps: list[tuple[int, int]]
+) -> None:
+    story = await opened(engine, topic, mode)
+    [receipt] = await leased(story, *[key] * 6)
+    [deadline] = await leases(story)
+    last = steps[-1][1]
+    assert await ack_whole(engine, story.lease, "s", [part(receipt, *step) for step in steps])
+    assert await story.log() == list(range(last + 1, 8))
+    assert await leases(story) == [(f"#{last + 1}", deadline[1])]
+    assert await engine.store.command("ZRANGE", story.sub().runs, "0", "-1") == [f"#{last + 1}"]
+    assert receipts(await engine.list_leases(story.lease, "s", "c")) == [part(receipt, last + 1, 7)]
+    assert await check_topic(engine, topic) == []
+    rest = [part(receipt, last + 1, 6), part(receipt, 7)] if last < 6 else [part(receipt, 7)]
+    assert await turn(engine, story.lease, "s", [message(key)], ROOM, rest) is not None
+    assert [lane for lane, _ in await leases(story)] == ["#8"]
+    assert await story.log() == [8]
+
+
+async def test_what_is_left_of_runs_of_several_consumers_is_theirs(engine: Engine, topic: str) -> None:
+    story = await opened(engine, topic)
+    rooms = [Capacity("c", 3), Capacity("d", 3)]
+    told = await turn(engine, story.lease, "s", [message("a") for _ in range(6)], rooms)
+    assert told is not None
+    given = receipts(engine.as_result(story.lease, rooms, told.fetched).deliveries)
+    mine, theirs = sorted(given, key=lambda receipt: receipt.first)
+    assert await ack_whole(
+        engine, story.lease, "s", [part(theirs, theirs.first), part(mine, mine.first, mine.last - 1)]
+    )
+    left = receipts(await engine.list_leases(story.lease, "s", "c"))
+    left += receipts(await engine.list_leases(story.lease, "s", "d"))
+    assert sorted(left) == sorted([part(mine, mine.last), part(theirs, theirs.first + 1, theirs.last)])
+    assert await check_topic(engine, topic) == []
+    assert await ack_whole(engine, story.lease, "s", left)
+    assert await story.log() == []
 
 
 @pytest.mark.parametrize("way", ["fetch", "turn"])

@@ -437,7 +437,22 @@ DEFECTS = {
         "place_behind(text, place, string.match(text, '^%d+:', place) or prefix, first, last)",
     ),
     "an ack of one whole lease takes an old receipt": Defect(
-        SharedOrdinary, "lib/whole_leases", "if item ~= leased or", "if not item or"
+        SharedOrdinary, "lib/whole_leases", "if item ~= leased then", "if not item then"
+    ),
+    "an ack of the first of a run takes an old receipt": Defect(
+        SharedOrdinary,
+        "lib/whole_leases",
+        "head .. token .. ':' .. entry .. '-', last",
+        "string.match(text, '^.*%-') or '', last",
+    ),
+    "an ack of the first of a run settles one more": Defect(
+        SharedOrdinary, "lib/whole_leases", "local first = last + 1 .. ''", "local first = last + 2 .. ''"
+    ),
+    "an ack of the first of a run loses the rest": Defect(
+        SharedOrdinary, "lib/whole_leases", "    redis.call('ZADD', runs, rest.first, rest.lane)\n", ""
+    ),
+    "an ack of the first of a run moves the deadline of the rest": Defect(
+        SharedOrdinary, "lib/whole_leases", "rest.deadline, rest.lane)", "rest.deadline + 60000, rest.lane)"
     ),
     "an ack of one whole lease leaves its record": Defect(
         SharedOrdinary, "lib/whole_leases", "  redis.call('HDEL', lanes, lane)\n", ""
@@ -475,8 +490,8 @@ DEFECTS = {
     "an ack of whole leases cuts too little off a lane": Defect(
         KeySharedOrdinary,
         "lib/whole_leases",
-        "    places[lane] = place\n",
-        "    places[lane] = places[lane] or place\n",
+        "    places[lane] = behind\n",
+        "    places[lane] = places[lane] or behind\n",
     ),
     "an ack of a whole lease leaves its body behind": Defect(
         SharedOrdinary, "lib/whole_leases", "  if names == '' then\n", "  if true then\n"
