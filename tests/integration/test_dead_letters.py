@@ -191,6 +191,24 @@ async def test_one_can_subscribe_to_dead_letters_and_read_their_bodies(
     assert len(await listed(client, topic, 1)) == 1, "it stays until it is redriven or purged"
 
 
+async def test_a_dead_letter_is_acked_however_long_the_name_of_its_body_is(
+    client: AsyncClient, topic: str
+) -> None:
+    """That names the topic in which the body is."""
+    failed, kept = topic.ljust(200, "x"), f"{topic}.dead"
+    await client.create_topic(failed)
+    await client.create_topic(kept)
+    await client.create_subscription(failed, "s", max_retries=0, dead_letter=kept)
+    await client.create_subscription(failed, "other")  # to which the body is owed as well
+    async with client.subscribe(kept, "alarms") as alarms:
+        await client.publish(failed, b"body", key="k")
+        await fail_all(client, failed, "s", 1)
+        message = await alarms.receive(SOON)
+        assert await message.data() == b"body"
+        await message.ack()
+    await client.delete_topic(failed)
+
+
 async def take(client: AsyncClient, topic: str, name: str, count: int) -> list[Message]:
     """Ack so many messages."""
     async with client.subscribe(topic, name, mode=None) as consumer:

@@ -125,6 +125,21 @@ async def test_an_ack_does_not_delete_bodies_of_another_topic(
     assert names_of_bodies(guarded, other) == [theirs.uid]
 
 
+async def test_a_producer_keeps_nobody_from_settling_by_the_name_of_a_body(
+    guarded: RunningBroker, admin: Client, own: str
+) -> None:
+    token = admin.create_token("writer", [f"produce:{own}"]).token
+    flat = ["", "a", f"1  5:{'n' * 1_000} ", "", "b", wire.pack_about(1)]
+    async with connect(guarded.urls[0], token) as peer:
+        await peer.answer(wire.Publish(own, 0), wire.pack(flat))
+
+    def settle_both() -> list[str]:
+        with admin.subscribe(own, "s") as consumer:
+            return list(consumer.ack([consumer.receive(SOON) for _ in range(2)]))
+
+    assert await asyncio.to_thread(settle_both) == ["settled"] * 2
+
+
 def names_of_bodies(broker: RunningBroker, topic: str) -> list[str]:
     with redis.Redis.from_url(broker.redis_url, decode_responses=True) as connection:
         return [

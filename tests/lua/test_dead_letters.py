@@ -1,8 +1,10 @@
 """Bounded retries: what has none left goes to the dead-letter topic, once, with its history and its body."""
 
+import asyncio
+
 import pytest
 
-from keylane.errors import MessageNotFound, Unavailable
+from keylane.errors import InvalidArgument, MessageNotFound, Unavailable
 from keylane.wire import About, pack_about, unpack_about, with_body
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.held_bodies import let_go
@@ -494,4 +496,36 @@ async def test_a_dead_letter_is_sent_though_its_message_expires_before_that(
     assert await story.log() == []
     await engine.expire_messages(story.lease)
     assert not await story.exists(story.keys.overdue, story.keys.expiring)
+    await leave(engine, topic)
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["made", "changed"])
+async def test_of_two_subscriptions_whose_dead_letters_would_go_round_one_at_most_is_there(
+    engine: Engine, topic: str, changed: bool
+) -> None:
+    """Each is asked for when the other one is not there yet."""
+    dead = f"{topic}.dead"
+    ways = {topic: dead, dead: topic}
+    for name in ways:
+        await engine.create_topic(name)
+        if changed:
+            await engine.create_subscription(name, "s")
+
+    async def begin(name: str, to: str) -> None:
+        if changed:
+            await engine.change_subscription(name, "s", {"max_retries": 1, "dead_letter": to})
+        else:
+            settings = SubscriptionSettings(max_retries=1, dead_letter=to)
+            await engine.create_subscription(name, "s", settings)
+
+    answers = await asyncio.gather(*(begin(*way) for way in ways.items()), return_exceptions=True)
+    refused = [isinstance(answer, InvalidArgument) for answer in answers]
+    assert any(refused), answers
+    for name, refusal in zip(ways, refused, strict=True):
+        there = await engine.subscriptions(name)
+        if changed:
+            settings = await engine.describe_subscription(name, "s")
+            assert settings.max_retries == (None if refusal else 1)
+        else:
+            assert there == ([] if refusal else ["s"])
     await leave(engine, topic)

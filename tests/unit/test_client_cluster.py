@@ -369,6 +369,24 @@ async def test_a_map_that_nobody_uses_goes_with_its_topic_also_while_the_connect
         assert not known.known
 
 
+async def test_a_map_is_told_of_changes_though_its_topic_was_not_there_when_it_was_asked_for_first() -> None:
+    cluster = ScriptedCluster(1, "orders", [0])
+    async with cluster as (worker,), AsyncClient(worker.url) as client:
+        worker.maps_wait = True
+        first = asyncio.create_task(client._cluster.map("orders"))
+        asked = await worker.expect_map()
+        second = asyncio.create_task(client._cluster.map("orders"))
+        await asyncio.sleep(0)  # it waits for the answer, too, and wants to know what is so from now on
+        asked.error("topic_not_found", "no topic 'orders'")
+        asked = await worker.expect_map()
+        asked.ok(worker._info("orders"))
+        one, other = await first, await second
+        assert one is other
+        worker.maps_wait = False
+        cluster.change([0, 0], 2)
+        await until(lambda: len(one.owners) == 2)
+
+
 async def test_connections_that_nobody_uses_are_found() -> None:
     cluster = ScriptedCluster(2, "orders", [0, 1])
     async with cluster as (home, other), AsyncClient(home.url) as client:

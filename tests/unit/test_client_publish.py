@@ -319,6 +319,26 @@ async def test_a_topic_made_anew_is_asked_for_its_partitions_again(
     await published
 
 
+async def test_a_topic_that_is_there_again_is_found_by_those_who_asked_while_others_heard_that_it_is_gone(
+    worker: ScriptedWorker,
+) -> None:
+    async with AsyncClient(worker.url) as client:
+        await know_topic(worker, client, 2)
+        worker.maps_wait = True
+        gone = [asyncio.create_task(client.publish("orders", partition=number)) for number in range(2)]
+        requests = [await worker.expect(wire.Publish) for _ in gone]
+        requests[0].error("topic_not_found", "no topic 'orders'")
+        await asyncio.wait(gone, return_when=asyncio.FIRST_COMPLETED)
+        published = asyncio.create_task(client.publish("orders", partition=1))
+        asked = await worker.expect_map()
+        requests[1].error("topic_not_found", "no topic 'orders'")
+        answers = await asyncio.gather(*gone, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {TopicNotFound}
+        asked.ok(worker._info("orders"))
+        accept(await worker.expect(wire.Publish), 1)
+        await published
+
+
 async def test_the_key_decides_the_partition_then_the_uid_then_chance(worker: ScriptedWorker) -> None:
     worker.partitions = 8
     async with AsyncClient(worker.url) as client:

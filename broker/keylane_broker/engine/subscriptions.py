@@ -135,6 +135,11 @@ class SubscriptionOperations(EngineBase):
                     f"subscription {name!r} of {topic!r} already exists; exist_ok accepts that"
                 )
             return
+        try:
+            await self._check_cycle(topic, settings)  # once more: another may have been made meanwhile
+        except InvalidArgument:
+            await self.delete_subscription(topic, name)
+            raise
         await self._finish(topic, name)
 
     async def mend_subscription(self, topic: str, name: str) -> bool:
@@ -182,11 +187,23 @@ class SubscriptionOperations(EngineBase):
                 record, state="creating", settings=subscription_fields(settings)
             )
             if await self._change(topic, about, name, record.text, changed.text):
+                try:
+                    await self._check_cycle(topic, settings)  # as above
+                except InvalidArgument:
+                    before = msgspec.structs.replace(record, state="creating").text
+                    ready = msgspec.structs.replace(changed, state="ready").text  # whoever came has finished it
+                    if not await self._change(topic, about, name, changed.text, before):
+                        await self._change(topic, about, name, ready, before)
+                    await self._finish(topic, name)
+                    raise
                 await self._finish(topic, name)
                 return
 
     async def _check_cycle(self, topic: str, settings: SubscriptionSettings) -> None:
-        """Raise InvalidArgument where what fails would come back by the dead letters of other topics."""
+        """Raise InvalidArgument where what fails would come back by the dead letters of other topics.
+
+        It has to be done when the settings are stored: of two that are asked for at once, each sees the other then.
+        """
         first = next_topic(topic, settings)
         ways = {first: [topic, first]} if first else {}  # topic -> how dead letters get there
         ahead = list(ways)

@@ -174,12 +174,12 @@ class Cluster(Events):
         if known is None:
             check_topic(topic)
             await self._pool.connection(self.timeout)
-            known = self.maps.setdefault(
-                topic, TopicMap(topic, self._pool, self._ask_map, self._watch, self.forget)
-            )
-        if not known.known:
-            await self.learn(known)
-        return known
+            known = TopicMap(topic, self._pool, self._ask_map, self._watch, self.forget)
+        while True:
+            known = self.maps.setdefault(topic, known)  # of two there would be one that nobody renews
+            if known.known:
+                return known
+            await self.learn(known)  # meanwhile it may have been forgotten
 
     def forget(self, known: TopicMap) -> None:
         """Keep no map of a topic that is not there, unless somebody waits for it to be there again."""

@@ -177,6 +177,8 @@ class Producer:
             await known.refresh()
         while not (count := len(known.owners)):  # it was deleted a moment ago
             await known.refresh()
+        if topic not in self._maps:  # others have heard so meanwhile, and it is there again
+            return await self._look_up(topic)
         self._partitions[topic] = count
         return count
 
