@@ -20,7 +20,7 @@ from keylane.consume.lease_extender import LeaseExtender
 from keylane.consume.leases import Leases
 from keylane.consume.message import Batch, Message, Origin, spans_of
 from keylane.consume.options import PATIENCE, ConsumerOptions, unique_name
-from keylane.consume.receipts import ACK, GIVE_BACK, NACK, SettleKind, extend_kind, nack_kind
+from keylane.consume.receipts import ACK, GIVE_BACK, LAPSED, SettleKind, extend_kind, nack_kind
 from keylane.consume.reopening import Reopening
 from keylane.consume.settler import Settler
 from keylane.consume.streams import Streams
@@ -355,7 +355,7 @@ class Consumer:
             return
         self.give_back(spans)
         if in_hands := [span for span in spans if span[0].states[span[1]] == HANDED]:
-            self._settler.submit(NACK, in_hands)
+            self._settler.submit(LAPSED, in_hands)
 
     def _cut_off(self, partitions: Collection[int], until: float) -> None:
         self.leases.cut_off(partitions, until)
