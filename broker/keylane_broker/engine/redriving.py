@@ -16,7 +16,6 @@ from keylane.errors import InvalidName, TopicNotFound
 from keylane.wire import REDRIVEN
 from keylane.wire.ledgers import id_maker
 from keylane_broker.engine.answers import checked
-from keylane_broker.engine.base import EngineBase
 from keylane_broker.engine.entries import covering_ranges
 from keylane_broker.engine.subscriptions import SubscriptionOperations, read_records
 from keylane_broker.store.keys import PLACE, check_name, partition_keys

@@ -20,7 +20,8 @@ PartlyFull.code = BacklogFull.code
 def all_published(answers: Sequence[Published | Exception]) -> list[Published]:
     """Return the answers if all messages were published, else raise PublishFailed.
 
-    If all have failed in the same way it raises just that; if there was room for some only, a BacklogFull as well.
+    If all have failed in the same way it raises just that; if the quota had room for some only, that is a
+    BacklogFull as well.
     """
     kinds = set(map(type, answers))
     if not any(issubclass(kind, Exception) for kind in kinds):
