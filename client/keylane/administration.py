@@ -449,6 +449,7 @@ def _peeked(message: wire.PeekedMessage) -> tuple[PeekedMessage, str]:
     """
     faults = wire.about_faults([message.about], stored=True)
     about = wire.unpack_about(wire.UNREADABLE if faults else message.about, message.uid)
+    about.attributes.pop(wire.REDRIVEN, None)  # as its consumer will see it
     shown = PeekedMessage(
         id=message.id,
         key=message.key or None,

@@ -171,8 +171,9 @@ class AsyncClient(DeadLetters, SingleMessages, Tokens):
         """Publish messages, those of a partition in the order given; returns once all are stored.
 
         `durability` is for those that do not say one. A message that cannot be published does not hold
-        back the others: raises PublishFailed, whose `published` has the result of each. If all fail in the
-        same way, raises that error, such as TopicNotFound.
+        back the others: raises PublishFailed, whose `published` has the result of each; where the backlog
+        quota had room for some only, that is a BacklogFull as well. If all fail in the same way, raises that
+        error, such as TopicNotFound.
 
         >>> await client.publish_many("orders", [OutgoingMessage(b"1", key="a"), OutgoingMessage(b"2")])
         """

@@ -56,8 +56,11 @@ class DeadLetterList:
     def __init__(self, found: AsyncIterator[DeadLetter]) -> None:
         self._found = found
 
-    def __aiter__(self) -> AsyncIterator[DeadLetter]:
-        return self._found
+    def __aiter__(self) -> "DeadLetterList":
+        return self
+
+    async def __anext__(self) -> DeadLetter:
+        return await anext(self._found)
 
     def __await__(self) -> Generator[Any, None, "DeadLetterList"]:
         """Return itself: `await client.dead_letters(…)` is the same."""
@@ -244,7 +247,7 @@ def _choice(
         history = kept.history
         return (
             topic in (history.topic, kept.topic)
-            and subscription in (None, history.subscription)
+            and subscription in (None, history.subscription, _subscription_of(history))
             and (meant is None or kept.id in meant or history.id in meant)
             and (reason is None or reason in history.reason)
             and (key is None or key == (kept.texts[0] or None))
@@ -279,6 +282,11 @@ def _history_of(about: str) -> _History | None:
     return history if all(map(_NUMBER, numbers)) else None
 
 
+def _subscription_of(history: _History) -> str:
+    """Return the subscription that it failed in, also where a multicast consumer has a place of its own."""
+    return history.subscription.partition("@")[0]
+
+
 def _letter(kept: _Kept) -> DeadLetter:
     key, uid, said = kept.texts
     about, history = wire.unpack_about(said, uid), kept.history
@@ -286,7 +294,7 @@ def _letter(kept: _Kept) -> DeadLetter:
         id=kept.id,
         dead_letter_topic=kept.topic,
         topic=history.topic,
-        subscription=history.subscription,
+        subscription=_subscription_of(history),
         source_id=history.id,
         key=key or None,
         uid=history.uid,
@@ -296,7 +304,9 @@ def _letter(kept: _Kept) -> DeadLetter:
         last_failed_at=moment(int(history.last_at)),
         consumer=history.consumer,
         attributes={
-            field: value for field, value in about.attributes.items() if not field.startswith(_HISTORY)
+            field: value
+            for field, value in about.attributes.items()
+            if not field.startswith(_HISTORY) and field != wire.REDRIVEN
         },
         size=about.size,
         body=about.body,

@@ -8,13 +8,15 @@
 --            state: "fresh", "leased", "waiting", "parked", "settled", "filtered", "expired", "dead_lettered", "deleted",
 --            "not_subscribed", "never_existed"
 --            consumer: who has it; at_ms: until when, or when its lane is due, by Redis time; ahead: the id of the message
---            before which nothing of its lane is served, "" where that is itself, and who has that one;
+--            before which nothing of its lane is served, "" where that is itself, and who has that one; of one that is
+--            fresh as far as it is near;
 --            fresh: how many entries after the cursor come before it, deleted ones too; sessions: how many consumers
 --            there are; active: the one that a failover serves; why: why its lane is parked
 --            letter: the uid that it has, or would have, as a dead letter in the topic dead_topic, "" where it cannot be
 --            one; handing: 1 while it is on its way there; chosen: 1 where the subscription has a filter
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
 -- Cost     O(log n); for what is settled also the dead letters on their way, at most 1,000, and what has expired of late
+local NEAR = 100 -- messages that are looked at for one that comes before in the lane
 local id, topic, number = ARGV[3], ARGV[4], ARGV[5]
 
 if not last_entry then
@@ -27,11 +29,16 @@ local of_sub = redis.call('HMGET', sub, 'mode', 'begins', 'paused', 'active')
 local mode, begins = of_sub[1], tonumber(of_sub[2] or 1)
 local entry, found = entry_of(id), redis.call('XRANGE', log, id, id)[1]
 
--- Returns the first message of a lane of a key that is not settled.
+-- Returns whether nobody gets a message any more, since its time is over.
+local function is_over(it)
+  return expires and (tonumber(redis.call('ZSCORE', expiring, it) or END) <= now or redis.call('ZSCORE', overdue, it))
+end
+
+-- Returns the first message of a lane that is not settled, nil where it has none.
 local function head_of_lane(record)
   local listed = ranges_of(record)[1]
   local members = record.beyond > 0 and first_members(beyond, record.lane, 1) or first_members(queue, record.lane, 1)
-  return listed and listed[1] or stretch_of(members[1])
+  return listed and listed[1] or members[1] and stretch_of(members[1])
 end
 
 local filter = has_filters and redis.call('HGET', string.sub(lease, 1, -6) .. 'filters', name)
@@ -43,6 +50,19 @@ local function is_filtered()
   end
   local filters = open_filters()
   return not filters.wants(filters.read(filter), found[2][2], filters.attributes(found[2][6], filters.as_stored))
+end
+
+-- Returns the first message that is to be delivered before a fresh one of its lane, of those that are looked at.
+local function fresh_ahead()
+  local of_key = mode == 'key_shared' and found[2][2]
+  if filter or of_key == '' or not of_key and mode ~= 'exclusive' and mode ~= 'failover' then
+    return
+  end
+  for _, item in ipairs(redis.call('XRANGE', log, id_of(cursor + 1), '(' .. id, 'COUNT', NEAR)) do
+    if (not of_key or item[2][2] == of_key) and not redis.call('ZSCORE', skipped, entry_of(item[1])) and not is_over(entry_of(item[1])) then
+      return item[1]
+    end
+  end
 end
 
 local state, record, consumer, at, ahead, ahead_consumer, fresh, why = nil, nil, '', 0, '', '', 0, ''
@@ -62,8 +82,15 @@ if record and record.due == PARKED and record.waiting > 0 then
   local head
   head, why = parked_at(record.lane)
   state, ahead = 'parked', head ~= entry and id_of(head) or ''
-elseif (state == 'fresh' or state == 'waiting') and expires and (tonumber(redis.call('ZSCORE', expiring, entry) or END) <= now or redis.call('ZSCORE', overdue, entry)) then
+elseif (state == 'fresh' or state == 'waiting') and is_over(entry) then
   state = 'expired' -- nobody gets it any more
+elseif state == 'fresh' then
+  local head = record and head_of_lane(record)
+  if head and not is_over(head) then -- a fetch will put it behind that
+    state, at, ahead, ahead_consumer = 'waiting', record.due - lead, id_of(head), record.consumer
+  else
+    ahead = fresh_ahead() or ''
+  end
 elseif state == 'leased' then
   consumer = record.consumer
   at = tonumber(redis.call('ZSCORE', leases_of(deadlines, consumer), record.lane) or lead) - lead

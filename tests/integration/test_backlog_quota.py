@@ -35,6 +35,8 @@ async def test_publishing_beyond_the_quota_is_refused_until_consumers_have_caugh
             client.publish_many(topic, [OutgoingMessage(f"{n}") for n in range(1, 5)])
         kinds = [type(answer) for answer in caught.value.published]
         assert kinds == [Published, Published, BacklogFull, BacklogFull]
+        assert isinstance(caught.value, BacklogFull)
+        assert (caught.value.code, caught.value.retriable) == ("backlog_full", True)
         with pytest.raises(BacklogFull, match="was not stored") as refused:
             client.publish(topic, "5")
         assert refused.value.retriable

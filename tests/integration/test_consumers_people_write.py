@@ -12,6 +12,7 @@ from keylane import (
     Client,
     InvalidArgument,
     Message,
+    OutgoingMessage,
     SubscriptionExists,
     SyncMessage,
     TopicExists,
@@ -65,6 +66,120 @@ def test_closing_waits_for_handlers_that_do_not_await(broker: RunningBroker, top
             consumer.close()
             assert len(done) == 1
         assert client.describe_subscription(topic, "s").backlog == 0
+
+
+async def test_closing_waits_for_the_blocks_of_other_tasks(broker: RunningBroker, topic: str) -> None:
+    async with AsyncClient(broker.url) as client:
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s")
+        await client.publish_many(topic, [OutgoingMessage(b"1"), OutgoingMessage(b"2")])
+        began, may_end, done = asyncio.Event(), asyncio.Event(), []
+
+        async with client.subscribe(topic, "s") as consumer:
+
+            async def work() -> None:
+                async for message in consumer:
+                    async with message:
+                        began.set()
+                        await may_end.wait()
+                        done.append(message.id)
+
+            working = asyncio.create_task(work())
+            await asyncio.wait_for(began.wait(), PATIENCE)
+            closing = asyncio.create_task(consumer.close(timeout=PATIENCE))
+            await asyncio.sleep(0.05)
+            assert not closing.done()
+            may_end.set()
+            await closing
+            await asyncio.wait_for(working, PATIENCE)
+        assert len(done) == 1, "no other is begun"
+        left = await client.peek(topic, "s")
+        assert [one.retry_count for one in left] == [0]
+
+
+async def test_closing_waits_no_longer_for_a_block_than_it_was_told_to(
+    broker: RunningBroker, topic: str
+) -> None:
+    async with AsyncClient(broker.url) as client:
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s")
+        await client.publish(topic, b"1")
+        consumer = client.subscribe(topic, "s")
+        await consumer.__aenter__()
+        message = await consumer.receive(PATIENCE)
+        working = asyncio.create_task(_never_ends(message))
+        await asyncio.sleep(0)
+        await consumer.close(timeout=0.05)
+        [left] = await client.peek(topic, "s")
+        assert left.retry_count == 0
+        assert left.consumer == ""
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+async def _never_ends(message: Message) -> None:
+    async with message:
+        await asyncio.Event().wait()
+
+
+async def test_who_closes_in_a_block_is_not_waited_for(broker: RunningBroker, topic: str) -> None:
+    """Nor are blocks around it, nor one that waits for a task which closes."""
+    async with AsyncClient(broker.url) as client:
+        await client.create_topic(topic, partitions=1)
+        await client.create_subscription(topic, "s")
+        await client.publish_many(topic, [OutgoingMessage(b"1"), OutgoingMessage(b"2")])
+        async with (
+            client.subscribe(topic, "s") as consumer,
+            await consumer.receive(PATIENCE),
+            await consumer.receive(PATIENCE),
+            asyncio.timeout(PATIENCE / 4),
+        ):
+            await asyncio.create_task(consumer.close(timeout=PATIENCE))
+
+
+def test_closing_waits_for_the_blocks_of_other_threads(broker: RunningBroker, topic: str) -> None:
+    with Client(broker.url) as client:
+        client.create_topic(topic)
+        client.create_subscription(topic, "s")
+        client.publish(topic, b"1")
+        began, may_end, done = threading.Event(), threading.Event(), []
+
+        with client.subscribe(topic, "s") as consumer:
+
+            def work() -> None:
+                for message in consumer:
+                    with message:
+                        began.set()
+                        may_end.wait(PATIENCE)
+                        done.append(message.id)
+
+            working = threading.Thread(target=work)
+            working.start()
+            assert began.wait(PATIENCE)
+            threading.Timer(0.05, may_end.set).start()
+            consumer.close(timeout=PATIENCE)
+            assert len(done) == 1
+            working.join(PATIENCE)
+        assert client.describe_subscription(topic, "s").backlog == 0
+
+
+def test_a_thread_that_closes_in_its_block_does_not_wait_for_itself(
+    broker: RunningBroker, topic: str
+) -> None:
+    with Client(broker.url) as client:
+        client.create_topic(topic)
+        client.create_subscription(topic, "s")
+        client.publish(topic, b"1")
+        closed = threading.Event()
+        with client.subscribe(topic, "s") as consumer:
+
+            def work() -> None:
+                with consumer.receive(PATIENCE):
+                    consumer.close(timeout=PATIENCE)
+                    closed.set()
+
+            threading.Thread(target=work).start()
+            assert closed.wait(PATIENCE / 4)
 
 
 async def test_a_block_whose_lease_was_lost_is_logged_and_told(

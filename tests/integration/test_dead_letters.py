@@ -273,6 +273,52 @@ async def test_redrive_and_purge_by_id_reason_and_key(client: AsyncClient, topic
     assert await client.purge_dead_letters(topic) == 3
 
 
+async def test_the_dead_letters_of_a_multicast_consumer_are_those_of_its_subscription(
+    client: AsyncClient, topic: str
+) -> None:
+    """It has a place of its own, whose name is nobody's business: `consumer` says who it was."""
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "s", mode="multicast", max_retries=0)
+    async with client.subscribe(topic, "s", mode="multicast", name="anna") as consumer:
+        await client.publish(topic, b"x", key="k")
+        await (await consumer.receive(SOON)).nack(reason="no")
+        [letter] = await listed(client, topic, 1)
+        assert (letter.subscription, letter.consumer) == ("s", "anna")
+        assert [one async for one in client.dead_letters(topic, "s")] == [letter]
+        assert await client.redrive(topic, subscription="s") == 1
+        again = await consumer.receive(SOON)
+        assert (again.uid, again.retry_count) == (letter.uid, 0)
+        await again.ack()
+
+
+async def test_a_redriven_message_has_the_attributes_that_it_was_published_with(
+    client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "s", max_retries=0)
+    await client.publish(topic, b"x", attributes={"region": "eu"})
+    async with client.subscribe(topic, "s") as consumer:
+        await (await consumer.receive(SOON)).nack()
+        await listed(client, topic, 1)
+        assert await client.redrive(topic) == 1
+        again = await consumer.receive(SOON)
+        assert again.attributes == {"region": "eu"}
+        await again.nack()
+        [letter] = await listed(client, topic, 1)
+        assert letter.attributes == {"region": "eu"}
+
+
+async def test_the_first_dead_letter_can_be_asked_for(client: AsyncClient, topic: str) -> None:
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "s", max_retries=0)
+    await client.publish_many(topic, [OutgoingMessage(b"x", key=key) for key in "ab"])
+    await fail_all(client, topic, "s", 2)
+    letters = client.dead_letters(topic)
+    assert [(await anext(letters)).key, (await anext(letters)).key] == ["a", "b"]
+    with pytest.raises(StopAsyncIteration):
+        await anext(letters)
+
+
 async def test_settings_can_be_changed(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=2)
     await client.create_subscription(topic, "s", mode="key_shared")

@@ -27,6 +27,7 @@ from keylane import (
     TopicNotFound,
     Unavailable,
 )
+from keylane.types import Mode
 from tests.support.running import RunningBroker
 
 pytestmark = pytest.mark.slow  # leases and sessions take their time to end
@@ -607,6 +608,24 @@ async def test_seek_moves_to_the_start_the_end_an_id_and_a_time(client: AsyncCli
     await client.seek(topic, "s", "latest")
     assert (await client.describe_subscription(topic, "s")).backlog == 0
     assert (await client.describe_subscription(topic, "keeper")).backlog == 5
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared", "failover"])
+async def test_after_a_seek_nothing_is_handed_out_that_came_before_it(
+    client: AsyncClient, topic: str, mode: Mode
+) -> None:
+    """Its leases ended with the seek: who has it buffered hears that before the answer."""
+    await client.create_topic(topic, partitions=1, retention=600)
+    await client.create_subscription(topic, "s", mode=mode)
+    published = await publish(client, topic, "abcdef")
+    for _ in range(10):
+        async with client.subscribe(topic, "s", mode=mode) as consumer:
+            await client.seek(topic, "s", "earliest")
+            await consumer.receive(SOON)  # the others are buffered
+            await client.seek(topic, "s", published[4].id or "")
+            messages = await take(consumer, 2)
+            assert await text(messages) == "ef"
+            assert await consumer.ack(messages) == ["settled"] * 2
 
 
 async def test_a_paused_subscription_delivers_to_nobody_until_it_is_resumed(

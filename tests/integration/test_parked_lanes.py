@@ -112,6 +112,17 @@ async def test_a_lane_stops_at_what_fails_and_goes_on_when_somebody_says_so(
     await until(sent)
 
 
+async def test_a_lane_whose_lease_has_ended_says_so(client: AsyncClient, topic: str) -> None:
+    """Also where the client has seen that first, and says it to the broker."""
+    await client.create_topic(topic, partitions=1)
+    await client.create_subscription(topic, "s", mode="key_shared", max_retries=0, poison="park", lease=0.3)
+    async with client.subscribe(topic, "s", mode="key_shared", auto_extend=False) as consumer:
+        await published(client, topic, "a")
+        await consumer.receive(SOON)
+        [lane] = await parked(client, topic, 1)
+        assert lane.reason == "its lease ended"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["exclusive", "failover"])
 async def test_where_order_is_by_partition_the_whole_partition_stops(

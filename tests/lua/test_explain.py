@@ -57,6 +57,27 @@ async def test_what_waits_behind_another_of_its_key_says_behind_which_and_who_ha
     assert (await explain(story, 3)).consumer == "d"
 
 
+@pytest.mark.parametrize("mode", ["key_shared", "exclusive", "failover"])
+async def test_a_fresh_message_says_what_comes_before_it_in_its_lane(
+    timed: ManualTime, topic: str, mode: str
+) -> None:
+    """Whether or not a fetch has looked at it: what the lane waits for holds for it as well."""
+    story = await Story.begin(timed.engine, topic)
+    await story.subscribe(mode=mode)
+    await story.publish("b", "a", "a", "a")
+    lane_head = 2 if mode == "key_shared" else 1
+    found = await explain(story, 4)
+    assert (found.state, found.fresh, found.ahead) == ("fresh", 3, story.id(lane_head))
+    assert (await explain(story, lane_head)).ahead == ""
+    held_now = receipts(await story.fetch(permits=2))
+    held = await explain(story, 4)
+    assert (held.state, held.ahead, held.ahead_consumer) == ("waiting", story.id(lane_head), "c")
+    await story.nack(held_now[-1], delay_ms=5_000)
+    due = await explain(story, 4)
+    assert (due.state, due.ahead, due.ahead_consumer) == ("waiting", story.id(lane_head), "")
+    assert due.at_ms == timed.now_ms + 5_000
+
+
 async def test_what_is_gone_or_not_for_this_subscription(engine: Engine, topic: str) -> None:
     story = await Story.begin(engine, topic)
     await story.subscribe("old")

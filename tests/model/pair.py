@@ -300,6 +300,11 @@ class Pair:
         if owed:
             assert told.retries == owed.retries
             assert told.consumer == (owed.claim.consumer if owed.claim else "")
+        if told.state == "waiting" and owed and owed.lane:
+            lane = sorted(at for at, one in model.owed.items() if one.lane == owed.lane)
+            served = [at for at in lane if at not in self.partition.expired()]
+            heads = {at for at in (lane[0], served[0]) if at != number}
+            assert told.ahead in {self.message_id(at).partition(":")[2] for at in heads} or not heads
         if told.state == "parked":
             head = model.parked[owed.lane or f"#{number}"] if owed else 0
             assert told.ahead == ("" if head == number else self.message_id(head).partition(":")[2])

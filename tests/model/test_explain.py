@@ -77,6 +77,12 @@ DEFECTS = {
     "each message of a parked lane is its head": Defect(
         KeySharedExplained, "message/explain", "head ~= entry and id_of(head) or ''", "''"
     ),
+    "what a fresh message waits for is not said": Defect(
+        FailoverExplained, "message/explain", "record.due - lead, id_of(head), record.consumer", "0, '', ''"
+    ),
+    "a fresh message waits for another lane": Defect(
+        KeySharedExplained, "lib/fate", "return get_lane(KEY .. key)", "return get_lane(KEY .. 'a')"
+    ),
     "a dead letter of another subscription is taken for its own": Defect(
         SharedExplained, "lib/fate", "== text and item[2][6] == incarnation then", "== text then"
     ),

@@ -94,6 +94,8 @@ def test_of_a_message() -> None:
     slices = partitioner.many("t", [OutgoingMessage(durability=wrong), OutgoingMessage()], 1, refused)
     assert [item.places for item in slices] == [[1]]
     assert str(refused[0]) == "durability is True: use memory, replicated or fsync"
+    empty = partitioner.many("t", [OutgoingMessage(durability="")], 1, refused)
+    assert (empty, str(refused[0])) == ([], "durability is '': use memory, replicated or fsync")
     wrong = "1"
     with pytest.raises(InvalidArgument, match="partition is '1': use a number from 0 to 7"):
         check_partition(wrong, 8)

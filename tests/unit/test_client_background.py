@@ -14,6 +14,7 @@ from keylane.consume.block import HANDED, Block, Span
 from keylane.consume.downloads import Downloads
 from keylane.consume.leases import Leases
 from keylane.consume.message import Message, Origin
+from keylane.consume.open_blocks import OpenBlocks
 from keylane.consume.receipts import GIVE_BACK
 from keylane.consume.settle_calls import SettleCalls, SettleGroup
 from keylane.consume.settler import Settler
@@ -156,7 +157,9 @@ class Story:
             on_stale=lambda held, index: self.told.append(_place(held, index)),
             delete_bodies=lambda names: None,
         )
-        self.origin = Origin("orders", lambda: 0.0, self.leases, self.settler, cast(Downloads, None))
+        self.origin = Origin(
+            "orders", lambda: 0.0, self.leases, self.settler, cast(Downloads, None), OpenBlocks()
+        )
 
     def _give_back(self, spans: list[Span]) -> object:
         return self.settler.submit(GIVE_BACK, spans)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-REDRIVEN = "redriven.for"  # the attribute that names the subscription
+from keylane.wire import REDRIVEN
+
 _MARK = f'"{REDRIVEN}":"'  # as it stands in `about`
 _attributes = msgspec.json.Decoder(dict[str, str]).decode
 _json = msgspec.json.Encoder().encode

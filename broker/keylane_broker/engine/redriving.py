@@ -13,13 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from keylane.errors import InvalidName, TopicNotFound
+from keylane.wire import REDRIVEN
 from keylane.wire.ledgers import id_maker
-from keylane_broker.engine.addressing import REDRIVEN
 from keylane_broker.engine.answers import checked
-from keylane_broker.engine.base import EngineBase
 from keylane_broker.engine.entries import covering_ranges
-from keylane_broker.engine.subscriptions import read_records
-from keylane_broker.store.keys import check_name, partition_keys
+from keylane_broker.engine.subscriptions import SubscriptionOperations, read_records
+from keylane_broker.store.keys import PLACE, check_name, partition_keys
 
 _HISTORY = "dead."  # what attributes with the history of a dead letter begin with
 _BATCH = 200  # dead letters in one call,
@@ -51,8 +50,13 @@ class _Letter(NamedTuple):
     partition: int
     message: tuple[str, str, str]  # what is sent back: key, uid, about
 
+    @property
+    def whose(self) -> str:
+        """The subscription, also where it failed in the place of a multicast consumer."""
+        return self.subscription.partition(PLACE)[0]
 
-class RedriveOperations(EngineBase):
+
+class RedriveOperations(SubscriptionOperations):
     """Taking dead letters out of the topic that keeps them; this needs no partition lease."""
 
     async def withdraw(
@@ -81,7 +85,8 @@ class RedriveOperations(EngineBase):
             letters = await self._letters(topic, partition, some)
             for source in {letter.topic for letter in letters} - there.keys():
                 there[source] = await self._subscriptions(source)
-            letters = [letter for letter in letters if letter.subscription in there[letter.topic]]
+            letters = [letter for letter in letters if letter.whose in there[letter.topic]]
+            letters = await self._with_places(letters)
             for source in {letter.topic for letter in letters}:
                 check_source(source)
             for own in _together(letters):
@@ -115,6 +120,21 @@ class RedriveOperations(EngineBase):
             for id, fields in (item for part in found for item in part)
             if (entry := int(id.partition("-")[2])) in wanted
             and (letter := _letter_of(entry, fields[1], fields[3], fields[5])) is not None
+        ]
+
+    async def _with_places(self, letters: list[_Letter]) -> list[_Letter]:
+        """Leave those of multicast consumers that have no place any more: nobody would get them."""
+        places = {
+            (letter.topic, letter.partition, letter.whose)
+            for letter in letters
+            if letter.subscription != letter.whose
+        }
+        there = {place: await self.places(*place) for place in places}
+        return [
+            letter
+            for letter in letters
+            if letter.subscription == letter.whose
+            or letter.subscription in there[letter.topic, letter.partition, letter.whose]
         ]
 
     async def _subscriptions(self, topic: str) -> set[str]:

@@ -76,6 +76,8 @@ class Dispatcher:
         self.recovery = LeaseRecovery(
             partition, subscription, self.incarnation, self.consumers, at_most_once=self._settles
         )
+        self._looking = False  # leases have ended, which a fetch does not find out
+        self._seeking: list[asyncio.Future[None]] = []  # who waits until that was told
         self._timer = DueTimer(partition.background, self._step, self, due=0.0)  # what may have timed out
         self.wake = self._timer.wake  # somebody has room, or something has fallen due
         self.expect = self._timer.expect  # something falls due then, by the event loop's clock
@@ -197,9 +199,17 @@ class Dispatcher:
 
     def look_again(self) -> None:
         """Anything may have happened, and leases have ended with it."""
+        self._looking = True
         self.expect(0.0)
         self._asking.update(self.consumers)
         self.notify()
+
+    async def sought(self) -> None:
+        """Look again, and wait until consumers have been told which of their leases a seek has ended."""
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._seeking.append(told)
+        self.look_again()
+        await told
 
     def recount(self, consumers: Iterable[Consumer]) -> None:
         """Something was asked of Redis that ends or moves leases, and not answered: it may have been done."""
@@ -261,6 +271,16 @@ class Dispatcher:
         """Give back what is due, but not all at once: others are waiting. Returns whether there is more."""
         await self.partition.prolong_sessions(self.subscription)
         self._timer.begin_call()
+        self._looking = False
+        seeking, self._seeking = self._seeking, []
+        try:
+            return await self._expire_some()
+        finally:
+            for told in seeking:
+                if not told.done():
+                    told.set_result(None)
+
+    async def _expire_some(self) -> bool:
         try:
             result = await self.partition.call(
                 lambda engine, lease: engine.expire_some(lease, self.subscription), self.incarnation
@@ -312,6 +332,8 @@ class Dispatcher:
         for name in [name for name, own in self._later.items() if own <= now]:
             del self._later[name]
             self._asking[name] = self.consumers[name]
+        if self._looking:
+            due = now
         self._timer.end_call(min(due, *self._later.values()) if self._later else due)
 
     # Whom a fetch names

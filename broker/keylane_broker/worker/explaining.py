@@ -57,14 +57,15 @@ def _reason(found: Whereabouts, ahead: str, dispatcher: Dispatcher | None, now_m
         return f"it is delayed until {_time(found.at_ms)}"
     before = f", retry {found.retries}" if found.retries else ""
     if found.state == "leased":
-        return f"consumer {found.consumer!r} has it until {_time(found.at_ms)} unless it extends that{before}"
+        until = f"{_time(found.at_ms)} unless it extends that{before}"
+        return f"it is delivered: consumer {found.consumer!r} has it until {until}"
     if found.state == "fresh":
         behind = f", behind {found.fresh} other{'s' * (found.fresh > 1)}" if found.fresh else ""
+        behind += f", first {ahead} of its lane" if ahead else ""
         return f"it was not delivered yet{behind}: {_obstacle(found, dispatcher)}"
-    if ahead and found.ahead_consumer:
-        return f"it waits behind {ahead} of its lane, which consumer {found.ahead_consumer!r} has{before}"
     if ahead:
-        return f"it waits behind {ahead} of its lane{before}: {_due(found, dispatcher, now_ms)}"
+        whose = f", which consumer {found.ahead_consumer!r} has" if found.ahead_consumer else ""
+        return f"it waits behind {ahead} of its lane{whose}{before}: {_due(found, dispatcher, now_ms)}"
     again = " again" if found.retries else ""
     return f"it waits to be delivered{again}{before}: {_due(found, dispatcher, now_ms)}"
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from random import choice
 
 from keylane.errors import BrokerError, TopicNotFound, Unavailable
@@ -21,6 +22,7 @@ from keylane_broker.worker.dispatcher import Dispatcher
 from keylane_broker.worker.gathering import Gathering
 from keylane_broker.worker.partition import Partition
 
+_TOLD = 1.0  # seconds for consumers to hear of a seek
 log = logging.getLogger("keylane.broker")
 
 
@@ -260,6 +262,15 @@ class Partitions:
         """Let the dispatchers of a subscription look again, on all workers."""
         self.look_again(topic, subscription)
         await self._engine.announce(f"subscription {topic} {subscription}")
+
+    async def subscription_sought(self, topic: str, subscription: str) -> None:
+        """A subscription was moved: before who did that goes on, its consumers here hear what is void."""
+        await self.subscription_changed(topic, subscription)
+        served = [one.dispatchers.get(subscription) for one in self.by_place.values() if one.topic == topic]
+        waited_for = [one.sought() for one in served if one is not None and one.consumers]
+        with suppress(TimeoutError):  # it is no part of the seek
+            async with asyncio.timeout(_TOLD):
+                await asyncio.gather(*waited_for)
 
     async def topic_changed(self, topic: str) -> None:
         """Have the settings of a topic followed, on all workers."""

@@ -105,6 +105,7 @@ class Block:
         if about is None:
             text, uid = self.texts[index * 3 + 2], self.texts[index * 3 + 1]
             about = self.abouts[index] = wire.unpack_about(text, uid)
+            about.attributes.pop(wire.REDRIVEN, None)  # its producer has not said that
         return about
 
     def body_size(self, index: int) -> int:

@@ -19,8 +19,9 @@ from keylane.consume.handlers import Handlers
 from keylane.consume.lease_extender import LeaseExtender
 from keylane.consume.leases import Leases
 from keylane.consume.message import Batch, Message, Origin, spans_of
+from keylane.consume.open_blocks import OpenBlocks
 from keylane.consume.options import PATIENCE, ConsumerOptions, unique_name
-from keylane.consume.receipts import ACK, GIVE_BACK, NACK, SettleKind, extend_kind, nack_kind
+from keylane.consume.receipts import ACK, GIVE_BACK, LAPSED, SettleKind, extend_kind, nack_kind
 from keylane.consume.reopening import Reopening
 from keylane.consume.settler import Settler
 from keylane.consume.streams import Streams
@@ -86,7 +87,8 @@ class Consumer:
         self._unreadable = Unreadable(topic, self.leases, self._settler.submit)
         self._downloads = Downloads(topic, bodies)
         drift, process = (lambda: cluster.drift), processing(subscription)
-        self.origin = Origin(topic, drift, self.leases, self._settler, self._downloads, process)
+        self._blocks = OpenBlocks()
+        self.origin = Origin(topic, drift, self.leases, self._settler, self._downloads, self._blocks, process)
         self._buffer = Buffer(self.origin, (patience or PATIENCE) / 10)
         self._handlers: Handlers | None = None
         if options.handler is not None:
@@ -134,7 +136,7 @@ class Consumer:
         await self.close()
 
     async def close(self, timeout: Seconds = 30.0) -> None:  # noqa: ASYNC109
-        """Wait for running handlers, send queued acks, and give the rest back at once and uncharged."""
+        """Wait for handlers, and for `with message:` blocks of others, and give the rest back uncharged."""
         patience = seconds("timeout", timeout)
         self.excuse()
         if self._closing is None:
@@ -144,12 +146,14 @@ class Consumer:
         await finished(self._closing, self.hurry)
 
     def excuse(self) -> None:
-        """The handler that calls this waits until all is closed: nobody is to wait for it."""
+        """The handler or block that calls this waits until all is closed: nobody is to wait for it."""
+        self._blocks.excuse()
         if self._handlers is not None:
             self._handlers.excuse()
 
     def hurry(self) -> None:
-        """Wait for no handler any more."""
+        """Wait for no handler or block any more."""
+        self._blocks.hurry()
         if self._handlers is not None:
             self._handlers.hurry()
 
@@ -157,6 +161,8 @@ class Consumer:
         try:
             if self._handlers is not None and self._streams.opened_all:
                 await self._handlers.close(patience)
+            elif self._handlers is None:
+                await self._blocks.close(patience)
             self.extender.close()
             for last in (self._settler.finish, self._streams.leave):
                 with suppress(
@@ -355,7 +361,7 @@ class Consumer:
             return
         self.give_back(spans)
         if in_hands := [span for span in spans if span[0].states[span[1]] == HANDED]:
-            self._settler.submit(NACK, in_hands)
+            self._settler.submit(LAPSED, in_hands)
 
     def _cut_off(self, partitions: Collection[int], until: float) -> None:
         self.leases.cut_off(partitions, until)

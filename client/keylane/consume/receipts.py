@@ -36,6 +36,7 @@ class SettleKind(NamedTuple):
 
 ACK = SettleKind(int(Type.ACK))
 NACK = SettleKind(int(Type.NACK))
+LAPSED = NACK._replace(reason="its lease ended")  # as the broker says it
 GIVE_BACK = SettleKind(int(Type.NACK), charged=False)
 
 

@@ -120,6 +120,7 @@ class SyncMessage:
         self._wait(lambda: self._message.extend(seconds, until=until))
 
     def __enter__(self) -> "SyncMessage":
+        self._message._origin.blocks.begin(self._message)
         if (processing := self._message._origin.processing) is not None:
             processing.begin(self._message)
         return self
@@ -135,8 +136,8 @@ class SyncMessage:
         message = self._message
         if (processing := message._origin.processing) is not None:
             processing.end(message, error)
-        settle_later = message._origin.settler.settle_later
-        self._bridge.gather(settle_later, message._block, message._index, kind_after(error))
+        message._origin.blocks.leave(message)
+        self._bridge.gather(message.settle_after_block, kind_after(error))
 
     def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         return self._bridge.call(work)

@@ -10,10 +10,18 @@ from keylane.produce.publish_frame import PublishWaiter
 from keylane.types import Published
 
 
+class PartlyFull(PublishFailed, BacklogFull):
+    """The backlog quota had room for some messages of a call only: to who asks, it is full."""
+
+
+PartlyFull.code = BacklogFull.code
+
+
 def all_published(answers: Sequence[Published | Exception]) -> list[Published]:
     """Return the answers if all messages were published, else raise PublishFailed.
 
-    If all have failed in the same way it raises just that.
+    If all have failed in the same way it raises just that; if the quota had room for some only, that is a
+    BacklogFull as well.
     """
     kinds = set(map(type, answers))
     if not any(issubclass(kind, Exception) for kind in kinds):
@@ -21,7 +29,8 @@ def all_published(answers: Sequence[Published | Exception]) -> list[Published]:
     errors = [answer for answer in answers if isinstance(answer, Exception)]
     if len(errors) == len(answers) and len(kinds) == 1:
         raise errors[0]
-    raise PublishFailed(
+    full = all(isinstance(error, BacklogFull) for error in errors)
+    raise (PartlyFull if full else PublishFailed)(
         f"{len(errors)} of {len(answers)} messages were not published: {errors[0]}", answers
     ) from errors[0]
 

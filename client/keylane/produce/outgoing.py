@@ -122,7 +122,7 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
         raise InvalidArgument(f"a message has text that is not valid Unicode: {error}") from error
     except AttributeError:
         raise _unusable([message]) from None
-    item = Slice(partition, message.durability or "memory")
+    item = Slice(partition, "memory" if message.durability is None else message.durability)
     item.named = message.uid is not None
     item.flat = [key, uid, pack_about(now_ms(), group)]
     item.places.append(0)
@@ -223,7 +223,7 @@ def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: fl
             about = known
         else:
             about = abouts[size] = pack_about(now, whose, texts(same), size=size)
-        durability = message.durability or "memory"
+        durability = "memory" if message.durability is None else message.durability
         later = _is_later(message)
         item = open_slices.get((partition, later))
         if item is None or item.durability != durability or item.named != (uid is not None):

@@ -64,7 +64,7 @@ class Partitioner:
         for item in slices:
             if inline and item.bodies:
                 put_inline(item, inline)
-            if not isinstance(item.durability, str):
+            if not isinstance(item.durability, str) or not item.durability:
                 raise InvalidArgument(
                     f"durability is {item.durability!r:.60}: use memory, replicated or fsync"
                 )

@@ -49,7 +49,7 @@ class SyncConsumer:
         self.close()
 
     def close(self, timeout: Seconds = 30.0) -> None:
-        """Wait for running handlers, send queued acks, and give the rest back at once and uncharged."""
+        """Wait for handlers, and for `with message:` blocks of others, and give the rest back uncharged."""
         if self._bridge.forked:
             return  # it is the parent's
         self._pulled.clear()

@@ -6,6 +6,7 @@ docs/protocol.md tells the same story for those who write a client in another la
 from keylane.wire.about import (
     MAX_ABOUT,
     MAX_INLINE,
+    REDRIVEN,
     UNREADABLE,
     About,
     about_faults,
@@ -136,6 +137,7 @@ __all__ = [
     "MAX_UID",
     "OLDEST_VERSION",
     "PORT",
+    "REDRIVEN",
     "SEVERAL",
     "UNREADABLE",
     "VERSION",

@@ -12,6 +12,7 @@ MAX_ABOUT = 65_536  # bytes
 MAX_INLINE = 16_384  # bytes of a body that is in the text itself
 INLINE = "="  # what the name of a body begins with that is not in the payload store
 WITHHELD = "@"  # instead of the name of one that is inline, to who may not read it; no producer can say it
+REDRIVEN = "redriven.for"  # attribute of what was redriven: the one subscription that gets it
 UNREADABLE = "0 0   "  # instead of what a stored message says of itself and nobody can read
 
 

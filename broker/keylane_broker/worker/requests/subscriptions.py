@@ -145,7 +145,7 @@ async def seek(context: Context, _: Connection, request: wire.Seek, __: memoryvi
     position, partition = await position_in(context.engine, request.topic, request.position)
     await one_place(context, request.topic, request.subscription, "move")
     await context.engine.seek(request.topic, request.subscription, position, partition)
-    await context.partitions.subscription_changed(request.topic, request.subscription)
+    await context.partitions.subscription_sought(request.topic, request.subscription)
     return DONE
 
 
