@@ -128,7 +128,7 @@ async def purge(
     chosen = [*(ids or []), *(id or [])] or None
     _check_choice("purge", every, subscription, chosen, reason, key)
     if not yes and can_ask(run):
-        confirm(run, f"Purge {'all' if every else 'these'} dead letters of {topic!r}?")
+        await confirm(run, f"Purge {'all' if every else 'these'} dead letters of {topic!r}?")
     async with run.client() as client:
         with _progress(run, "purged") as tell:
             count = await client.purge_dead_letters(

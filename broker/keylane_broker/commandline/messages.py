@@ -102,7 +102,7 @@ async def purge(
         if not yes:
             if not can_ask(run):
                 raise UsageError("purge deletes messages: confirm with --yes")
-            confirm(run, f"Purge {count:,} messages of {whose}?")
+            await confirm(run, f"Purge {count:,} messages of {whose}?")
         shown = sys.stderr.isatty() and not run.json
         purged = await client.purge(
             topic,

@@ -1,6 +1,5 @@
 """`keylane publish`: publish a message, or many copies of it."""
 
-import sys
 import time
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from keylane.commandline.typed import parse_pair, parse_time
 from keylane.errors import DurabilityNotReached, PublishFailed
 from keylane_broker.commandline.arguments import TopicArgument
 from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.stdin import read_all
 
 __all__ = ["add_publish"]
 
@@ -61,7 +61,7 @@ async def publish(
     """Publish a message."""
     if uid is not None and count > 1:
         raise UsageError("--uid is the id of one message; omit --count")
-    data = sys.stdin.buffer.read() if body == "-" else body.encode()
+    data = await read_all() if body == "-" else body.encode()
     message = OutgoingMessage(
         data,
         key=key,
