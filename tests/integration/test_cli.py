@@ -127,7 +127,10 @@ def test_an_unknown_topic_is_one_line_that_suggests_the_nearest(
 
 def test_publish_says_what_became_of_the_message(keylane: Keylane, client: Client, topic: str) -> None:
     """Its id; and on what topic nobody listens."""
-    assert "has no subscription, so nothing was stored" in keylane("publish", topic, "hello").stdout
+    assert (
+        "has no subscription that wants it, so nothing was stored"
+        in keylane("publish", topic, "hello").stdout
+    )
     client.create_subscription(topic, "billing")
     arguments = ["publish", topic, "héllo", "--key", "k", "--attr", "a=1", "--attr", "b=x=y", "--uid", "u1"]
     first = json.loads(keylane(*arguments, "--json").stdout)

@@ -10,6 +10,7 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,8 @@ def at_a_terminal(broker: RunningBroker, *arguments: str, question: bytes) -> tu
 
 
 @pytest.mark.parametrize(
-    "words", ["topic delete {}", "subscription delete {} a", "purge {}", "dlq purge {} --all"]
+    "words",
+    ["topic delete {}", "subscription delete {} a", "purge {}", "dlq purge {} --all", "delete-message {} ID"],
 )
 def test_control_c_is_an_answer_to_a_question(
     words: str, broker: RunningBroker, client: Client, topic: str
@@ -293,3 +295,45 @@ def test_a_variable_that_is_nearly_a_setting_is_warned_of(tmp_path: Path) -> Non
         next(line for line in log.decode().splitlines() if "KEYLANE_WORKES" in line)
     ]
     assert b"did you mean 'WORKERS'?" in log
+
+
+def test_a_message_that_no_filter_lets_through_is_said_to_be_wanted_by_nobody(
+    broker: RunningBroker, client: Client, topic: str
+) -> None:
+    """Though the topic has a subscription."""
+    client.delete_subscription(topic, "a")
+    client.create_subscription(topic, "b", filter={"region": "eu"})
+    there: Any = {"KEYLANE_SERVER": broker.url}
+    nobody = f"{topic!r} has no subscription that wants it, so nothing was stored"
+    assert nobody in keylane("publish", topic, "hello", **there).stdout
+    assert nobody in keylane("publish", topic, "hello", "--count", "3", **there).stdout
+    assert (
+        "stored" not in keylane("publish", topic, "x", "--attr", "region=eu", "--count", "3", **there).stdout
+    )
+
+
+def test_an_attribute_has_one_value(broker: RunningBroker, client: Client, topic: str) -> None:
+    """Which of two would count nobody could know."""
+    said = keylane("publish", topic, "x", "--attr", "a=1", "--attr", "a=2", status=2).stderr
+    assert said == "error: --attr 'a' is given twice; an attribute has one value\n"
+
+
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_a_message_is_deleted_if_the_answer_is_yes(
+    answer: str, broker: RunningBroker, client: Client, topic: str
+) -> None:
+    """As all that is gone for good; scripts are not asked."""
+    [message] = client.peek(topic, "a")
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    done = subprocess.run(
+        [KEYLANE, "delete-message", topic, message.id, "--server", broker.url],
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert f"Delete message {message.id} of {topic!r} for all subscriptions? [y/N]" in done.stderr
+    assert (done.returncode, client.peek(topic, "a") == []) == ((0, True) if answer == "y" else (1, False))

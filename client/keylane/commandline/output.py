@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # rich takes a while to import, which --json does not need
 __all__ = ["CommandError", "Failure", "Output", "UsageError", "encoded", "make_table", "progress_bar"]
 
 UNFOLDED = 1_000  # columns, where a program reads
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}  # not \t and \n
 
 
 class Failure(Protocol):
@@ -126,6 +127,8 @@ class Output:
     def _styled(self, parts: Sequence[tuple[str, str]]) -> str:
         from rich.text import Text
 
+        if self.out.is_terminal:
+            parts = [(_harmless(text), style) for text, style in parts]
         with self.out.capture() as captured:
             self.out.print(Text.assemble(*parts), soft_wrap=True)
         return captured.get()
@@ -194,4 +197,9 @@ def _shown(cell: object) -> str:
         return f"{cell:g}"
     if isinstance(cell, datetime):
         return f"{cell:%Y-%m-%d %H:%M:%S}Z"  # all of them are in UTC
-    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+    return f"{cell:,}" if isinstance(cell, int) else _harmless(str(cell))
+
+
+def _harmless(text: str) -> str:
+    """Text without what controls a terminal: whoever publishes decides about keys, reasons and bodies."""
+    return text.translate(CONTROLS)
