@@ -623,6 +623,15 @@ async def test_doctor_blames_redis_only_where_it_is_away() -> None:
     assert "the workers' logs" in done.stdout
 
 
+async def test_doctor_says_that_a_disk_is_full() -> None:
+    """Redis is there, so nobody can bring it back."""
+    async with ScriptedWorker() as worker:
+        full = "MISCONF Errors writing to the AOF file: No space left on device"
+        worker.refusal = wire.Error("unavailable", f"Redis refuses commands for now: {full}")
+        done = await asyncio.to_thread(commands.keylane, "doctor", "--server", worker.url, status=1)
+    assert "free space on the disk of Redis" in done.stdout
+
+
 def test_doctor_says_what_is_wrong_and_what_to_do(
     keylane: Keylane, broker: RunningBroker, server_url: str
 ) -> None:
