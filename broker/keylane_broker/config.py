@@ -6,6 +6,7 @@ wins over the environment, that over the file, that over the default:
     settings = load(Path("keylane.toml"), port="9000")
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -25,9 +26,10 @@ from keylane.payloads.store import HTTP, has_password, public
 from keylane.redis import SCHEMES
 from keylane_broker.limits import MAX_PARTITIONS
 
-__all__ = ["ConfigError", "Settings", "load", "metavar_of"]
+__all__ = ["ConfigError", "Settings", "load", "metavar_of", "nearly_settings"]
 
 PREFIX = "KEYLANE_"
+NOT_SETTINGS = ("SERVER", "TOKEN", "CONFIG")  # but variables that commands know
 MIB = 1024 * 1024
 MOST_WORKERS = 64  # on one machine
 LAST_PORT = 65_535
@@ -314,6 +316,18 @@ def load(file: Path | None = None, /, **flags: object) -> Settings:
     except ValidationError as error:
         complaints = [_complaint(detail, given, outside, file) for detail in error.errors()]
         raise ConfigError("; ".join(complaints)) from None
+
+
+def nearly_settings() -> list[str]:
+    """Return what to say of each environment variable that is like a setting's, and of none."""
+    known = [*NOT_SETTINGS, *map(str.upper, Settings.model_fields)]
+    ours = [name.removeprefix(PREFIX) for name in sorted(os.environ) if name.startswith(PREFIX)]
+    # Kubernetes makes variables of services, KEYLANE_SERVICE_PORT of one that is called keylane.
+    asked = [name for name in ours if name not in known and not name.startswith("SERVICE_")]
+    hints = {name: did_you_mean(name, known) for name in asked}
+    return [
+        f"environment variable {PREFIX}{name} is no setting{hint}" for name, hint in hints.items() if hint
+    ]
 
 
 def _read(file: Path) -> dict[str, Any]:

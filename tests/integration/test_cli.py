@@ -127,7 +127,10 @@ def test_an_unknown_topic_is_one_line_that_suggests_the_nearest(
 
 def test_publish_says_what_became_of_the_message(keylane: Keylane, client: Client, topic: str) -> None:
     """Its id; and on what topic nobody listens."""
-    assert "has no subscription, so nothing was stored" in keylane("publish", topic, "hello").stdout
+    assert (
+        "has no subscription that wants it, so nothing was stored"
+        in keylane("publish", topic, "hello").stdout
+    )
     client.create_subscription(topic, "billing")
     arguments = ["publish", topic, "héllo", "--key", "k", "--attr", "a=1", "--attr", "b=x=y", "--uid", "u1"]
     first = json.loads(keylane(*arguments, "--json").stdout)
@@ -618,6 +621,15 @@ async def test_doctor_blames_redis_only_where_it_is_away() -> None:
     assert "the worker is stopping" in done.stdout
     assert "bring Redis back" not in done.stdout
     assert "the workers' logs" in done.stdout
+
+
+async def test_doctor_says_that_a_disk_is_full() -> None:
+    """Redis is there, so nobody can bring it back."""
+    async with ScriptedWorker() as worker:
+        full = "MISCONF Errors writing to the AOF file: No space left on device"
+        worker.refusal = wire.Error("unavailable", f"Redis refuses commands for now: {full}")
+        done = await asyncio.to_thread(commands.keylane, "doctor", "--server", worker.url, status=1)
+    assert "free space on the disk of Redis" in done.stdout
 
 
 def test_doctor_says_what_is_wrong_and_what_to_do(

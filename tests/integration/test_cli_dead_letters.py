@@ -1,5 +1,6 @@
 """`keylane dlq` and `keylane lanes`, as people and scripts run them, on one server and on a cluster."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from keylane import Backoff, Client
 from loadtest.topology import three_node_cluster
-from tests.support.commands import ask_keylane
+from tests.support.commands import ask_keylane, keylane
 from tests.support.running import RunningBroker
 from tests.support.servers import BINARIES
 from tests.support.waiting import wait_until
@@ -62,6 +63,30 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(broker: RunningBroker
         assert said == f"1 dead letters of {topic!r} purged\n"
         assert ask_keylane(broker, "dlq", "purge", topic, "--all", "--json")["purged"] == 1
         assert ask_keylane(broker, "dlq", "list", topic, "--json") == []
+
+
+def test_a_list_of_dead_letters_says_that_there_are_more_and_a_body_that_is_no_text_is_shown(
+    broker: RunningBroker, topic: str
+) -> None:
+    with Client(broker.url) as client:
+        client.create_topic(topic, partitions=1)
+        client.create_subscription(topic, "s", max_retries=0)
+        with client.subscribe(topic, "s") as consumer:
+            for _ in range(3):
+                client.publish(topic, b"\xff\x00", key="\x1b[31mred")
+                consumer.receive(SOON).nack()
+        wait_until(lambda: len(list(client.dead_letters(topic))) == 3)
+        there: Any = {"KEYLANE_SERVER": broker.url}
+        more = "note: there are more; --max 2 has shown the first 2\n"
+        assert keylane("dlq", "list", topic, "--max", "2", **there).stderr == more
+        assert keylane("dlq", "list", topic, "--max", "3", **there).stderr == ""
+        listed = keylane("dlq", "list", topic, "--max", "2", "--json", **there)
+        assert (len(json.loads(listed.stdout)), listed.stderr) == (2, "")
+        letter = json.loads(listed.stdout)[0]["id"]
+        shown = ask_keylane(broker, "dlq", "show", topic, letter, "--json")
+        assert ("data" in shown, shown["data_base64"]) == (False, "/wA=")
+        assert r"\xff\x00" in ask_keylane(broker, "dlq", "show", topic, letter)
+        assert r"\x1b[31mred" in ask_keylane(broker, "dlq", "show", topic, letter)  # not red, nor worse
 
 
 def test_dead_letters_are_redriven_by_id_by_key_and_all(broker: RunningBroker, topic: str) -> None:

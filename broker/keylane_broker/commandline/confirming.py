@@ -7,6 +7,7 @@ import typer
 
 from keylane.commandline.output import CommandError
 from keylane_broker.commandline.command import BrokerRun
+from keylane_broker.commandline.stdin import read_line
 
 __all__ = ["YesOption", "can_ask", "confirm"]
 
@@ -18,8 +19,8 @@ def can_ask(run: BrokerRun) -> bool:
     return not run.json and sys.stdin.isatty()
 
 
-def confirm(run: BrokerRun, question: str) -> None:
+async def confirm(run: BrokerRun, question: str) -> None:
     """Ask; unless the answer is yes the command ends, with nothing done."""
     run.note(f"{question} [y/N]")
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if (await read_line()).strip().lower() not in ("y", "yes"):
         raise CommandError("cancelled: nothing was done", code="cancelled")

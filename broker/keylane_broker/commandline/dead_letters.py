@@ -12,6 +12,7 @@ from keylane.errors import MessageNotFound
 from keylane_broker.commandline.arguments import TopicArgument
 from keylane_broker.commandline.command import BrokerRun, command
 from keylane_broker.commandline.confirming import YesOption, can_ask, confirm
+from keylane_broker.commandline.subscribe import body_fields
 
 __all__ = ["dead_letters"]
 
@@ -50,9 +51,11 @@ async def list_dead_letters(
     found: list[DeadLetter] = []
     async with run.client() as client:
         async for letter in client.dead_letters(topic, subscription, reason=reason, key=key):
-            found.append(letter)
             if len(found) == limit:
+                if not run.json:
+                    run.note(f"note: there are more; --max {limit} has shown the first {limit}")
                 break
+            found.append(letter)
     rows = [
         (one.id, one.subscription, one.key, one.retries, one.last_failed_at, one.reason[:80]) for one in found
     ]
@@ -70,10 +73,9 @@ async def show(
         async for letter in client.dead_letters(topic, ids=[id]):
             bodies = await client.bodies(letter.dead_letter_topic, [letter.body] if letter.body else [])
             body = bodies[0] if bodies else b""
-            text = "(missing)" if body is None else body.decode("utf-8", "replace")
-            run.properties(
-                {**{name: getattr(letter, name) for name in letter.__struct_fields__}, "data": text}
-            )
+            text = "(missing)" if body is None else body.decode(errors="backslashreplace")
+            data = body_fields(body) if run.json else {"data": text}
+            run.properties({**{name: getattr(letter, name) for name in letter.__struct_fields__}, **data})
             return
     raise MessageNotFound(f"no dead letter {id!r} of topic {topic!r}")
 
@@ -128,7 +130,7 @@ async def purge(
     chosen = [*(ids or []), *(id or [])] or None
     _check_choice("purge", every, subscription, chosen, reason, key)
     if not yes and can_ask(run):
-        confirm(run, f"Purge {'all' if every else 'these'} dead letters of {topic!r}?")
+        await confirm(run, f"Purge {'all' if every else 'these'} dead letters of {topic!r}?")
     async with run.client() as client:
         with _progress(run, "purged") as tell:
             count = await client.purge_dead_letters(

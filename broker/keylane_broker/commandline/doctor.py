@@ -84,7 +84,11 @@ async def _check_broker(run: BrokerRun) -> list[Finding]:
             ]
     except Unavailable as error:
         advice = "this should pass by itself; if it does not, see the workers' logs"
-        if "Redis" in str(error):
+        if "MISCONF" in str(error):
+            advice = (
+                "free space on the disk of Redis, or see its log: workers and clients go on by themselves"
+            )
+        elif "Redis" in str(error):
             advice = "bring Redis back: workers recover by themselves, and restarting them does not help"
         return [Finding("broker", False, str(error), advice)]
     except (Unauthorized, Forbidden) as error:

@@ -1,13 +1,13 @@
 """The `keylane` command."""
 
 import sys
-from json import dumps
 from typing import Annotated
 
 import typer
 
 from keylane.commandline import command
 from keylane.commandline.command import Globals, JsonOption, ServerOption, new_app
+from keylane.commandline.output import Output
 from keylane_broker.commandline.cluster import cluster
 from keylane_broker.commandline.dead_letters import dead_letters
 from keylane_broker.commandline.demo import add_demo
@@ -35,7 +35,7 @@ def _print_version(wanted: bool) -> None:
         from keylane import __version__
 
         as_json = "--json" in sys.argv[1:]  # it may come behind, and is not read yet
-        print(dumps({"version": __version__}) if as_json else f"keylane {__version__}")
+        Output(as_json).say({"version": __version__}, f"keylane {__version__}")
         raise typer.Exit
 
 

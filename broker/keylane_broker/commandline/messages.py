@@ -56,8 +56,11 @@ async def delete_message(
     producer_group: Annotated[
         str | None, typer.Option(help="Producer group that the message is of.", show_default=False)
     ] = None,
+    yes: YesOption = False,
 ) -> None:
-    """Delete a message for all subscriptions, unless a consumer has it."""
+    """Delete a message for all subscriptions, unless a consumer has it; at a terminal it asks first."""
+    if not yes and can_ask(run):
+        await confirm(run, f"Delete message {message} of {topic!r} for all subscriptions?")
     async with keylane.AsyncClient(run.server, timeout=PATIENCE, producer_group=producer_group) as client:
         await client.delete_message(topic, message, partition=partition)
     run.say({"topic": topic, "id": message, "deleted": True}, f"message {message} of {topic!r} is deleted")
@@ -102,7 +105,7 @@ async def purge(
         if not yes:
             if not can_ask(run):
                 raise UsageError("purge deletes messages: confirm with --yes")
-            confirm(run, f"Purge {count:,} messages of {whose}?")
+            await confirm(run, f"Purge {count:,} messages of {whose}?")
         shown = sys.stderr.isatty() and not run.json
         purged = await client.purge(
             topic,

@@ -1,6 +1,5 @@
 """`keylane publish`: publish a message, or many copies of it."""
 
-import sys
 import time
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from keylane.commandline.typed import parse_pair, parse_time
 from keylane.errors import DurabilityNotReached, PublishFailed
 from keylane_broker.commandline.arguments import TopicArgument
 from keylane_broker.commandline.command import BrokerRun, command
+from keylane_broker.commandline.stdin import read_all
 
 __all__ = ["add_publish"]
 
@@ -61,12 +61,12 @@ async def publish(
     """Publish a message."""
     if uid is not None and count > 1:
         raise UsageError("--uid is the id of one message; omit --count")
-    data = sys.stdin.buffer.read() if body == "-" else body.encode()
+    data = await read_all() if body == "-" else body.encode()
     message = OutgoingMessage(
         data,
         key=key,
         partition=partition,
-        attributes=dict(parse_pair(word, "--attr") for word in attr or []),
+        attributes=_attributes(attr or []),
         uid=uid,
         durability=durability,
         delay=delay,
@@ -97,13 +97,26 @@ def _document(published: Published) -> dict[str, Any]:
 
 def _sentence(topic: str, published: Published) -> str:
     if published.no_subscribers:
-        return f"{topic!r} has no subscription, so nothing was stored (uid {published.uid})"
+        return f"{_unwanted(topic)} (uid {published.uid})"
     if published.delayed:
         return f"stored until it is due (uid {published.uid}, {published.durability})"
     if published.duplicate and published.id is None:
         return f"uid {published.uid} was published already, and is not due yet"
     already = ", which was published already" if published.duplicate else ""
     return f"published {published.id}{already} (uid {published.uid}, {published.durability})"
+
+
+def _unwanted(topic: str) -> str:
+    return f"{topic!r} has no subscription that wants it, so nothing was stored"
+
+
+def _attributes(words: list[str]) -> dict[str, str]:
+    attributes: dict[str, str] = {}
+    for name, value in (parse_pair(word, "--attr") for word in words):
+        if name in attributes:
+            raise UsageError(f"--attr {name!r} is given twice; an attribute has one value")
+        attributes[name] = value
+    return attributes
 
 
 async def _publish_many(
@@ -137,5 +150,5 @@ async def _publish_many(
         "seconds": round(seconds, 3),
         "per_second": round(count / seconds),
     }
-    nobody = f"; {topic!r} has no subscription, so nothing was stored" if no_subscribers else ""
+    nobody = f"; {_unwanted(topic)}" if no_subscribers else ""
     run.say(document, f"published {count:,} messages in {seconds:.2f} s, {count / seconds:,.0f}/s{nobody}")

@@ -1,6 +1,7 @@
 """`keylane serve`: run a broker until a signal comes."""
 
 import inspect
+import logging
 import os
 import signal
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:  # slow to import
 
 __all__ = ["add_serve"]
 
+
+log = logging.getLogger("keylane.broker")
 
 MIB = 1024 * 1024
 FLAGS = "keylane.settings"  # where the command has the flags that are settings, by name
@@ -109,11 +112,14 @@ def serve(
 async def _serve(run: BrokerRun, file: Path | None, flags: dict[str, str | None]) -> None:
     import anyio
 
+    from keylane_broker.config import nearly_settings
     from keylane_broker.logs import start_logging
     from keylane_broker.supervise.supervisor import supervise
 
     settings = _settings(file, flags)
     start_logging(settings.log_level, form=settings.log_format)
+    for problem in nearly_settings():
+        log.warning(problem)
     hangs_up = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cancel_on_signal, tasks.cancel_scope)

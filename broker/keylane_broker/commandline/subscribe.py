@@ -1,7 +1,7 @@
 """`keylane subscribe`: print messages as they arrive."""
 
 import base64
-import json
+import sys
 from collections.abc import Iterator
 from select import PIPE_BUF
 from typing import Annotated, Any, cast
@@ -10,7 +10,7 @@ import typer
 
 import keylane
 from keylane import SubscriptionInfo
-from keylane.commandline.output import UsageError
+from keylane.commandline.output import UsageError, encoded
 from keylane.errors import PayloadMissing, SubscriptionNotFound
 from keylane.types import Mode
 from keylane_broker.commandline.arguments import (
@@ -151,8 +151,7 @@ async def _body(run: BrokerRun, message: "keylane.Message") -> bytes | None:
 def _texts(run: BrokerRun, batch: "keylane.Batch", bodies: list[bytes | None]) -> list[str]:
     """A line for each message."""
     if run.json:
-        documents = map(_document, batch, bodies)
-        return [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
+        return [encoded(document, sys.stdout) for document in map(_document, batch, bodies)]
     return run.lines(map(_line, batch, bodies))
 
 

@@ -188,7 +188,7 @@ async def delete(
     async with run.client() as client:
         if not yes and can_ask(run):
             about = await client.describe_subscription(topic, subscription)
-            confirm(
+            await confirm(
                 run, f"Delete subscription {subscription!r} of {topic!r}, which is owed {about.backlog:,}?"
             )
         await client.delete_subscription(topic, subscription)

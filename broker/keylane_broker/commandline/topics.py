@@ -271,6 +271,6 @@ async def delete(run: BrokerRun, topic: TopicArgument, yes: YesOption = False) -
             about = await client.describe_topic(topic)
             lost = count_of(about.messages + about.delayed, "message")
             whose = count_of(len(about.subscriptions), "subscription")
-            confirm(run, f"Delete topic {topic!r} with {whose} and {lost}?")
+            await confirm(run, f"Delete topic {topic!r} with {whose} and {lost}?")
         await client.delete_topic(topic)
     run.say({"name": topic, "deleted": True}, f"topic {topic!r} is deleted")

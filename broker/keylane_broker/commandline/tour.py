@@ -22,7 +22,7 @@ from keylane_broker.inspect.topic_checker import check_topic
 
 __all__ = ["Tour"]
 
-PATIENCE = 20.0  # seconds for anything that has to come
+PATIENCE = 60.0  # seconds for anything that has to come, on a machine that has much to do
 READING_SECONDS = 0.7  # between steps, where somebody watches
 
 

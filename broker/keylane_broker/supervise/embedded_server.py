@@ -92,7 +92,7 @@ class Server:
         """Describe the server; without a data directory it uses one that is removed at stop."""
         # Not resolve(): redis-server can be a link to a binary that goes by the name it is run as.
         self.binary = Path(binary or find_binary()).absolute()
-        self.data_dir = Path(data_dir or f"{tempfile.gettempdir()}/keylane-{token_hex(8)}").absolute()
+        self.data_dir = _absolute(data_dir or f"{tempfile.gettempdir()}/keylane-{token_hex(8)}")
         self.port = port or 0  # until start() finds one; kept from then on, also by the data directory
         self._temporary = data_dir is None
         self._settings = {
@@ -312,6 +312,16 @@ def ask(port: int, *command: str) -> str:
         if kind == "-":
             raise ServerError(f"{' '.join(command)} on port {port}: {text}")
         return answer.read(int(text)).decode() if kind == "$" else text
+
+
+def _absolute(data_dir: str | Path) -> Path:
+    try:
+        return Path(data_dir).absolute()
+    except FileNotFoundError:
+        raise ServerError(
+            f"cannot keep data in {data_dir}: the current directory is gone; choose another directory with "
+            "--data-dir"
+        ) from None
 
 
 def _version(binary: str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -115,13 +116,51 @@ def help_of(action: Callable[..., Any]) -> str:
 
 
 def main(app: typer.Typer, name: str, arguments: list[str]) -> NoReturn:
-    """Run a command line; what it cannot understand it says in the form that was asked for."""
-    if "--json" not in arguments:
-        app(args=arguments, prog_name=name)
+    """Run a command line; what it cannot understand it says in one line, in the form that was asked for."""
+    _open_missing_streams()
+    if os.environ.get("COLUMNS") == "0":
+        del os.environ["COLUMNS"]  # from a terminal that does not know; rich would print nothing
+    output = Output(json="--json" in arguments)
     try:
-        sys.exit(app(args=arguments, prog_name=name, standalone_mode=False))
+        _check_text(arguments)
+        command = typer.main.get_command(app)
+        for group in (command, *getattr(command, "commands", {}).values()) if output.json else ():
+            group.no_args_is_help = False  # help is no JSON; that a command is missing can be told
+        status = command.main(arguments, name, standalone_mode=False)
     except _ClickError as error:
-        sys.exit(Output(json=True).fail(UsageError(error.format_message())))
+        text = error.format_message()  # none where help has been printed instead
+        status = output.fail(UsageError(_complaint(error))) if text else error.exit_code
+    except CommandError as error:
+        status = output.fail(error)
+    except SystemExit as ended:
+        # rich and typer end so when whoever read their help has had enough.
+        status = 0 if isinstance(ended.__context__, BrokenPipeError) else ended.code
+    sys.exit(status)
+
+
+def _open_missing_streams() -> None:
+    """Where a stream was closed, as by `<&-`, open one to nowhere: else the next file takes its number."""
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
+
+
+def _check_text(arguments: list[str]) -> None:
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"argument {os.fsencode(word)!r} is not valid UTF-8; `keylane publish TOPIC -` publishes "
+                "any bytes from stdin"
+            ) from None
+
+
+def _complaint(error: Any) -> str:
+    """What typer complains of, and where there is more."""
+    text: str = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+    where = f". See `{error.ctx.command_path} --help`" if getattr(error, "ctx", None) else ""
+    return text + (where if text[-1] not in "?!" else where[1:])
 
 
 def _runner(kind: type[R], action: Action[R, P]) -> Callable[..., None]:

@@ -1,12 +1,13 @@
 """How commands print: JSON for programs, text and tables for people, notes and errors to stderr."""
 
+import codecs
 import functools
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 import msgspec
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:  # rich takes a while to import, which --json does not need
     from rich.console import Console, RenderableType
     from rich.progress import Progress
 
-__all__ = ["CommandError", "Failure", "Output", "UsageError", "make_table", "progress_bar"]
+__all__ = ["CommandError", "Failure", "Output", "UsageError", "encoded", "make_table", "progress_bar"]
 
 UNFOLDED = 1_000  # columns, where a program reads
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}  # not \t and \n
 
 
 class Failure(Protocol):
@@ -43,6 +45,16 @@ class UsageError(CommandError):
         super().__init__(text, code="usage", status=2)
 
 
+class _Stdout:
+    """sys.stdout for rich, which writes what its encoding does not have, too, and says why it cannot."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+
 class Output:
     """Prints the results of one run of a command, as JSON if `json`."""
 
@@ -55,7 +67,8 @@ class Output:
         from rich.console import Console
 
         terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
-        return Console(highlight=False, emoji=False, width=None if terminal else UNFOLDED)
+        file = cast("TextIO", _Stdout(self.write))
+        return Console(file=file, highlight=False, emoji=False, width=None if terminal else UNFOLDED)
 
     def say(self, value: object, text: str) -> None:
         """Print a value as JSON, or the sentence that tells it."""
@@ -83,11 +96,11 @@ class Output:
 
     def document(self, value: object) -> None:
         """Print a value as one line of JSON."""
-        self.write(json.dumps(msgspec.to_builtins(value), ensure_ascii=False) + "\n")
+        self.write(encoded(msgspec.to_builtins(value), sys.stdout))
 
     def write(self, text: str) -> None:
         """Print text as it is, all of it; BrokenPipeError if nobody reads any more."""
-        rest = memoryview(text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
+        rest = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
         try:
             sys.stdout.flush()
             # With PYTHONUNBUFFERED a signal cuts a write short, and sys.stdout.write would not care.
@@ -114,6 +127,8 @@ class Output:
     def _styled(self, parts: Sequence[tuple[str, str]]) -> str:
         from rich.text import Text
 
+        if self.out.is_terminal:
+            parts = [(_harmless(text), style) for text, style in parts]
         with self.out.capture() as captured:
             self.out.print(Text.assemble(*parts), soft_wrap=True)
         return captured.get()
@@ -127,10 +142,15 @@ class Output:
         """Say what went wrong and return the exit status."""
         if self.json:
             problem = {"code": error.code, "message": str(error), "retriable": error.retriable}
-            self.note(json.dumps({"error": problem}, ensure_ascii=False))
+            self.note(encoded({"error": problem}, sys.stderr).rstrip())
         else:
             self.note(f"error: {error}")
         return error.status if isinstance(error, CommandError) else 1
+
+
+def encoded(value: object, stream: TextIO) -> str:
+    """A line of JSON, in which all is escaped that the encoding of a stream may not have."""
+    return json.dumps(value, ensure_ascii=codecs.lookup(stream.encoding).name != "utf-8") + "\n"
 
 
 def progress_bar() -> "Progress":
@@ -177,4 +197,9 @@ def _shown(cell: object) -> str:
         return f"{cell:g}"
     if isinstance(cell, datetime):
         return f"{cell:%Y-%m-%d %H:%M:%S}Z"  # all of them are in UTC
-    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+    return f"{cell:,}" if isinstance(cell, int) else _harmless(str(cell))
+
+
+def _harmless(text: str) -> str:
+    """Text without what controls a terminal: whoever publishes decides about keys, reasons and bodies."""
+    return text.translate(CONTROLS)
