@@ -115,6 +115,33 @@ def test_messages_are_leased_with_their_bodies_and_settled(http: httpx.Client, o
     assert backlog(http, orders) == {"backlog": 0, "leased": 0}
 
 
+def test_what_became_of_a_message_and_what_is_leased_has_every_field_whatever_it_is(
+    http: httpx.Client, orders: str
+) -> None:
+    """Who asks for one finds it, as in the client."""
+    topic = orders.rpartition("/")[2]
+    stored, later = publish(http, orders, {"data": "1", "uid": "a"}, {"data": "2", "delay": 3600, "uid": "b"})
+    [again] = publish(http, orders, {"data": "1", "uid": "a"})
+    said = {"uid": "a", "durability": "memory", "duplicate": False, "no_subscribers": False, "delayed": False}
+    where = {"id": stored["id"], "partition": int(stored["id"].partition(":")[0])}
+    assert stored == {**said, **where}
+    assert again == {**said, **where, "duplicate": True}
+    assert later == {**said, "id": None, "partition": later["partition"], "uid": "b", "delayed": True}
+    [message] = lease(http, orders, 1)
+    assert (message["topic"], message["producer_group"]) == (topic, None)
+    assert 0 <= message["age"] < SOON
+
+
+def test_a_receipt_that_is_none_does_not_hold_back_others(http: httpx.Client, orders: str) -> None:
+    publish(http, orders, {"data": "1", "key": "a"})
+    [message] = lease(http, orders, 1)
+    answer = http.post(
+        f"{orders}/subscriptions/s/ack", json={"receipts": ["!", message["receipt"], message["id"]]}
+    )
+    assert (answer.status_code, answer.json()) == (200, {"results": ["stale", "settled", "stale"]})
+    assert backlog(http, orders) == {"backlog": 0, "leased": 0}
+
+
 def test_messages_say_which_trace_their_request_was_of(http: httpx.Client, orders: str) -> None:
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     said = {"messages": [{"data": "1", "key": "a"}, {"key": "b", "attributes": {"traceparent": "own"}}]}

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -214,12 +215,32 @@ def test_what_is_under_way_by_http_ends_with_its_token(
                 pass
             wait_until(lambda: "http-worker-0" in admin.describe_subscription(f"{own}-quiet", "s").consumers)
             admin.revoke_token(made.id)
-            assert not list(received)[-1]  # it ends as a stream should
+            *_, event, problem, end = received
+            assert (event, end) == ("event: error", "")  # it ends as a stream should
+            assert json.loads(problem.removeprefix("data: "))["code"] == "unauthorized"
             for answer in (poll.result(SOON), stream.result(SOON)):
                 assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
         finally:
             ended.set()
     assert "Traceback" not in guarded.log()
+
+
+def test_a_body_that_ends_with_its_token_is_seen_not_to_be_whole(
+    guarded: RunningBroker, admin: Client, own: str
+) -> None:
+    made = admin.create_token("reader", [f"consume:{own}"])
+    [name] = ksuid.take(1, 0.0)
+    where = f"/v1/bodies/{own}/{name}"
+    with http(guarded, ADMIN) as web:
+        assert web.put(where, content=b"x" * 40_000_000).status_code == 200
+    cut_off = f"the answer to GET {where} is cut off"
+    with http(guarded, made.token) as web, web.stream("GET", where) as answer:
+        parts = answer.iter_raw()
+        next(parts)
+        admin.revoke_token(made.id)
+        wait_until(lambda: cut_off in guarded.log())
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(parts)
 
 
 def test_an_event_id_that_is_none_is_refused(guarded: RunningBroker, admin: Client, own: str) -> None:
@@ -509,6 +530,20 @@ def test_who_sends_a_byte_now_and_then_holds_no_place(open_broker: RunningBroker
     finally:
         for one in slow:
             one.close()
+
+
+def test_who_is_told_that_the_body_does_not_come_is_hung_up_on(
+    open_broker: RunningBroker, topic: str
+) -> None:
+    port = open_broker.workers[0].settings.http_port
+    head = f"POST /v1/topics/{topic}/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n{{"
+    with socket.create_connection(("127.0.0.1", port), timeout=SOON) as slow:
+        slow.sendall(head.encode())
+        answer = b""
+        while some := slow.recv(65_536):
+            answer += some
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"of the body came within" in answer
 
 
 def test_a_request_that_says_twice_how_long_it_is_is_refused_with_what_follows(

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from keylane import BrokerError, Message, MessageTooLarge, PayloadMissing
+from keylane import BrokerError, InvalidArgument, Message, MessageTooLarge, PayloadMissing
 from keylane.consume.receipts import extend_kind, nack_kind
 from keylane.payloads.store import PART
 from keylane.types import Outcome
@@ -17,11 +17,10 @@ from keylane_broker.http.answers import Answer, address, fitting, written
 from keylane_broker.http.cut_off import CutOffResponse
 from keylane_broker.http.leasing import Act, Receipt, parse
 from keylane_broker.http.operations import Call, operation
-from keylane_broker.http.problems import problem_of
+from keylane_broker.http.problems import EVENTS, event_of
 
 _SUBSCRIPTION = "/v1/topics/{topic}/subscriptions/{subscription}"
 _BEAT = 15.0  # seconds after which a silent stream of events says that it is there
-EVENTS = "text/event-stream"
 
 T = TypeVar("T")
 
@@ -103,6 +102,7 @@ async def _leased(call: Call, receipt: Receipt, message: Message, fits: bool) ->
         where = elsewhere
     return values.LeasedMessage(
         receipt.text,
+        message.topic,
         message.id,
         message.key,
         message.attributes,
@@ -110,6 +110,7 @@ async def _leased(call: Call, receipt: Receipt, message: Message, fits: bool) ->
         message.token,
         message.uid,
         message.partition,
+        message.age,
         message.produced_at,
         message.published_at,
         message.deadline,
@@ -155,10 +156,10 @@ async def _settle(
     call: Call, body: values.Acks | values.Nacks | values.Extensions, act: Act, *, ends: bool = True
 ) -> values.Outcomes:
     """Settle what receipts stand for, each where its consumer is."""
-    receipts = [parse(text) for text in body.receipts]
-    results: list[Outcome] = ["stale"] * len(receipts)
-    for name in dict.fromkeys(receipt.consumer for receipt in receipts):
-        places = [place for place, receipt in enumerate(receipts) if receipt.consumer == name]
+    receipts = _readable(body.receipts)
+    results: list[Outcome] = ["stale"] * len(body.receipts)
+    for name in dict.fromkeys(receipt.consumer for receipt in receipts.values()):
+        places = [place for place, receipt in receipts.items() if receipt.consumer == name]
         said = msgspec.structs.replace(body, receipts=[body.receipts[place] for place in places])
         where = (call.topic, call.subscription, name)
         answer = await call.homes.ask(call.request, where, said, _while_there)
@@ -169,6 +170,20 @@ async def _settle(
         for place, outcome in zip(places, found, strict=True):
             results[place] = outcome
     return values.Outcomes(results)
+
+
+def _readable(texts: list[str]) -> dict[int, Receipt]:
+    """Return the receipts by their place; one that is none does not hold back others. Raises if all are."""
+    found: dict[int, Receipt] = {}
+    wrong: InvalidArgument | None = None
+    for place, text in enumerate(texts):
+        try:
+            found[place] = parse(text)
+        except InvalidArgument as error:
+            wrong = error
+    if wrong and not found:
+        raise wrong
+    return found
 
 
 @operation("GET", _SUBSCRIPTION + "/events", gives=EVENTS)
@@ -191,7 +206,7 @@ async def events(call: Call, query: values.EventsQuery) -> Response:
             async for event in messages():
                 yield event
         except BrokerError as error:  # the subscription is gone, or the worker stops
-            yield b"event: error\ndata: " + bytes(problem_of(error).body) + b"\n\n"
+            yield event_of(error)
 
     async def messages() -> AsyncIterator[bytes]:
         yield b": connected\n\n"

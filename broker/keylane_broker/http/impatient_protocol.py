@@ -93,6 +93,12 @@ class ImpatientProtocol(H11Protocol):
         else:
             self._stop_expecting()
 
+    def on_response_complete(self) -> None:
+        """Expect the rest of a request that has been answered before it came."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._expect()
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request as a problem, unless an answer is on its way, and hang up."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

@@ -1,6 +1,7 @@
 """Requests under way, which end with the token that they came with: a stream of events may last for days."""
 
 import asyncio
+import logging
 from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,7 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from keylane.errors import Unauthorized
 from keylane_broker.access.control import AccessControl
 from keylane_broker.access.identity import Identity
-from keylane_broker.http.problems import problem_of
+from keylane_broker.http.problems import EVENTS, event_of, problem_of
+
+log = logging.getLogger("keylane.broker")
 
 _LOOK = 1.0  # seconds between two looks at who is to go
 
@@ -43,11 +46,13 @@ class LiveRequests:
         """Return an application whose requests are among these once it is known whose they are."""
 
         async def live(scope: Scope, receive: Receive, send: Send) -> None:
-            started = False
+            started, events, last = False, False, b""
 
             async def noting(message: Message) -> None:
-                nonlocal started
-                started = True
+                nonlocal started, events, last
+                if message["type"] == "http.response.start":
+                    started, events = True, _are_events(message)
+                last = message.get("body", b"")
                 await send(message)
 
             task = asyncio.current_task()
@@ -60,11 +65,20 @@ class LiveRequests:
                 task.uncancel()
                 if not started:
                     await problem_of(error)(scope, receive, send)
-                else:
-                    with suppress(Exception):  # if it was to be longer than that: then it is cut off
-                        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                elif events and last.endswith(b"\n\n"):
+                    with suppress(Exception):
+                        await send(
+                            {"type": "http.response.body", "body": event_of(error), "more_body": False}
+                        )
+                else:  # who reads it sees that it is not whole
+                    log.info("the answer to %s %s is cut off: %s", scope["method"], scope["path"], error)
             finally:
                 self._all.pop(task, None)
                 self._ended.pop(task, None)
 
         return live
+
+
+def _are_events(start: Message) -> bool:
+    kind: bytes = dict(start["headers"]).get(b"content-type", b"")
+    return kind.startswith(EVENTS.encode())

@@ -10,6 +10,7 @@ from keylane import errors
 from keylane.errors import BrokerError
 
 MEDIA_TYPE = "application/problem+json"
+EVENTS = "text/event-stream"
 
 # What is not listed is the caller's fault if a retry cannot help, and the broker's if it can.
 _STATUS = {
@@ -89,3 +90,8 @@ def problem_of(error: BrokerError) -> Response:
     """Answer with an error of the broker."""
     after = error.retry_after if isinstance(error, errors.Overloaded) else 0.0
     return problem(status_of(error), error.code, str(error), retry=error.retriable, after=after)
+
+
+def event_of(error: BrokerError) -> bytes:
+    """Return the last of a stream of server-sent events that cannot go on."""
+    return b"event: error\ndata: " + bytes(problem_of(error).body) + b"\n\n"

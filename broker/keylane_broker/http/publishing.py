@@ -159,7 +159,12 @@ def _result(answer: Published | Exception) -> values.Result:
             answer.no_subscribers,
             answer.delayed,
         )
-    return values.Result(code=getattr(answer, "code", BrokerError.code), detail=str(answer))
+    code, detail = _wrong(answer)
+    return values.Result(code=code, detail=detail)
+
+
+def _wrong(answer: Exception) -> tuple[str, str]:
+    return getattr(answer, "code", BrokerError.code), str(answer)
 
 
 def _outgoing(one: values.NewMessage, key: str | None, place: int) -> OutgoingMessage:
@@ -273,8 +278,7 @@ async def _publish_lines(call: Call, key: str | None) -> values.Streamed:
                 published += 1
             else:
                 failed += 1
-                said = _result(answer)
-                failures.append(values.Failure(line, said.code or "", said.detail or ""))
+                failures.append(values.Failure(line, *_wrong(answer)))
         del failures[_SHOWN:]
         some.clear()
 

@@ -186,7 +186,7 @@ class NewMessages(Said, frozen=True):
     messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
 
 
-class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+class Result(msgspec.Struct, frozen=True):
     """What became of a message: it was published, or there are `code` and `detail` of an error."""
 
     id: str | None = None
@@ -196,8 +196,8 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     duplicate: bool = False
     no_subscribers: bool = False
     delayed: bool = False
-    code: str | None = None
-    detail: str | None = None
+    code: str | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
 
 
 class Results(msgspec.Struct, frozen=True):
@@ -237,6 +237,7 @@ class LeasedMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message on lease; its body is text where it can be, else in base64."""
 
     receipt: str
+    topic: str
     id: str
     key: str | None
     attributes: dict[str, str]
@@ -244,10 +245,11 @@ class LeasedMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     token: int
     uid: str
     partition: int
+    age: float  # seconds since it was published
     produced_at: datetime
     published_at: datetime
     deadline: datetime
-    producer_group: str | None = None
+    producer_group: str | None
     data: str | None = None
     data_base64: bytes | None = None
     missing: bool = False  # its body is not in the payload store
