@@ -191,9 +191,9 @@ class SubscriptionOperations(EngineBase):
                     await self._check_cycle(topic, settings)  # as above
                 except InvalidArgument:
                     before = msgspec.structs.replace(record, state="creating").text
-                    ready = msgspec.structs.replace(changed, state="ready").text  # whoever came has finished it
+                    ready = msgspec.structs.replace(changed, state="ready").text
                     if not await self._change(topic, about, name, changed.text, before):
-                        await self._change(topic, about, name, ready, before)
+                        await self._change(topic, about, name, ready, before)  # somebody has finished it
                     await self._finish(topic, name)
                     raise
                 await self._finish(topic, name)
@@ -202,7 +202,7 @@ class SubscriptionOperations(EngineBase):
     async def _check_cycle(self, topic: str, settings: SubscriptionSettings) -> None:
         """Raise InvalidArgument where what fails would come back by the dead letters of other topics.
 
-        It has to be done when the settings are stored: of two that are asked for at once, each sees the other then.
+        To be done once more when they are stored: of two that are asked for at once, each sees the other then.
         """
         first = next_topic(topic, settings)
         ways = {first: [topic, first]} if first else {}  # topic -> how dead letters get there

@@ -132,8 +132,8 @@ def receipts_in(body: memoryview) -> Receipts:
 def known_bodies(request: wire.Ack) -> list[int | str] | None:
     """Return the bodies that a client names, checked; None if they are to be looked up.
 
-    A name after an "@" is that of a body of another topic, as dead letters have it: it is not taken on trust. Nor is
-    a very long one: producers may give bodies such names, but what an ACK says is stored, and is to be no burden.
+    A name after an "@" is that of a body of another topic, as dead letters have it: it is not taken on trust.
+    Nor is a very long one: producers may call bodies so, but what an ACK says is stored, and is to be short.
     """
     bodies = request.bodies
     if not bodies:

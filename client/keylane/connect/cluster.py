@@ -176,10 +176,11 @@ class Cluster(Events):
             await self._pool.connection(self.timeout)
             known = TopicMap(topic, self._pool, self._ask_map, self._watch, self.forget)
         while True:
-            known = self.maps.setdefault(topic, known)  # of two there would be one that nobody renews
-            if known.known:
+            known = self.maps.setdefault(topic, known)
+            if not known.known:
+                await self.learn(known)  # meanwhile it may be forgotten
+            if self.maps.setdefault(topic, known) is known:  # of two there would be one that nobody renews
                 return known
-            await self.learn(known)  # meanwhile it may have been forgotten
 
     def forget(self, known: TopicMap) -> None:
         """Keep no map of a topic that is not there, unless somebody waits for it to be there again."""
