@@ -2,8 +2,9 @@
 
 The first messages are all looked at; the more there are the fewer, down to about one in `EVERY`, in random
 steps. They are counted as in space-saving: when twice `KEYS` have a count, those with the least make room,
-and a new key begins with the highest count that did, since it may have been among them. By that much its count
-may be too high, which is kept beside it. When there are many samples all counts are halved: the past fades.
+and a new key begins with the highest count that did, since it may have been among them. By that much its
+count may be too high, which is kept beside it. When there are many samples all counts are halved: the past
+fades.
 """
 
 from math import ceil, sqrt
