@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 from keylane.consume.block import Block, Span
 from keylane.consume.downloads import Downloads
 from keylane.consume.leases import Leases
-from keylane.consume.open_blocks import OpenBlocks
+from keylane.consume.open_blocks import HasBlock, OpenBlocks
 from keylane.consume.receipts import ACK, GIVE_BACK, SettleKind, extend_kind, failure_kind, nack_kind
 from keylane.consume.settler import Settler
 from keylane.errors import InvalidArgument
@@ -30,7 +30,7 @@ class Origin(NamedTuple):
     processing: Processing | None = None  # traces what the application does
 
 
-class Message:
+class Message(HasBlock):
     """A delivered message, to be acked or nacked before its lease ends.
 
     async with message:                 # ack on exit, nack when the block raises
@@ -39,9 +39,7 @@ class Message:
     If the block is cancelled, or left because the program ends, the message goes back uncharged.
     """
 
-    __slots__ = ("_block", "_index", "_origin", "_outer")
-
-    _outer: "Message | None"  # see OpenBlocks
+    __slots__ = ("_block", "_index", "_origin")
 
     def __init__(self, block: Block, index: int, origin: Origin) -> None:
         self._block = block
