@@ -170,10 +170,10 @@ class Message(HasBlock):
     ) -> None:
         if self._origin.processing is not None:
             self._origin.processing.end(self, error)
-        if self.settle_after_block(ACK if error is None else kind_after(error)):
+        if self._settle_after_block(ACK if error is None else kind_after(error)):
             await asyncio.sleep(0)  # much is to be sent: a loop that never waits must let that happen
 
-    def settle_after_block(self, kind: SettleKind) -> bool:
+    def _settle_after_block(self, kind: SettleKind) -> bool:
         """Settle it after its block, in the background; returns whether the loop should have a turn."""
         full = self._origin.settler.settle_later(self._block, self._index, kind)
         self._origin.blocks.end(self)
