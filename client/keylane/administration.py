@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from math import sqrt
 from typing import Any
 
 import msgspec
@@ -146,25 +145,22 @@ class Administration:
     async def hot_keys(self, name: str, *, limit: int = 10) -> list[HotKey]:
         """Return the keys under which most messages of a topic are published of late, the hottest first.
 
-        From samples that the workers have taken since they serve its partitions; each share is right within
-        its error, but for one key in some hundred.
+        Of what the workers have seen since they serve its partitions, of much of it samples; each share is
+        right within its error, but for one key in some hundred.
         """
         owners = (await self._cluster.map(name)).owners
         places = {id(owner): number for number, owner in enumerate(owners)}
         answers = [
             await self._cluster.request_near(name, number, wire.HotKeys(name)) for number in places.values()
         ]
-        samples = sum(properties_of(answer, wire.HotKeysReply).samples for answer in answers)
+        messages = sum(properties_of(answer, wire.HotKeysReply).messages for answer in answers)
         counts: dict[str, tuple[int, int]] = {}
         for answer in answers:
             for key, count, error in unpack(answer.body, list[tuple[str, int, int]]):
                 before = counts.get(key, (0, 0))
                 counts[key] = before[0] + count, before[1] + error
         hottest = sorted(counts.items(), key=lambda item: (-item[1][0], item[0]))[:limit]
-        return [
-            HotKey(key, count / samples, min(1.0, (error + 3 * sqrt(count)) / samples))
-            for key, (count, error) in hottest
-        ]
+        return [HotKey(key, count / messages, min(1.0, error / messages)) for key, (count, error) in hottest]
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages and subscriptions."""

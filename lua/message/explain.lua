@@ -15,9 +15,11 @@
 --            letter: the uid that it has, or would have, as a dead letter in the topic dead_topic, "" where it cannot be
 --            one; handing: 1 while it is on its way there; chosen: 1 where the subscription has a filter
 --          {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}
--- Cost     O(log n); for what is settled also the dead letters on their way, at most 1,000, and what has expired of late
-local NEAR = 100 -- messages that are looked at for one that comes before in the lane
+-- Cost     O(log n); for what is fresh also the messages before it, at most 100; for what is settled the dead letters on
+--          their way, at most 1,000, and what has expired of late
 local id, topic, number = ARGV[3], ARGV[4], ARGV[5]
+
+local NEAR = 100 -- messages that are looked at for one that comes before in the lane
 
 if not last_entry then
   return { 'NO_TOPIC' }

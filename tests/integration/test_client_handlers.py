@@ -27,6 +27,7 @@ from keylane import (
     StaleReceipt,
     SubscriptionNotFound,
     SyncMessage,
+    TopicNotFound,
 )
 from tests.support.running import RunningBroker
 
@@ -477,3 +478,27 @@ def test_threads_share_a_consumer(sync_client: Client, topic: str) -> None:
         for thread in threads:
             thread.join(PATIENCE)
     assert len(set(seen)) == 1_000
+
+
+def test_a_handler_without_await_begins_with_the_call(sync_client: Client, topic: str) -> None:
+    """It needs no `with`, and may have one: then it begins but once."""
+    client = sync_client
+    client.create_topic(topic, partitions=1)
+    client.create_subscription(topic, "s")
+    seen, came = [], threading.Semaphore(0)
+
+    def handle(message: SyncMessage) -> None:
+        seen.append(message.data())
+        came.release()
+
+    consumer = client.subscribe(topic, "s", handler=handle)
+    client.publish(topic, b"1")
+    assert came.acquire(timeout=PATIENCE)
+    consumer.close()
+    with client.subscribe(topic, "s", handler=handle):
+        client.publish(topic, b"2")
+        assert came.acquire(timeout=PATIENCE)
+    assert seen == [b"1", b"2"]
+    assert client.describe_subscription(topic, "s").backlog == 0
+    with pytest.raises(TopicNotFound):
+        client.subscribe(f"{topic}-none", "s", handler=handle)

@@ -246,5 +246,8 @@ async def test_what_exists_with_other_settings_says_which(broker: RunningBroker,
             await client.create_subscription(topic, "s", lease=90, exist_ok=True)
         with pytest.raises(SubscriptionExists, match="delivery at_least_once, not at_most_once"):
             await client.create_subscription(topic, "s", delivery="at_most_once", exist_ok=True)
+        with pytest.raises(SubscriptionExists, match=f"exists with dead_letter {topic}.dead, not other"):
+            await client.create_subscription(topic, "s", dead_letter="other", exist_ok=True)
+        await client.create_subscription(topic, "s", dead_letter=f"{topic}.dead", exist_ok=True)
         async with client.subscribe(topic, "s", lease=5):
             pass  # that is about this consumer alone

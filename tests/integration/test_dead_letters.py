@@ -291,6 +291,22 @@ async def test_the_dead_letters_of_a_multicast_consumer_are_those_of_its_subscri
         await again.ack()
 
 
+async def test_a_dead_letter_is_explained_by_the_uid_that_its_publish_was_answered(
+    client: AsyncClient, topic: str
+) -> None:
+    await client.create_topic(topic, partitions=3)
+    for name in ("s", "t"):
+        await client.create_subscription(topic, name, max_retries=0)
+    sent = await client.publish(topic, b"x", key="k")
+    async with client.subscribe(topic, "s") as consumer, client.subscribe(topic, "t") as other:
+        await (await other.receive(SOON)).ack()
+        await (await consumer.receive(SOON)).nack()
+    [letter] = await listed(client, topic, 1)
+    found = await client.explain(topic, "s", sent.uid)
+    assert (found.state, found.id, found.dead_letter_id) == ("dead_lettered", sent.id, letter.id)
+    assert (await client.explain(topic, "t", sent.uid)).state == "never_existed"
+
+
 async def test_a_redriven_message_has_the_attributes_that_it_was_published_with(
     client: AsyncClient, topic: str
 ) -> None:

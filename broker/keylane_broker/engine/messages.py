@@ -1,7 +1,7 @@
 """Single messages: settled for a subscription by an operator, or removed for all of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,8 +16,9 @@ from keylane.errors import (
 )
 from keylane.wire import MAX_UID
 from keylane_broker.engine.answers import checked
-from keylane_broker.engine.base import EngineBase
 from keylane_broker.engine.codec import rows
+from keylane_broker.engine.histories import history_in
+from keylane_broker.engine.subscriptions import SubscriptionOperations
 from keylane_broker.store.keys import PartitionKeys, check_name, partition_keys, subscription_keys
 from keylane_broker.store.store import Call
 
@@ -78,7 +79,7 @@ def cancel_keys(keys: PartitionKeys) -> list[str]:
     return [*keys, keys.delayed, keys.delayed_data, keys.bodies]
 
 
-class MessageOperations(EngineBase):
+class MessageOperations(SubscriptionOperations):
     """What an operator, or a producer, does with one message; this needs no partition lease."""
 
     async def skip(self, topic: str, subscription: str, id: str) -> tuple[int, list[EndedLease]]:
@@ -155,6 +156,7 @@ class MessageOperations(EngineBase):
                 if answer[0] == "STORED":
                     stored = number, answer[1]
             stored = stored or await self._find_newest(topic, message, partition)
+            stored = stored or await self._find_by_letter(topic, subscription, message)
             if stored is None:
                 return 0, Whereabouts("never_existed", uid=message)
             number, id = stored
@@ -175,6 +177,33 @@ class MessageOperations(EngineBase):
         So a uid that was made for the producer finds its message, too, and costs nothing until it is asked
         for: it is among the newest 10,000 of the topic, or of the partition.
         """
+        found = await self._newest(topic, partition, lambda fields: fields[3] == uid)
+        return found and found[:2]
+
+    async def _find_by_letter(self, topic: str, subscription: str, uid: str) -> tuple[int, str] | None:
+        """Return partition and id that a message had, if it is a new dead letter of a subscription."""
+        settings = await self.describe_subscription(topic, subscription)
+        dead_topic = settings.dead_letter or f"{topic}.dead"
+        wanted = topic, subscription, uid
+
+        def is_it(fields: list[str]) -> bool:
+            history = history_in(fields[5])
+            return history is not None and (history.topic, history.subscription, history.uid) == wanted
+
+        try:
+            found = await self._newest(dead_topic, None, is_it)
+        except (TopicNotFound, InvalidName):  # as below
+            return None
+        history = found and history_in(found[2][5])
+        if not history or not parse_id(history.id):
+            return None
+        number, _, id = history.id.partition(":")
+        return int(number), id
+
+    async def _newest(
+        self, topic: str, partition: int | None, is_it: Callable[[list[str]], bool]
+    ) -> tuple[int, str, list[str]] | None:
+        """Return partition, id and fields of a message that is the one, if it is a new one."""
         count = (await self.describe_topic(topic)).partitions
         numbers = list(range(count)) if partition is None else [partition]
         most = max(_PAGE * _PAGES // len(numbers), _LEAST)  # of each
@@ -192,8 +221,8 @@ class MessageOperations(EngineBase):
                 asked, ends, left = list(ends), {}, left - size
                 for number, page in zip(asked, pages, strict=True):
                     for id, fields in page:
-                        if fields[3] == uid:
-                            return number, id
+                        if is_it(fields):
+                            return number, id, fields
                     if len(page) == size:
                         ends[number] = f"({page[-1][0]}"
         return None

@@ -17,29 +17,19 @@ from keylane.wire import REDRIVEN
 from keylane.wire.ledgers import id_maker
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.entries import covering_ranges
+from keylane_broker.engine.histories import HISTORY, history_of
 from keylane_broker.engine.subscriptions import SubscriptionOperations, read_records
 from keylane_broker.store.keys import PLACE, check_name, partition_keys
 
-_HISTORY = "dead."  # what attributes with the history of a dead letter begin with
 _BATCH = 200  # dead letters in one call,
 _TEXT = 500_000  # and characters, unless one has more
 
 _FIELDS = 10  # of it, as subscription/bury.lua writes it
-_MARK = f'"{_HISTORY}'
+_MARK = f'"{HISTORY}'
 _REDRIVEN = f'"{REDRIVEN}":'
 
 
-class _History(msgspec.Struct, rename=lambda name: _HISTORY + name):
-    """What is needed of it."""
-
-    topic: str
-    subscription: str
-    id: str
-    uid: str = ""
-
-
 _attributes = msgspec.json.Decoder(dict[str, str]).decode
-_history = msgspec.json.Decoder(_History).decode
 _json = msgspec.json.Encoder().encode
 
 
@@ -167,7 +157,7 @@ def _together(letters: list[_Letter]) -> Iterator[list[_Letter]]:
 def _letter_of(entry: int, key: str, uid: str, about: str) -> _Letter | None:
     """Return a dead letter as the message that it was; None for what is none."""
     fields = about.split(" ", 4)
-    if len(fields) < 5 or f'"{_HISTORY}id":"' not in fields[4]:
+    if len(fields) < 5 or f'"{HISTORY}id":"' not in fields[4]:
         return None
     try:
         return _parsed(entry, key, uid, fields)
@@ -177,7 +167,7 @@ def _letter_of(entry: int, key: str, uid: str, about: str) -> _Letter | None:
 
 def _parsed(entry: int, key: str, uid: str, fields: list[str]) -> _Letter:
     _, produced, group, where, text = fields
-    history = _history(text)
+    history = history_of(text)
     size, _, body = where.partition(":")
     if body.startswith(f"@{history.topic}/"):  # it is at home there, and had this name
         where = f"{size}:{body.removeprefix(f'@{history.topic}/')}"
@@ -191,7 +181,7 @@ def _without_history(text: str, subscription: str) -> str:
     """Return attributes as they were before the message failed, and for whom it is now."""
     if text.count(_MARK) == _FIELDS and _REDRIVEN not in text:  # as scripts write it, behind all others
         return f"{text[: text.index(_MARK)]}{_REDRIVEN}{_json(subscription).decode()}}}"
-    attributes = {name: value for name, value in _attributes(text).items() if not name.startswith(_HISTORY)}
+    attributes = {name: value for name, value in _attributes(text).items() if not name.startswith(HISTORY)}
     return _json({**attributes, REDRIVEN: subscription}).decode()
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 from keylane.consume.block import Block, Span
 from keylane.consume.downloads import Downloads
 from keylane.consume.leases import Leases
-from keylane.consume.open_blocks import OpenBlocks
+from keylane.consume.open_blocks import HasBlock, OpenBlocks
 from keylane.consume.receipts import ACK, GIVE_BACK, SettleKind, extend_kind, failure_kind, nack_kind
 from keylane.consume.settler import Settler
 from keylane.errors import InvalidArgument
@@ -30,7 +30,7 @@ class Origin(NamedTuple):
     processing: Processing | None = None  # traces what the application does
 
 
-class Message:
+class Message(HasBlock):
     """A delivered message, to be acked or nacked before its lease ends.
 
     async with message:                 # ack on exit, nack when the block raises
@@ -39,9 +39,7 @@ class Message:
     If the block is cancelled, or left because the program ends, the message goes back uncharged.
     """
 
-    __slots__ = ("_block", "_index", "_origin", "_outer")
-
-    _outer: "Message | None"  # see OpenBlocks
+    __slots__ = ("_block", "_index", "_origin")
 
     def __init__(self, block: Block, index: int, origin: Origin) -> None:
         self._block = block
@@ -172,10 +170,10 @@ class Message:
     ) -> None:
         if self._origin.processing is not None:
             self._origin.processing.end(self, error)
-        if self.settle_after_block(ACK if error is None else kind_after(error)):
+        if self._settle_after_block(ACK if error is None else kind_after(error)):
             await asyncio.sleep(0)  # much is to be sent: a loop that never waits must let that happen
 
-    def settle_after_block(self, kind: SettleKind) -> bool:
+    def _settle_after_block(self, kind: SettleKind) -> bool:
         """Settle it after its block, in the background; returns whether the loop should have a turn."""
         full = self._origin.settler.settle_later(self._block, self._index, kind)
         self._origin.blocks.end(self)

@@ -3,35 +3,40 @@
 import asyncio
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from keylane.consume.message import Message
+
+class HasBlock:
+    """A message: it can have a block, and that one around it."""
+
+    __slots__ = ("_outer",)
+
+    _outer: "HasBlock | None"
+
 
 # The message of the innermost block that this runs in, also where that starts a task or calls from a thread.
-_inside: ContextVar["Message | None"] = ContextVar("inside", default=None)
+_inside: ContextVar[HasBlock | None] = ContextVar("inside", default=None)
 
 
 class OpenBlocks:
     """Those of one consumer. They run in any thread, and end on the event loop."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Message] = {}  # messages by their identity
+        self._open: dict[int, HasBlock] = {}  # messages by their identity
         self._excused: set[int] = set()  # that wait for us, instead of us for them
         self._changed: asyncio.Event | None = None  # one has ended, or is not waited for any more
         self._hurry = False  # none is
 
-    def begin(self, message: "Message") -> None:
+    def begin(self, message: HasBlock) -> None:
         """The block of a message begins."""
         message._outer = _inside.get()
         _inside.set(message)
         self._open[id(message)] = message
 
-    def leave(self, message: "Message") -> None:
+    def leave(self, message: HasBlock) -> None:
         """It is left, in the thread that it runs in."""
         _inside.set(message._outer)
 
-    def end(self, message: "Message") -> None:
+    def end(self, message: HasBlock) -> None:
         """It has ended, and its message is being settled."""
         _inside.set(message._outer)
         message._outer = None

@@ -137,7 +137,7 @@ class SyncMessage:
         if (processing := message._origin.processing) is not None:
             processing.end(message, error)
         message._origin.blocks.leave(message)
-        self._bridge.gather(message.settle_after_block, kind_after(error))
+        self._bridge.gather(message._settle_after_block, kind_after(error))
 
     def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         return self._bridge.call(work)

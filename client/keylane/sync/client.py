@@ -254,7 +254,10 @@ class Client(SyncAdministration, SyncDeadLetters, SyncSingleMessages, SyncTokens
         handler: Callable[[SyncMessage], Any] | None = None,
         concurrency: int = 16,
     ) -> SyncConsumer:
-        """Return a consumer, to be entered with `with`; a `handler` runs in threads."""
+        """Return a consumer, to be entered with `with`.
+
+        A `handler` runs in threads, from this call on until the consumer is closed, or this client.
+        """
         make = partial(
             self._client.subscribe,
             topic,
@@ -272,7 +275,8 @@ class Client(SyncAdministration, SyncDeadLetters, SyncSingleMessages, SyncTokens
             handler=handler,
             concurrency=concurrency,
         )
-        return SyncConsumer(self._call(_made, make), self._bridge)
+        consumer = SyncConsumer(self._call(_made, make), self._bridge)
+        return consumer if handler is None else consumer.begin()
 
 
 async def _result_of(task: asyncio.Task[T]) -> T:

@@ -34,10 +34,18 @@ class SyncConsumer:
         self._consumer = consumer
         self._bridge = bridge
         self._call = bridge.call
+        self._began = False
         self._pulled: deque[tuple[Block, int]] = deque()  # at hand, for any thread
 
     def __enter__(self) -> "SyncConsumer":
-        self._call(self._consumer.__aenter__)
+        if not self._began or self._consumer.closed:
+            self._call(self._consumer.__aenter__)
+        return self
+
+    def begin(self) -> "SyncConsumer":
+        """Run the handler from now on, whether or not it is entered as well."""
+        self.__enter__()
+        self._began = True
         return self
 
     def __exit__(

@@ -1,7 +1,6 @@
 """The sketch of hot keys: right within its error whatever the order, and bounded."""
 
 import random
-from math import sqrt
 
 import pytest
 
@@ -25,11 +24,27 @@ def test_shares_are_right_within_the_error(batch: int, order: str) -> None:
     sketch = HotKeys()
     publish(sketch, keys, batch)
     found = sketch.hottest(2)
-    for key, samples, error in found:
+    for key, messages, error in found:
         true = keys.count(key) / len(keys)
-        share = samples / sketch.samples
-        assert abs(share - true) <= error / sketch.samples + 5 * sqrt(samples) / sketch.samples, key
+        share = messages / sketch.messages
+        assert abs(share - true) <= 2 * error / sketch.messages, key
     assert found[0].key == "hot" or order != "random"
+
+
+def test_few_messages_are_counted_exactly() -> None:
+    sketch = HotKeys()
+    publish(sketch, ["hot", "a", "hot", "b", "hot", ""] * 20, 7)
+    assert sketch.messages == 120
+    assert sketch.hottest(3) == [("hot", 60, 0), ("a", 20, 0), ("b", 20, 0)]
+
+
+def test_the_first_messages_count_no_more_than_the_others() -> None:
+    """Although all of them were looked at."""
+    sketch = HotKeys()
+    publish(sketch, ["first"] * 2_000 + ["then"] * 198_000, 1_000)
+    shares = {found.key: found.messages / sketch.messages for found in sketch.hottest(2)}
+    assert shares["then"] > 0.97
+    assert abs(sketch.messages - 200_000) < 20_000
 
 
 @pytest.mark.slow
@@ -40,11 +55,11 @@ def test_it_keeps_a_bounded_number_of_keys_and_the_past_fades() -> None:
     publish(sketch, ["new"] * 3_500_000, 1_000)
     assert sketch.hottest(1)[0].key == "new"
     assert len(sketch.hottest(10_000)) <= 2 * KEYS
-    assert sketch.samples <= 65_536
+    assert sketch.messages <= 65_536 * 32
 
 
 def test_messages_without_a_key_count_for_the_share_alone() -> None:
     sketch = HotKeys()
     publish(sketch, ["", "a"] * 20_000, 100)
     [found] = sketch.hottest(5)
-    assert 0.4 < found.samples / sketch.samples < 0.6
+    assert 0.4 < found.messages / sketch.messages < 0.6

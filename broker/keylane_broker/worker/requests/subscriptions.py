@@ -57,6 +57,7 @@ async def _check_same(
     asked, there = msgspec.structs.asdict(settings), msgspec.structs.asdict(found)
     usual = SubscriptionSettings(backoff=_backoff(wire.BACKOFF))
     given = {name: value for name, value in asked.items() if value != getattr(usual, name)}
+    there["dead_letter"] = found.dead_letter or f"{request.topic}.dead"
     if other := differences(given, there):
         raise SubscriptionExists(
             f"subscription {request.subscription!r} of {request.topic!r} exists with {other}: omit "

@@ -115,7 +115,7 @@ async def hot_keys(context: Context, _: Connection, request: wire.HotKeys, __: m
     await context.engine.describe_topic(request.topic)
     served = [one.hot_keys for one in context.partitions.of_topic(request.topic) if one.current_lease]
     found = [tuple(counted) for sketch in served for counted in sketch.hottest(_HOT)]
-    return wire.HotKeysReply(sum(sketch.samples for sketch in served)), wire.pack(found)
+    return wire.HotKeysReply(sum(sketch.messages for sketch in served)), wire.pack(found)
 
 
 async def topics(context: Context, connection: Connection, _: wire.Topics, __: memoryview) -> Reply:

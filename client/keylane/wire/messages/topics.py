@@ -86,8 +86,8 @@ class TopicReply(Properties, frozen=True):
 class HotKeys(Properties, frozen=True):
     """HOT_KEYS: ask under which keys most is published; answered by OK with HotKeysReply.
 
-    A worker knows of the partitions that it serves. The body is an array: key, samples that had it, and by
-    how many that may be too high, of each of the hottest keys.
+    A worker knows of the partitions that it serves. The body is an array: key, messages that had it, and by
+    how many that may be wrong, of each of the hottest keys.
     """
 
     TYPE = Type.HOT_KEYS
@@ -96,6 +96,6 @@ class HotKeys(Properties, frozen=True):
 
 
 class HotKeysReply(Properties, frozen=True):
-    """How many messages of its partitions a worker has looked at, of late."""
+    """How many messages of its partitions a worker has seen, of late."""
 
-    samples: int
+    messages: int
