@@ -34,13 +34,17 @@ LAST = 1_000_000
 class Serving:
     """A `keylane serve --json` whose log can be read while it runs."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, files: tuple[int, int] | None = None) -> None:
         self.log_file = folder / "log"
         command = [KEYLANE, "serve", "--json", "--data-dir", str(folder / "data"), *arguments]
+
+        def prepare() -> None:
+            plain_signals()
+            if files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, files)
+
         with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, preexec_fn=plain_signals
-            )
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, preexec_fn=prepare)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.log
@@ -87,9 +91,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
     """Starts a broker, on free ports unless told which."""
     with contextlib.ExitStack() as stack:
 
-        def start(*arguments: str) -> Serving:
+        def start(*arguments: str, files: tuple[int, int] | None = None) -> Serving:
             port = () if "--port" in arguments else ("--port", "0")
-            serving = Serving(tmp_path, *port, *arguments)
+            serving = Serving(tmp_path, *port, *arguments, files=files)
             stack.callback(_end_if_running, serving)
             return serving
 
@@ -340,3 +344,27 @@ def test_when_its_terminal_is_closed_it_stops(tmp_path: Path) -> None:
     assert os.waitpid(pid, 0)[0] == pid
     _, alive = psutil.wait_procs(everybody, timeout=DEADLINE)
     assert alive == []
+
+
+def test_as_many_clients_as_are_allowed_can_connect_where_few_files_are_allowed_at_first(
+    serve: Callable[..., Serving],
+) -> None:
+    """A service of systemd may open 1,024 unless it asks for more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    serving = serve("--http-port", "0", files=(64, most))
+    with contextlib.ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", serving.ports[0]))) for _ in range(100)
+        ]
+        assert keylane("topic", "list", "--json", KEYLANE_SERVER=serving.url).stdout == "[]\n"
+        for connection in connections:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):  # it is open, and nothing has been said
+                connection.recv(1)
+    assert "open files" not in serving.log
+
+
+def test_a_limit_of_open_files_that_cannot_be_raised_is_warned_of(serve: Callable[..., Serving]) -> None:
+    """Once, and before anybody is cut off."""
+    serving = serve("--http-port", "0", "--workers", "2", files=(100, 128))
+    assert serving.log.count("a worker may have 128 open files, too few for max_connections 10000") == 1

@@ -137,6 +137,20 @@ def test_what_the_command_line_cannot_understand_is_json_if_asked_for(
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "usage"
 
 
+def test_control_c_while_the_commands_are_put_together_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which takes its time where there are many."""
+
+    def interrupted(_: typer.Typer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.main.get_command", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(new_app("A test."), "test", [])
+    assert ended.value.code == 130
+
+
 def test_what_people_type_is_checked() -> None:
     """The error names the option."""
     assert parse_pair("a=b=c", "--conf") == ("a", "b=c")

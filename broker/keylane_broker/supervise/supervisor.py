@@ -23,6 +23,7 @@ from keylane_broker.errors import ServerError, unwrapped
 from keylane_broker.inspect.fitness import require_fit
 from keylane_broker.ports import check_free, choose_ports
 from keylane_broker.supervise.embedded_server import Server
+from keylane_broker.supervise.open_files import allow_connections
 from keylane_broker.supervise.restarts import Restarter
 from keylane_broker.supervise.worker_process import SupervisorError, WorkerProcess
 from keylane_broker.tls import server_context
@@ -90,6 +91,7 @@ async def supervise(settings: Settings) -> AsyncIterator[Running]:
     if settings.http_port:
         check_free(settings.host, http_ports, "--http-port")
     check_files(settings)
+    allow_connections(settings.max_connections)
     if settings.redis:
         await require_fit(settings.redis)
     async with _embedded_server(settings) as server:

@@ -132,6 +132,8 @@ def main(app: typer.Typer, name: str, arguments: list[str]) -> NoReturn:
         status = output.fail(UsageError(_complaint(error))) if text else error.exit_code
     except CommandError as error:
         status = output.fail(error)
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED  # while the commands were being put together
     except SystemExit as ended:
         # rich and typer end so when whoever read their help has had enough.
         status = 0 if isinstance(ended.__context__, BrokenPipeError) else ended.code

@@ -150,7 +150,7 @@ class Output:
 
 def encoded(value: object, stream: TextIO) -> str:
     """A line of JSON, in which all is escaped that the encoding of a stream may not have."""
-    return json.dumps(value, ensure_ascii=codecs.lookup(stream.encoding).name != "utf-8") + "\n"
+    return json.dumps(value, ensure_ascii=codecs.lookup(stream.encoding or "ascii").name != "utf-8") + "\n"
 
 
 def progress_bar() -> "Progress":
