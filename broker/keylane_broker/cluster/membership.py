@@ -47,6 +47,9 @@ class Host(Protocol):
     def look_again(self, topic: str | None = None, subscription: str | None = None) -> None:
         """Let the dispatchers of a subscription look again, or all."""
 
+    def heard_unowed(self, topic: str) -> None:
+        """Another worker has said that a topic has no subscription."""
+
     def heard_ended(self, topic: str, number: str, leases: list[str]) -> None:
         """Another worker has ended leases for an operator."""
 
@@ -267,6 +270,8 @@ class Membership:
             self._host.look_again(*names)
         elif kind == "received" and names:
             self._host.look_again(names[0])
+        elif kind == "unowed" and names:
+            self._host.heard_unowed(names[0])
         elif kind == "released":
             self._tell_change()
         else:
