@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import anyio
@@ -69,6 +69,7 @@ class Membership:
         self.workers: dict[str, WorkerReport] = {}
         self.controller_id = ""  # who places partitions
         self.load = LoadMeter()
+        self.on_tokens: Callable[[], None] = lambda: None  # hears that one was revoked
         self._engine = engine
         self._release = release
         self._rebalance_interval = rebalance_interval
@@ -272,6 +273,8 @@ class Membership:
             self._host.look_again(names[0])
         elif kind == "unowed" and names:
             self._host.heard_unowed(names[0])
+        elif kind == "tokens":
+            self.on_tokens()
         elif kind == "released":
             self._tell_change()
         else:
