@@ -99,6 +99,21 @@ async def test_bodies_are_for_those_who_may_produce_or_consume_there(
             await reader._bodies.put(topic, [(name, b"1")])
 
 
+async def test_who_may_not_publish_is_told_so_and_nothing_of_bodies_that_were_never_stored(
+    guarded: RunningBroker, admin: Client, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    token = admin.create_token("reader", [f"observe:{topic}"]).token
+    async with AsyncClient(guarded.url, token=token) as client:
+        with pytest.raises(Forbidden):
+            await client.publish(topic, b"1")
+        with pytest.raises(Forbidden):
+            await client.publish_many(topic, [OutgoingMessage(b"1"), OutgoingMessage(b"2")])
+        await client._bodies.finish()
+    assert bodies_in(guarded, topic) == []
+    assert "could not delete" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "name",
     [

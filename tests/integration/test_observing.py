@@ -66,6 +66,24 @@ def test_every_line_of_a_json_log_is_an_object_and_unowed_topics_are_told_once(
     assert [(line["level"], line["process"]) for line in told] == [("info", "worker-0")]
 
 
+def test_a_topic_without_subscriptions_is_told_of_once_by_all_workers_together(topic: str) -> None:
+    with (
+        RunningBroker(workers=2) as broker,
+        Client(broker.url) as client,
+        redis.Redis.from_url(broker.redis_url, decode_responses=True) as connection,
+        connection.pubsub(ignore_subscribe_messages=True) as hints,
+    ):
+        client.create_topic(topic, partitions=2)
+        hints.subscribe("kl:events")
+        owners = {one.partition: one.worker for one in client.partitions(topic)}
+        assert len(set(owners.values())) == 2
+        client.publish(topic, b"", partition=0)
+        wait_until(lambda: (said := hints.get_message()) and said["data"] == f"unowed {topic}")
+        client.publish(topic, b"", partition=1)
+        [told] = [line for line in broker.log().splitlines() if "no subscription" in line]
+        assert owners[0] in told
+
+
 @pytest.mark.slow
 def test_top_shows_topics_and_workers(served: RunningBroker, client: Client, topic: str) -> None:
     client.create_topic(topic, partitions=2)

@@ -132,6 +132,28 @@ def test_who_is_revoked_or_has_expired_has_to_go(guarded: RunningBroker, admin: 
     assert made.id not in {one.id for one in admin.tokens()}
 
 
+def test_who_is_revoked_goes_at_once_on_every_worker(topic: str) -> None:
+    """However long it is until a worker looks by itself."""
+    with (
+        RunningBroker(workers=2, http=True, auth=True, admin_token=ADMIN, partition_lease=600.0) as broker,
+        Client(broker.url, token=ADMIN) as admin,
+    ):
+        admin.create_topic(topic, partitions=2)
+        made = admin.create_token("leaver", [f"produce:{topic}"])
+        own = {"Authorization": f"Bearer {made.token}"}
+
+        def statuses() -> set[int]:
+            return {httpx.get(f"{url}/v1/info", headers=own).status_code for url in broker.http_urls}
+
+        with Client(broker.url, token=made.token, timeout=2.0) as client:
+            for partition in range(2):
+                client.publish(topic, b"1", partition=partition)
+            assert statuses() == {200}
+            admin.revoke_token(made.id)
+            wait_until(lambda: is_refused(client, topic))
+        wait_until(lambda: statuses() == {401})
+
+
 @pytest.mark.slow
 def test_a_jwt_is_good_until_it_expires_and_its_keys_may_change(tmp_path: Path, topic: str) -> None:
     """At both ports, and on connections that are open."""

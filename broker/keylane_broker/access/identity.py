@@ -85,9 +85,9 @@ class Identity(NamedTuple):
         """Raise Forbidden unless an action is allowed."""
         if not self.may(action, topic):
             where = f"topic {topic!r}" if topic is not None else "all topics"
-            least = "produce" if action == "use" else action
+            what, least = ("produce or consume", "produce") if action == "use" else (action, action)
             raise Forbidden(
-                f"{self.name!r} may not {action} on {where}: its token needs {least}:{topic or '*'}"
+                f"{self.name!r} may not {what} on {where}: its token needs {least}:{topic or '*'}"
             )
 
     def require_somewhere(self, action: Need) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import anyio
@@ -47,6 +47,9 @@ class Host(Protocol):
     def look_again(self, topic: str | None = None, subscription: str | None = None) -> None:
         """Let the dispatchers of a subscription look again, or all."""
 
+    def heard_unowed(self, topic: str) -> None:
+        """Another worker has said that a topic has no subscription."""
+
     def heard_ended(self, topic: str, number: str, leases: list[str]) -> None:
         """Another worker has ended leases for an operator."""
 
@@ -66,6 +69,7 @@ class Membership:
         self.workers: dict[str, WorkerReport] = {}
         self.controller_id = ""  # who places partitions
         self.load = LoadMeter()
+        self.on_tokens: Callable[[], None] = lambda: None  # hears that one was revoked
         self._engine = engine
         self._release = release
         self._rebalance_interval = rebalance_interval
@@ -267,6 +271,10 @@ class Membership:
             self._host.look_again(*names)
         elif kind == "received" and names:
             self._host.look_again(names[0])
+        elif kind == "unowed" and names:
+            self._host.heard_unowed(names[0])
+        elif kind == "tokens":
+            self.on_tokens()
         elif kind == "released":
             self._tell_change()
         else:

@@ -247,6 +247,11 @@ class Partitions:
             leases = " ".join(":".join(map(str, lease)) for lease in ended)
             await self._engine.announce(f"ended {topic} {number} {leases}")
 
+    def heard_unowed(self, topic: str) -> None:
+        """The log says already that messages without a subscription come: it need not do so twice."""
+        if counts := self._engine.store.counters.topics.get(topic):
+            counts.told_unowed = True
+
     def heard_ended(self, topic: str, number: str, leases: list[str]) -> None:
         """Another worker has ended leases for an operator."""
         partition = self.by_place.get((topic, int(number)))

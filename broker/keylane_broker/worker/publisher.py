@@ -355,6 +355,7 @@ class Publisher:
                 self._counts.told_unowed = True
                 topic = self._partition.topic
                 log.info("topic %r has no subscription: what is published to it is not kept", topic)
+                self._partition.background.start(self._partition.engine.announce, f"unowed {topic}")
 
     async def _delay(
         self, engine: Engine, lease: Lease, batch: list[Pending], flat: list[str]

@@ -69,6 +69,7 @@ class Worker:
             lease_ms=round(settings.partition_lease * 1_000),
             rebalance_interval=settings.rebalance_interval,
         )
+        self.membership.on_tokens = lambda: self.background.start(self._look_at_tokens)
         self.partitions = Partitions(
             engine,
             self.clock,
@@ -227,9 +228,12 @@ class Worker:
     async def _beat(self) -> None:
         """Renew the leases and say that we are here; then learn the time, and who is no longer let in."""
         await self.membership.beat()
+        await self._look_at_tokens()
+        await self.clock.set()
+
+    async def _look_at_tokens(self) -> None:
         await self.access.refresh()
         self.connections.check_access(self.access)
-        await self.clock.set()
 
     async def _check_heartbeats(self) -> None:
         self.connections.check_heartbeats(asyncio.get_running_loop().time() - 3 * self.settings.heartbeat)

@@ -11,6 +11,7 @@ from keylane.connect.partition_map import TopicMap
 from keylane.errors import (
     BrokerError,
     DurabilityNotReached,
+    Forbidden,
     TopicReplaced,
     Unavailable,
 )
@@ -266,7 +267,10 @@ class Outbox:
 
     def _refuse(self, frame: PublishFrame, refused: dict[int, Exception]) -> None:
         """Go on without some messages, of which those who wait are told."""
-        self._bodies.delete_later(self.topic, [frame.bodies.pop(place)[0] for place in refused])
+        names = {place: frame.bodies.pop(place)[0] for place in refused}
+        self._bodies.delete_later(
+            self.topic, [name for place, name in names.items() if not isinstance(refused[place], Forbidden)]
+        )
         self._let_leave(frame)
         frame.refuse(refused)
         if not frame.waiters:
@@ -277,6 +281,8 @@ class Outbox:
         if frame.state is State.DONE:  # given up meanwhile: the store may go on with what it was sent
             self._clear(frame, forget=True, doubtful=True)
         elif error is not None:
+            if isinstance(error, Forbidden):  # nothing was stored, and who may not do that may not delete
+                frame.bodies = {}
             self._drop(frame, error)
         else:
             self._let_leave(frame)

@@ -26,4 +26,5 @@ async def tokens(context: Context, _: Connection, __: wire.Tokens, ___: memoryvi
 
 async def revoke_token(context: Context, _: Connection, request: wire.RevokeToken, __: memoryview) -> Reply:
     await context.access.revoke(request.id)
+    await context.engine.announce("tokens")
     return DONE
