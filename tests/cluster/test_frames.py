@@ -13,6 +13,8 @@ from tests.support.running import RunningBroker
 
 PARTITIONS = 6
 
+pytestmark = pytest.mark.slow  # three workers
+
 
 @pytest.fixture
 async def placed(

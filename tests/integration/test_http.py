@@ -31,7 +31,7 @@ def served() -> Iterator[RunningBroker]:
         yield broker
 
 
-@pytest.fixture(params=[0, 1])
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.slow)])
 def http(served: RunningBroker, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """Any worker answers any request."""
     with httpx.Client(base_url=served.http_urls[request.param], timeout=SOON) as client:

@@ -14,6 +14,8 @@ from keylane_broker.http.app import OPERATIONS
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow  # each operation, by two workers
+
 ADMIN = "the token of an administrator"
 SOON = 60.0
 

@@ -22,6 +22,8 @@ from tests.support.peer import Refused, Stream, connect, receipts
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow  # many who wait to be cut off
+
 ADMIN = "the token of an administrator"
 SOON = 60.0
 SECRET = b"a secret"

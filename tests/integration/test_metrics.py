@@ -25,6 +25,8 @@ from tests.support.peer import Elsewhere, Refused, Stream, connect, publish, rec
 from tests.support.running import RunningBroker
 from tests.support.waiting import until, wait_until
 
+pytestmark = pytest.mark.slow  # several brokers
+
 ROOT = Path(__file__).resolve().parents[2]
 SOON = 60.0
 ADMIN = "the token of an administrator"

@@ -15,6 +15,8 @@ from tests.support.running import RunningBroker
 from tests.support.servers import BINARIES
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.slow  # a cluster is three processes
+
 SOON = 60.0
 
 

@@ -19,6 +19,8 @@ from keylane_broker.supervise.embedded_server import Server
 from tests.support.commands import keylane
 from tests.support.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # a server with users of its own
+
 PAGE = Path(__file__).resolve().parents[2] / "docs/security.md"
 CANARY = "canary-5f2a9d"
 ADMIN = f"{CANARY}-of-an-administrator"

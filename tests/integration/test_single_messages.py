@@ -26,6 +26,8 @@ from tests.support.clock import bodies_are_gone
 from tests.support.running import RunningBroker
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.slow  # a cluster is three processes
+
 PATIENCE = 60.0
 
 

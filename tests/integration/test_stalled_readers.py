@@ -12,7 +12,7 @@ from keylane import AsyncClient, OutgoingMessage, wire
 from keylane.types import Mode
 from tests.support.running import RunningBroker
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]  # 60 MB each
 
 SOON = 60.0  # seconds
 LARGE = 60_000  # bytes of attributes

@@ -20,6 +20,8 @@ from keylane_broker.tls import own_context, server_context
 from tests.support.commands import keylane
 from tests.support.running import RunningBroker
 
+pytestmark = pytest.mark.slow  # every broker is made anew, with certificates
+
 SOON = 60.0
 HANGS = 30.0  # seconds: far less than asyncio has patience, far more than the worker is to have
 

@@ -27,6 +27,8 @@ from tests.support.peer import Refused, connect
 from tests.support.running import RunningBroker
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow  # several brokers
+
 ADMIN = "the token of an administrator"
 SOON = 60.0
 KINDS = ("observe", "produce", "consume", "admin")

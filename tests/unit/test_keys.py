@@ -53,11 +53,13 @@ def test_no_two_subscriptions_share_a_key_of_their_own(places: list[tuple[str, i
     assert not own[0] & own[1]
 
 
+@pytest.mark.slow
 @given(NAMES)
 def test_a_name_within_the_rules_is_given_back(name: str) -> None:
     assert check_name("topic", name) == name
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_a_name_with_anything_else_is_refused(name: str) -> None:
     if name and set(name) <= set(ascii_letters + digits + "._-") and name[0].isalnum():
