@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -163,6 +163,13 @@ class Settings(BaseSettings):
     log_format: Annotated[Literal["text", "json"], "FORMAT"] = Field(
         default="text", description="How lines of the log are written: text, or json."
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_yes_or_no_only_where_that_is_asked(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("it should be a value, not yes or no")
+        return value
 
     @field_validator("redis")
     @classmethod
@@ -360,6 +367,10 @@ def _complaint(
         where = f"--{name.replace('_', '-')}"
     elif name in outside:
         where = f"environment variable {PREFIX}{name.upper()}"
+        if str(detail["input"]).startswith("tcp://"):
+            problem += (
+                "; Kubernetes sets it for a service of that name: say enableServiceLinks: false in the pod"
+            )
     else:
         where = f"{name!r} in {file}"
     return f"{where} is {_shown(name, detail['input'])!r}: {problem}"

@@ -137,7 +137,9 @@ def test_a_disk_that_is_full_is_said_to_be(
     assert said.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("words", ["topic list", "cluster --topic {}", "peek {} a", "--help", "topic --help"])
+@pytest.mark.parametrize(
+    "words", ["topic list", "cluster --topic {}", "peek {} a", "top -i 0.1", "--help", "topic --help"]
+)
 def test_a_reader_that_has_gone_is_no_error(
     words: str, broker: RunningBroker, client: Client, topic: str
 ) -> None:

@@ -77,6 +77,27 @@ def test_a_bad_value_names_its_key_and_where_it_came_from(
         load(port=1, max_connections="0")
 
 
+@pytest.mark.parametrize("name", ["port", "http_port"])
+def test_a_variable_that_kubernetes_makes_of_a_service_is_told_from_a_mistake(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is called keylane, as many would call it, makes a KEYLANE_PORT in every pod beside it."""
+    monkeypatch.setenv(f"KEYLANE_{name.upper()}", "tcp://10.0.0.1:9999")
+    with pytest.raises(ConfigError, match=r"Kubernetes.*enableServiceLinks: false"):
+        load()
+    assert getattr(load(None, **{name: "9000"}), name) == 9000
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_number_is_not_yes_or_no(value: str, tmp_path: Path) -> None:
+    """In JSON and TOML these would be 1 and 0."""
+    path = tmp_path / "keylane.json"
+    for name in ("port", "workers", "max_frame", "session"):
+        path.write_text(f'{{"{name}": {value}}}')
+        with pytest.raises(ConfigError, match=f"'{name}' in .*keylane.json is {value.title()}: it should be"):
+            load(path)
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

@@ -68,7 +68,10 @@ class Output:
 
         terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
         file = cast("TextIO", _Stdout(self.write))
-        return Console(file=file, highlight=False, emoji=False, width=None if terminal else UNFOLDED)
+        width = None if terminal else UNFOLDED
+        console = Console(file=file, highlight=False, emoji=False, width=width)
+        console.on_broken_pipe = _leave_it  # type: ignore[method-assign] # rich would exit with 1
+        return console
 
     def say(self, value: object, text: str) -> None:
         """Print a value as JSON, or the sentence that tells it."""
@@ -151,6 +154,11 @@ class Output:
 def encoded(value: object, stream: TextIO) -> str:
     """A line of JSON, in which all is escaped that the encoding of a stream may not have."""
     return json.dumps(value, ensure_ascii=codecs.lookup(stream.encoding or "ascii").name != "utf-8") + "\n"
+
+
+def _leave_it() -> None:
+    """Called where rich has caught a BrokenPipeError, which is then on its way again."""
+    raise
 
 
 def progress_bar() -> "Progress":
