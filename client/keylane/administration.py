@@ -12,7 +12,7 @@ from keylane.connect.cluster import Cluster
 from keylane.errors import InvalidArgument
 from keylane.payloads import public
 from keylane.payloads.bodies import Bodies
-from keylane.times import Position, Seconds, milliseconds, moment, position_text, seconds
+from keylane.times import Position, Seconds, lease_ms, milliseconds, moment, position_text, seconds
 from keylane.types import (
     BACKOFF,
     UNCHANGED,
@@ -198,7 +198,7 @@ class Administration:
             name,
             mode,
             delivery,
-            milliseconds("lease", lease) or 0,
+            lease_ms(lease) or 0,
             _backoff(backoff),
             position_text("start", start),
             exist_ok,
@@ -226,7 +226,7 @@ class Administration:
         Consumers that are open keep the lease that they began with.
         """
         said = {
-            "lease_ms": lease if lease is UNCHANGED else milliseconds("lease", lease) or 0,
+            "lease_ms": lease if lease is UNCHANGED else lease_ms(lease) or 0,
             "max_retries": max_retries,
             "backoff": backoff if backoff is UNCHANGED else _backoff(backoff),
             "dead_letter": dead_letter or "",

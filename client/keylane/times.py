@@ -28,6 +28,14 @@ def milliseconds(what: str, value: Seconds | None) -> int | None:
     return max(1, round(amount * 1000)) if amount else 0
 
 
+def lease_ms(value: Seconds | None) -> int | None:
+    """Return how long leases are to last as the protocol has it; a lease that is over at once is none."""
+    amount = milliseconds("lease", value)
+    if amount == 0:
+        raise InvalidArgument(f"lease is {value!r}: use seconds above 0, or a timedelta")
+    return amount
+
+
 def instant_ms(what: str, value: datetime | None) -> int | None:
     """Return a point in time as the protocol has it."""
     if value is None:

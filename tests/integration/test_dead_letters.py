@@ -285,6 +285,9 @@ async def test_the_dead_letters_of_a_multicast_consumer_are_those_of_its_subscri
         [letter] = await listed(client, topic, 1)
         assert (letter.subscription, letter.consumer) == ("s", "anna")
         assert [one async for one in client.dead_letters(topic, "s")] == [letter]
+    assert await client.redrive(topic) == 0, "nobody would get it"
+    assert await listed(client, topic, 1) == [letter]
+    async with client.subscribe(topic, "s", mode="multicast", name="anna") as consumer:
         assert await client.redrive(topic, subscription="s") == 1
         again = await consumer.receive(SOON)
         assert (again.uid, again.retry_count) == (letter.uid, 0)

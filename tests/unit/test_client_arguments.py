@@ -48,6 +48,8 @@ def test_of_a_client(arguments: dict[str, Any], complaint: str) -> None:
         (lambda client: client.peek("t", "s", limit=True), "limit is True: use int"),
         (lambda client: client.create_subscription("t", "s", backoff=BAD_BACKOFF), "backoff is ('1', 2.0"),
         (lambda client: client.explain("t", "s", None), "id is None: use str"),
+        (lambda client: client.create_subscription("t", "s", lease=0), "lease is 0: use seconds above 0"),
+        (lambda client: client.change_subscription("t", "s", lease=0.0), "lease is 0.0: use seconds above 0"),
         (lambda client: client.publish_many("t", OutgoingMessage(b"a")), "use a list of OutgoingMessage"),
     ],
 )

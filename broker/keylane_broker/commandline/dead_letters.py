@@ -109,7 +109,8 @@ async def _why_none(left: AsyncIterable[DeadLetter]) -> str:
     async for letter in left:
         return (
             f": {letter.id} stays, for one. A consumer of {letter.dead_letter_topic!r} has it, it has failed "
-            f"there again, or there is no subscription {letter.subscription!r} of {letter.topic!r}"
+            f"there again, the subscription is multicast and has no consumer {letter.consumer!r}, "
+            f"or there is no subscription {letter.subscription!r} of {letter.topic!r}"
         )
     return ""
 

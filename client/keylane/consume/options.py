@@ -12,7 +12,7 @@ from keylane.checks import as_dict, check_callable, check_request
 from keylane.consume.handlers import Handler
 from keylane.consume.message import Message
 from keylane.errors import InvalidArgument
-from keylane.times import Position, Seconds, milliseconds, position_text, seconds
+from keylane.times import Position, Seconds, lease_ms, position_text, seconds
 from keylane.types import Mode
 
 MAX_PERMITS = 10_000
@@ -53,7 +53,7 @@ class ConsumerOptions(NamedTuple):
             name,
             self.mode,
             position_text("start", self.start),
-            milliseconds("lease", self.lease),
+            lease_ms(self.lease),
             self.permits,
             None if self.partitions is None else list(self.partitions),
             keys=self.keys,
