@@ -140,6 +140,29 @@ async def test_a_uid_names_one_message_with_its_key_and_without_one_it_is_enough
         assert not (await another.publish(topic, b"2", key=other, uid="order-1")).duplicate
 
 
+@pytest.mark.parametrize("key", ["a", None])
+@pytest.mark.parametrize("body", [b"1", None])
+async def test_a_message_published_again_by_the_uid_that_was_made_for_it_is_stored_once(
+    broker: RunningBroker, client: AsyncClient, topic: str, key: str | None, body: bytes | None
+) -> None:
+    """Its worker knows it as long as that remembers it, also when nobody is owed it any more."""
+    await client.create_topic(topic, partitions=8)
+    await client.create_subscription(topic, "s")
+    first = await client.publish(topic, body, key=key)
+    async with AsyncClient(broker.url) as another:
+        again = await another.publish(topic, b"other", key=key, uid=first.uid)
+        assert (again.id, again.uid, again.duplicate) == (first.id, first.uid, True)
+        async with client.subscribe(topic, "s") as consumer:
+            await (await consumer.receive()).ack()
+        await bodies_are_gone(broker.redis_url, topic)
+        told = await another.publish_many(
+            topic, [OutgoingMessage(body, key=key, uid=uid) for uid in (first.uid, "order-1")]
+        )
+        assert [(one.id == first.id, one.duplicate) for one in told] == [(True, True), (False, False)]
+        safe = await another.publish(topic, body, key=key, uid=first.uid, durability="fsync")
+        assert (safe.id, safe.duplicate, safe.durability) == (first.id, True, "fsync")
+
+
 async def test_without_subscriptions_nothing_is_stored(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic)
     published = await client.publish(topic, b"hello")

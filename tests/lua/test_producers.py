@@ -2,6 +2,7 @@
 
 import pytest
 
+from keylane.errors import Fenced
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.filters import Filter
 from keylane_broker.engine.values import (
@@ -265,3 +266,85 @@ async def test_a_frame_by_itself_leaves_the_record_that_others_would(engine: Eng
     assert await record_after(5, 5) == "5 5-5:5"
     assert await record_after(7, 5) == "5 5-5:5 7-7:6", "what comes between is not there yet"
     assert await record_after(8, 8, 3) == "8 8-10:7"
+
+
+async def know_again(story: Story, *uids: str) -> int:
+    """Have what is published again under these uids known; answers for how many that was done."""
+    flat = [text for uid in uids for text in message("a", uid)]
+    found = story.engine.stored_before(story.lease, flat)
+    if found:
+        await story.engine.mark(story.lease, found)
+    return len(found) // 3
+
+
+def made(number: int) -> str:
+    """A uid as clients make them."""
+    return f"{number:027}"
+
+
+async def numbered(story: Story, number: int, size: int = 2) -> list[Published]:
+    """Publish a frame of numbered messages with uids as clients make them."""
+    messages = [message("a", made(one)) for one in range(number, number + size)]
+    frame = NumberedFrame("p", number, number, size)
+    return (await story.engine.publish(story.lease, messages, frames=[frame])).each()
+
+
+async def test_what_was_numbered_is_known_by_a_uid_that_somebody_publishes_again(
+    engine: Engine, topic: str
+) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await numbered(story, 1)
+    await story.ack(*receipts(await story.fetch()))
+    assert await know_again(story, made(1), made(2), made(3), "order-1") == 2
+    again = [message("a", made(number)) for number in (1, 2, 3)]
+    assert (await engine.publish(story.lease, again)).each() == [
+        Published(story.id(1), duplicate=True),
+        Published(story.id(2), duplicate=True),
+        Published(story.id(3)),
+    ]
+    assert await know_again(story, made(3)) == 1, "by its own mark, which stays"
+    assert await check_topic(engine, topic) == []
+
+
+@pytest.mark.parametrize("window_ms", [0, 2_000, WINDOW_MS])
+async def test_it_is_known_for_no_longer_than_the_window(
+    timed: ManualTime, topic: str, window_ms: int
+) -> None:
+    engine = timed.engine
+    story = await Story.begin(engine, topic, TopicSettings(dedupe_ms=window_ms))
+    await story.subscribe()
+    await numbered(story, 1, 1)
+    for ahead_ms, is_known in ((window_ms // 2, window_ms > 0), (window_ms // 2 + 1, False)):
+        await timed.advance(ahead_ms)
+        await know_again(story, made(1))
+        [told] = (await engine.publish(story.lease, [message("a", made(1))])).each()
+        assert told.duplicate == is_known
+        if not is_known:
+            return
+        await engine.store.command("DEL", story.keys.marks_0, story.keys.marks_1)
+
+
+async def test_what_redis_has_lost_is_not_taken_for_stored(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await numbered(story, 1)
+    # A failover to a replica that had not seen the second.
+    fields = ("key", "a", "uid", made(1), "about", "1  0 ")
+    await engine.store.command("DEL", story.keys.log)
+    await engine.store.command("XADD", story.keys.log, story.id(1), *fields)
+    await engine.store.command("HSET", story.keys.meta, "last", 1)
+    assert await know_again(story, made(1), made(2)) == 2
+    told = (await engine.publish(story.lease, [message("a", made(1)), message("a", made(2))])).each()
+    assert [one.duplicate for one in told] == [True, False]
+
+
+async def test_only_who_holds_the_partition_has_uids_known(engine: Engine, topic: str) -> None:
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    await numbered(story, 1, 1)
+    old = story.lease
+    story.lease = await must_acquire(engine, topic)
+    with pytest.raises(Fenced):
+        await engine.mark(old, [made(1), 1, 1])
+    assert await know_again(story, made(1)) == 0, "of another epoch nothing is remembered"

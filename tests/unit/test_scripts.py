@@ -123,7 +123,7 @@ def test_a_script_is_itself_behind_its_parts_and_known_by_its_digest(name: str) 
     script = SCRIPTS[name]
     assert script.text.startswith("#!lua")
     assert script.sha == hashlib.sha1(script.text.encode()).hexdigest()
-    own = ("publish", "delay", "promote", "trim", "expire_messages")
+    own = ("publish", "delay", "mark", "promote", "trim", "expire_messages")
     measured = name.startswith(("subscription/", "message/")) or name.rpartition("/")[2] in own
     measured = measured and name not in (
         "subscription/turn",

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from keylane import ksuid
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.base import STEP, EngineBase
 from keylane_broker.engine.checks import check_dues, check_extras, check_flat, check_int, flat_messages
@@ -164,6 +165,24 @@ class PublishOperations(EngineBase):
         keys = partition_keys(lease.topic, lease.partition)
         answer = await self.store.run("partition/note_own_store", [keys.lease, keys.meta], lease.text)
         checked(answer, lease.topic, lease=lease)
+
+    def stored_before(self, lease: Lease, flat: list[str]) -> list[str | int]:
+        """Return uid, entry and time, flat, of messages that were stored before, as far as we remember."""
+        uids = [uid for uid in flat[1::3] if len(uid) == ksuid.LENGTH]  # as clients make them
+        found, tail = list[str | int](), self._tails.of(lease)
+        for uid, entry in tail.places(uids).items() if uids else ():
+            _, _, about = tail.read(entry, entry) or ("", "", "0")
+            found += (uid, entry, int(about.partition(" ")[0]))
+        return found
+
+    async def mark(self, lease: Lease, found: list[str | int]) -> tuple[int, int]:
+        """Have what stored_before() has found known by uid; returns the time, and when marks go, in ms."""
+        keys = partition_keys(lease.topic, lease.partition)
+        answer = await self.store.run(
+            "partition/mark", [*keys, keys.delayed, keys.delayed_data], lease.text, pack(found)
+        )
+        _, now_ms, marks_due_ms = checked(answer, lease.topic, lease=lease)
+        return now_ms, marks_due_ms
 
     async def promote(self, lease: Lease, limit: int = STEP) -> PromoteResult:
         """Append delayed messages that are due to the log; bounded, so more may be due already."""

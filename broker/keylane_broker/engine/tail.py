@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ class Tail:
         self.blocked: set[str] = set()  # subscriptions whose last fetch passed much that has to wait
         self.stride = FEWEST  # entries to be read from the log at once
         self.appending = 0  # calls under way that append many messages
+        self._places: dict[str, int] = {}  # uid -> entry, of those before `_placed` that anybody asked about
+        self._placed = 0
 
     def __contains__(self, entry: int) -> bool:
         return bool(self.starts) and self.starts[0] <= entry < self.segments[-1].end
@@ -63,6 +66,20 @@ class Tail:
             found += segment.flat[(first - segment.first) * 3 : (end - segment.first) * 3]
             first, at = end, at + 1
         return found
+
+    def places(self, uids: Iterable[str]) -> dict[str, int]:
+        """Return the entries of those uids that are here."""
+        if not self.starts:
+            return {}
+        start, end = self.starts[0], self.segments[-1].end
+        if self._placed < start or len(self._places) > 2 * (end - start):
+            self._places, self._placed = {}, start
+        if self._placed < end:
+            newer = self.read(self._placed, end - 1) or []
+            self._places.update(zip(newer[1::3], range(self._placed, end), strict=True))
+            self._placed = end
+        found = {uid: self._places.get(uid, 0) for uid in uids}
+        return {uid: entry for uid, entry in found.items() if entry >= start}
 
     def measured(self, entries: int, size: int) -> None:
         """Learn from how large entries of the log were how many of the next to read at once."""

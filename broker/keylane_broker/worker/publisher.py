@@ -129,6 +129,8 @@ class Publisher:
         if first.durability != "memory" or first.dues is not None or len(flat) > AT_ONCE * 3:
             return False
         size, own = 0, False
+        if _is_named(batch) and engine.stored_before(lease, flat):
+            return False
         for pending in batch:
             if pending.extras:
                 return False
@@ -281,6 +283,8 @@ class Publisher:
                 await call(self._note_own_stores, incarnation)
             if level != "memory":
                 await call(lambda engine, lease: engine.require(lease, level), incarnation)
+            if _is_named(batch):
+                await call(lambda engine, lease: self._know_again(engine, lease, flat), incarnation)
             step = self._append if batch[0].dues is None else self._delay
             replies = await call(lambda engine, lease: step(engine, lease, batch, flat), incarnation)
         except Exception as error:
@@ -303,6 +307,12 @@ class Publisher:
         if self._noted_epoch != lease.epoch:
             await engine.note_own_store(lease)
             self._noted_epoch = lease.epoch
+
+    async def _know_again(self, engine: Engine, lease: Lease, flat: list[str]) -> None:
+        """Let messages be duplicates of those that were stored by number, if they have their uids."""
+        if found := engine.stored_before(lease, flat):
+            now_ms, marks_due_ms = await engine.mark(lease, found)
+            self._expect(instant(marks_due_ms, now_ms))
 
     async def _append(
         self, engine: Engine, lease: Lease, batch: list[Pending], flat: list[str]
@@ -406,6 +416,11 @@ def _stale(pending: Pending) -> InvalidArgument:
 def _frames_of(batch: list[Pending]) -> list[NumberedFrame]:
     """Return the numbers of messages; either all of a batch have some, or none."""
     return [pending.numbered for pending in batch if pending.numbered is not None]
+
+
+def _is_named(batch: list[Pending]) -> bool:
+    """Return whether somebody chose uids of numbered messages."""
+    return any(pending.numbered is not None and pending.numbered.named for pending in batch)
 
 
 def _gather(queue: deque[Pending]) -> list[Pending]:

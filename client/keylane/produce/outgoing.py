@@ -1,6 +1,5 @@
 """Messages on their way out: checked, described, and sorted by partition."""
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -116,8 +115,7 @@ def sort_one(message: OutgoingMessage, count: int, group: str, drift: float = 0.
     elif not uid:
         raise _empty_uid(uid)
     try:
-        where = key or message.uid
-        partition = partition_of(where, count) if where else random.randrange(count)
+        partition = partition_of(key or uid, count)
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"a message has text that is not valid Unicode: {error}") from error
     except AttributeError:
@@ -186,8 +184,8 @@ def _due(message: OutgoingMessage, now: float) -> int:
 
 def _sort(messages: Sequence[OutgoingMessage], count: int, group: str, drift: float) -> list[Slice]:
     now = now_ms()
-    sticky = random.randrange(count)
     uids = ksuid.take(len(messages), drift)
+    sticky = partition_of(uids[0], count) if uids else 0
     slices: list[Slice] = []
     open_slices: dict[tuple[int, bool], Slice] = {}  # the newest of a partition, for now and for later
     abouts: dict[int, str] = {}  # by size of the body, while attributes and group are the same
