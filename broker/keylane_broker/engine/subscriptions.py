@@ -202,7 +202,7 @@ class SubscriptionOperations(EngineBase):
     async def _check_cycle(self, topic: str, settings: SubscriptionSettings) -> None:
         """Raise InvalidArgument where what fails would come back by the dead letters of other topics.
 
-        To be done again when they are stored: of two that are asked for at once, each sees the other then.
+        Once more when they are stored: of two that are asked for at once each sees the other then.
         """
         first = next_topic(topic, settings)
         ways = {first: [topic, first]} if first else {}  # topic -> how dead letters get there
