@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from keylane import ksuid
 from keylane_broker.engine.answers import checked
 from keylane_broker.engine.base import STEP, EngineBase
 from keylane_broker.engine.checks import check_dues, check_extras, check_flat, check_int, flat_messages
@@ -22,6 +21,8 @@ from keylane_broker.engine.values import (
 )
 from keylane_broker.store.keys import partition_keys
 from keylane_broker.store.store import Call
+
+MADE = 27  # characters of a uid that a client has made, which is a KSUID
 
 
 class PublishOperations(EngineBase):
@@ -168,7 +169,7 @@ class PublishOperations(EngineBase):
 
     def stored_before(self, lease: Lease, flat: list[str]) -> list[str | int]:
         """Return uid, entry and time, flat, of messages that were stored before, as far as we remember."""
-        uids = [uid for uid in flat[1::3] if len(uid) == ksuid.LENGTH]  # as clients make them
+        uids = [uid for uid in flat[1::3] if len(uid) == MADE]
         found, tail = list[str | int](), self._tails.of(lease)
         for uid, entry in tail.places(uids).items() if uids else ():
             _, _, about = tail.read(entry, entry) or ("", "", "0")
