@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane_broker.engine.portions import Portions
-from keylane_broker.engine.tail import READ
+from keylane_broker.engine.tail import READ, Segment, Tail
 
 
 def message(entry: int, size: int) -> list[str]:
@@ -54,7 +54,7 @@ def test_each_consumer_gets_a_prefix_up_to_its_room_and_the_rest_goes_back(
         leased.append((place % 3, first, first + length - 1))
         first += length
     size_of.update(zip(range(1, first), sizes, strict=False))
-    portions = Portions(mode, 7, leased, list(rooms))
+    portions = Portions(mode, 7, [part for row in leased for part in row], list(rooms))
     read(portions, size_of, stride)
     for consumer, room in enumerate(rooms):
         its = entries([(start, end) for index, start, end in leased if index == consumer])
@@ -72,7 +72,9 @@ def test_each_consumer_gets_a_prefix_up_to_its_room_and_the_rest_goes_back(
 
 def test_all_consumers_together_get_no_more_than_a_fetch_may_read() -> None:
     count, size = 100, 60_000
-    leased = [(consumer, consumer * count + 1, consumer * count + count) for consumer in range(10)]
+    leased = [
+        part for consumer in range(10) for part in (consumer, consumer * count + 1, consumer * count + count)
+    ]
     portions = Portions("shared", 1, leased, [1024 * 1024] * 10)
     read(portions, dict.fromkeys(range(1, 1_001), size), 64)
     got = sum(len(sent(portions, consumer)) for consumer in range(10))
@@ -80,14 +82,50 @@ def test_all_consumers_together_get_no_more_than_a_fetch_may_read() -> None:
 
 
 def test_without_a_room_everything_is_sent() -> None:
-    portions = Portions("key_shared", 1, [(0, 1, 1_000)], [None])
+    portions = Portions("key_shared", 1, [0, 1, 1_000], [None])
     read(portions, dict.fromkeys(range(1, 1_001), 60_000), 500)
     assert sent(portions, 0) == list(range(1, 1_001))
     assert portions.oversized == []
 
 
 def test_what_the_log_has_lost_is_not_given_back() -> None:
-    portions = Portions("key_shared", 1, [(0, 1, 3)], [1])
+    portions = Portions("key_shared", 1, [0, 1, 3], [1])
     [_] = portions.next_ranges(10)
     portions.take([["k", "1", "about", "", "", "", "k", "3", "about"]])
     assert portions.oversized == ["=k", 1, 3, 3]
+
+
+def known(size: int, *, upto: int) -> Tail:
+    """What a worker knows of entries 1 to `upto`, ten in each segment."""
+    tail = Tail()
+    for first in range(1, upto + 1, 10):
+        texts = [text for entry in range(first, first + 10) for text in message(entry, size)]
+        tail.segments.append(Segment(first, texts))
+        tail.starts.append(first)
+    return tail
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+def test_many_ranges_that_are_known_are_taken_at_once(mode: str) -> None:
+    ranges = [(1, 1), (3, 4), (9, 13), (20, 20), (28, 30), (31, 31)]
+    leased = [part for first, last in ranges for part in (2, first, last)]
+    portions = Portions(mode, 7, leased, [None, None, 10_000])
+    portions.take_known(known(100, upto=40))
+    assert portions.next_ranges(100) == []
+    assert portions.found == leased
+    given, flat = portions.shares[2]
+    assert given == [end for bounds in ranges for end in bounds]
+    assert flat == [text for entry in entries(ranges) for text in message(entry, 100)]
+
+
+@pytest.mark.parametrize(
+    ("leased", "room", "upto"),
+    [([0, 1, 1, 0, 5, 7], 399, 10), ([0, 1, 1, 0, 9, 12], None, 10), ([0, 1, 1, 1, 3, 3], None, 10)],
+    ids=["there is no room", "one is not known", "others get some"],
+)
+def test_else_they_are_taken_one_after_the_other(leased: list[int], room: int | None, upto: int) -> None:
+    portions = Portions("shared", 7, leased.copy(), [room, None])
+    portions.take_known(known(100, upto=upto))
+    assert portions.found == []
+    assert portions.shares == {}
+    assert portions.next_ranges(100) == list(zip(leased[1::3], leased[2::3], strict=True))

@@ -92,15 +92,15 @@ class FetchOperations(ExpiryOperations, SettleOperations):
         behind = leased.filtered == _BEHIND
         if behind:
             await self.compare_some(lease.topic, lease.partition, subscription)
-        portions = Portions(
-            leased.mode, leased.token, rows(leased.found, 3), [room.size for room in consumers]
-        )
+        portions = Portions(leased.mode, leased.token, leased.found, [room.size for room in consumers])
         missing: list[int] = []
+        portions.take_known(tail)
         while ranges := portions.next_ranges(tail.stride):
             parts, lost = await read_entries(self.store, tail, lease, leased.ledgers, ranges)
             missing += lost
             portions.take(parts)
-        found, shares = portions.found, _share_out(consumers, portions)
+        found = portions.found
+        shares = {index: Share(consumers[index].consumer, *its) for index, its in portions.shares.items()}
         passed = await self._pass_over(lease, subscription, leased, list(shares.values()))
         if missing or passed:
             if missing:
@@ -211,19 +211,6 @@ class _Leased(NamedTuple):
         kept[1::2] = [deadline - shift for deadline in kept[1::2]]
         later[1::2] = [due_ms - shift for due_ms in later[1::2]]
         return self._replace(now_ms=now_ms, next_due_ms=self.next_due_ms and self.next_due_ms - shift)
-
-
-def _share_out(consumers: Sequence[Capacity], portions: Portions) -> dict[int, Share]:
-    """Return what each consumer gets, by its place."""
-    shares: dict[int, Share] = {}
-    for (index, first, last), part in zip(rows(portions.found, 3), portions.parts, strict=True):
-        share = shares.get(index)
-        if share is None:
-            shares[index] = Share(consumers[index].consumer, [first, last], part)
-        else:
-            share.ranges.extend((first, last))
-            share.flat.extend(part)
-    return shares
 
 
 def _flat_ranges(shares: dict[int, Share]) -> list[int]:

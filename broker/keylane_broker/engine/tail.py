@@ -52,7 +52,7 @@ class Tail:
         at = bisect_right(self.starts, first) - 1
         segment = self.segments[at]
         start, stop = (first - segment.first) * 3, (last + 1 - segment.first) * 3
-        if stop <= len(segment.flat):  # mostly: one that is filtered asks for many ranges
+        if stop <= len(segment.flat):
             return segment.flat[start:stop]
         if last >= self.segments[-1].end:
             return None
@@ -62,6 +62,22 @@ class Tail:
             end = min(last + 1, segment.end)
             found += segment.flat[(first - segment.first) * 3 : (end - segment.first) * 3]
             first, at = end, at + 1
+        return found
+
+    def read_all(self, ranges: list[int]) -> list[str] | None:
+        """Return the same for many ranges, first, last, ..., in one list."""
+        found = list[str]()
+        start, stop, flat = 0, 0, found
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+            if first >= start and last < stop:  # mostly: they lie close together
+                found += flat[(first - start) * 3 : (last + 1 - start) * 3]
+                continue
+            part = self.read(first, last)
+            if part is None:
+                return None
+            found += part
+            segment = self.segments[bisect_right(self.starts, last) - 1]
+            start, stop, flat = segment.first, segment.end, segment.flat
         return found
 
     def measured(self, entries: int, size: int) -> None:
