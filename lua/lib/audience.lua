@@ -25,6 +25,7 @@ if stored[9] then
       read[text] = read[text] or filters.read(text)
       members[#members + 1] = {
         name = name, filter = read[text], matches = base .. 'sub:' .. name .. ':matches',
+        mode = redis.call('HGET', base .. 'sub:' .. name, 'mode'),
         abreast = tonumber(redis.call('HGET', subs, name)) == last_entry, found = {}, unwanted = {},
       }
       by_attributes = by_attributes or members[#members].filter.filter ~= nil
@@ -67,7 +68,7 @@ if stored[9] then
         wanted = wanted or member.wants
         if member.abreast and member.wants then
           local at = #member.found
-          member.found[at + 1], member.found[at + 2] = entry, match_of(entry, its_key)
+          member.found[at + 1], member.found[at + 2] = entry, match_of(member.mode, entry, its_key)
         elseif member.abreast and journaled then
           note_unwanted(member.unwanted, entry)
         end

@@ -5,9 +5,9 @@
 -- of these, which are ASCII; all else for itself. It is cut at its stars, and the pieces are looked for from left to
 -- right: no piece repeats more than the rest of a character, so nothing is ever tried again.
 
--- Returns the member of `matches` for an entry: with its key, so that a fetch by keys need not read it from the log.
-local function match_of(entry, key)
-  return entry .. ' ' .. key
+-- Returns the member of `matches` for an entry: in mode key_shared with its key, so that a fetch need not read it from the log.
+local function match_of(mode, entry, key)
+  return mode == 'key_shared' and entry .. ' ' .. key or entry
 end
 
 -- Returns how filters are read and used: read(text) returns one; attributes(about, pattern) those of a message, where

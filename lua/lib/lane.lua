@@ -4,14 +4,14 @@
 --
 -- A lane is what is leased and released as one. Its name says its kind:
 --   =<key>    the lane of a key; "=" alone is the whole partition (exclusive, failover)
---   #<entry>  a run: consecutive entries without order, named after its first
+--   #<entry>  a run: entries without order, named after its first; nothing of another run lies among them
 -- Its record is text:  consumer|lease_ms|waiting|due|leased
 --   leased: "token:entry token:first-last ...", ascending
 --   a lane of a key   `leased` is a prefix of the lane; `waiting` more are in queue. Of what is leased the record lists
 --                     no more than about RECORD_LIMIT characters: "+n token:entry ..." says that n more messages,
 --                     behind these, are in `beyond`, so that no call costs what one lane holds
---   a run             `leased` is its one range; it is leased as a whole, or waits as a whole, with no
---                     consumer and the token 0
+--   a run             `leased` has one token, and is one range, but for a subscription with a filter; it is leased as a
+--                     whole, or waits as a whole, with no consumer and the token 0
 --
 -- In a script a record is a table with these fields, and `beyond` for n. It keeps `leased` as text, without the "+n",
 -- or taken apart in `ranges`: {first, last, token}, never both. `stored` says that it was read; `holder` and

@@ -122,14 +122,14 @@ local function begin_text(lane, text, consumer)
   timed[at + 1], timed[at + 2] = consumer.deadline, lane
 end
 
--- Begins a run of first..last, as a text, and leases it to one of the consumers of a fetch.
-local function begin_run(first, last, token, consumer)
+-- Begins a run, as a text, whose first entry this is, and leases it to one of the consumers of a fetch.
+local function begin_run(first, leased, consumer)
   local lane, head = with_number(RUN, first), consumer.head
   if not head then
     head = consumer.name .. '|' .. consumer.lease_ms .. '|0|0|'
     consumer.head = head
   end
-  begin_text(lane, head .. leased_text(first, last, token), consumer)
+  begin_text(lane, head .. leased, consumer)
   local at = #begun
   begun[at + 1], begun[at + 2] = first, lane
 end

@@ -29,16 +29,128 @@ local function held_of_lane(record, settler, token, first, last)
   return found
 end
 
--- Returns the leased runs inside first..last that the token still holds, cut to fit: each a record.
-local function held_runs(settler, token, first, last)
+-- Runs with holes that receipts hold something of: of each its record, what is `taken` of it, up to the entry `upto`, `place`,
+-- its next range, and how many ranges are taken `whole`; and where receipts are not in their order, `marks` of the entries
+-- that are taken, of `marked` ranges so far. What they hold is cut out of such a run at the end, and not for each of them.
+local meant, meant_of = {}, nil -- in the order of their first mention, and by record
+local newest_run -- the one of the last receipt
+
+-- Returns the records of runs that may have any of first..last: mostly one receipt after the other is about the same one.
+local function runs_meant(first, last)
+  local ranges = newest_run and newest_run.record.ranges
+  if ranges and ranges[1][1] <= first and last <= ranges[#ranges][2] then
+    return { newest_run.record }
+  end
+  return runs_between(first, last)
+end
+
+-- Returns what is known of a run.
+local function meaning_of(record)
+  meant_of = meant_of or {}
+  local its = meant_of[record]
+  if not its then
+    its = { record = record, taken = {}, upto = 0, place = 1, whole = 0 }
+    meant_of[record], meant[#meant + 1] = its, its
+  end
+  return its
+end
+
+-- Returns whether a receipt is just the next range of the run that the last one was about; then it takes that.
+local function takes_next(token, first, last)
+  local its, ranges = newest_run, newest_run.record.ranges
+  local range = ranges[its.place]
+  while range and range[1] < first do
+    its.place = its.place + 1
+    range = ranges[its.place]
+  end
+  if not range or first <= its.upto or range[1] ~= first or range[2] ~= last or range[3] ~= token then
+    return false
+  end
+  its.taken[#its.taken + 1] = range
+  its.upto, its.place, its.whole = last, its.place + 1, its.whole + 1
+  return true
+end
+
+-- Returns ranges without what is taken of a run already.
+local function not_taken(its, ranges)
+  its.marks, its.marked = its.marks or {}, its.marked or 0
+  local marks, left = its.marks, {}
+  for index = its.marked + 1, #its.taken do
+    for entry = its.taken[index][1], its.taken[index][2] do
+      marks[entry] = true
+    end
+  end
+  its.marked = #its.taken
+  for _, range in ipairs(ranges) do
+    for entry = range[1], range[2] do
+      left[#left + 1] = not marks[entry] and { entry, entry } or nil
+    end
+  end
+  return normalise(left)
+end
+
+-- Takes what first..last has of a run and adds it to `found`; if all count `once`, without what is taken already.
+local function take_of_run(its, first, last, once, found)
+  local within = { { first, last } }
+  local part = subtract(within, subtract(within, its.record.ranges))
+  if once and first <= its.upto then
+    part = not_taken(its, part)
+  end
+  for _, range in ipairs(part) do
+    its.taken[#its.taken + 1], found[#found + 1] = range, range
+  end
+  its.upto = math.max(its.upto, last)
+end
+
+-- Returns what a receipt still holds of runs, or true for all of it, and calls work(record) for it, in records that have
+-- nothing else; for that of runs with holes finish_runs() does so. Where each counts `once`, without what others of this call hold.
+local function held_of_runs(settler, token, first, last, once, work)
+  if newest_run and takes_next(token, first, last) then
+    return true
+  end
   local found = {}
-  for _, record in ipairs(runs_between(first, last)) do
-    local range, consumer = record.ranges[1], record.consumer
-    if consumer ~= '' and range[3] == token and (settler == '' or consumer == settler) then
-      found[#found + 1] = cut_run(record, math.max(first, range[1]), math.min(last, range[2]))
+  for _, record in ipairs(runs_meant(first, last)) do
+    local consumer, range = record.consumer, record.ranges[1]
+    local is_held = consumer ~= '' and range[3] == token and (settler == '' or consumer == settler)
+    if is_held and record.ranges[2] then
+      newest_run = meaning_of(record)
+      if takes_next(token, first, last) then
+        return true
+      end
+      take_of_run(newest_run, first, last, once, found)
+    elseif is_held then
+      local piece = cut_run(record, first, last)
+      found[#found + 1] = { piece.ranges[1][1], piece.ranges[1][2] }
+      work(piece)
     end
   end
   return found
+end
+
+-- Calls work(record) for what receipts hold of runs with holes, in records that have nothing else.
+local function finish_runs(work)
+  for _, its in ipairs(meant) do
+    local record, taken, left, at, index = its.record, {}, {}, 1, 1
+    if its.whole == #record.ranges then
+      work(record)
+    else
+      taken = normalise(its.taken)
+      left = subtract(record.ranges, taken)
+    end
+    while taken[index] do
+      local first, last = taken[index][1], taken[index][2]
+      while left[at] and left[at][1] < first do
+        at = at + 1
+      end
+      index = index + 1
+      while taken[index] and not (left[at] and left[at][1] < taken[index][1]) do -- nothing is left between them
+        last, index = taken[index][2], index + 1
+      end
+      local piece
+      piece, record = cut_run(record, first, last)
+      work(piece)
+    end
+  end
 end
 
 -- Adds the parts of a receipt that are not in `found` to `stale`: {index from 0, first, last, ...}.

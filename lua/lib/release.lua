@@ -27,19 +27,21 @@ local function note_released(record, ranges)
 end
 
 local function free_run(record, due)
-  local range = ranges_of(record)[1]
-  range[3] = '0'
+  for _, range in ipairs(ranges_of(record)) do
+    range[3] = '0'
+  end
+  set_ranges(record, record.ranges, true)
   record.consumer = ''
-  record.waiting = range[2] - range[1] + 1
   record.due = due
   touch(record)
 end
 
 -- Frees a run of entries that have no retry left: each is settled, or stays, parked, in a run of its own.
 local function give_up_run(record, what)
-  local by, first, last = record.consumer, ranges_of(record)[1][1], ranges_of(record)[1][2]
-  for entry = first, last do
-    local piece = cut_run(get_lane(RUN .. entry), entry, entry)
+  local by, rest = record.consumer, record
+  for _, entry in ipairs(entries_in(record)) do
+    local piece
+    piece, rest = cut_run(rest, entry, entry)
     if give_up(piece.lane, entry, by, what) == PARKED then
       free_run(piece, PARKED)
     else
@@ -52,16 +54,22 @@ end
 -- Gives a run back whose first entry was charged, and is due then (nil: it has no retry left); the rest can be served
 -- at once. `rest` is the journal's word for that.
 local function release_first(record, due, what, rest)
-  local first, last = ranges_of(record)[1][1], ranges_of(record)[1][2]
+  local ranges = ranges_of(record)
+  local first = ranges[1][1]
   if journaled then
     note(what, record.consumer, first, first)
-    if last > first then
-      note(rest, record.consumer, first + 1, last)
+    for index, range in ipairs(ranges) do
+      local next_one = index == 1 and first + 1 or range[1]
+      if next_one <= range[2] then
+        note(rest, record.consumer, next_one, range[2])
+      end
     end
   end
-  if last > first and due ~= now then
-    cut_run(record, first, first)
-    free_run(get_lane(RUN .. first + 1), now)
+  if due ~= now then
+    local _, behind = cut_run(record, first, first)
+    if behind then
+      free_run(behind, now)
+    end
   end
   if due then
     free_run(record, due)
@@ -76,28 +84,26 @@ local function release_run(record, charged, due, what)
   if charged == 'first' then
     return release_first(record, charge(ranges_of(record)[1][1]), what, 'released')
   end
-  local first, last = ranges_of(record)[1][1], ranges_of(record)[1][2]
-  if journaled then
-    note(what, record.consumer, first, last)
+  for _, range in ipairs(journaled and record.ranges or {}) do
+    note(what, record.consumer, range[1], range[2])
   end
   if charged == 'none' then
     return free_run(record, due or now)
   end
-  local dues = {}
-  for entry = first, last do
-    dues[entry] = charge(entry, due) or false
+  local entries, dues, from = entries_in(record), {}, 1
+  for index, entry in ipairs(entries) do
+    dues[index] = charge(entry, due) or false
   end
-  local from = first
-  for entry = first, last do
-    if dues[entry] ~= dues[entry + 1] then -- the end of a stretch that falls due together
-      local piece = cut_run(record, from, entry)
-      if dues[entry] then
-        free_run(piece, dues[entry])
+  for index, entry in ipairs(entries) do
+    if dues[index] ~= dues[index + 1] then -- the end of a stretch that falls due together
+      local piece
+      piece, record = cut_run(record, entries[from], entry)
+      if dues[index] then
+        free_run(piece, dues[index])
       else
         give_up_run(piece, what)
       end
-      record = get_lane(RUN .. entry + 1)
-      from = entry + 1
+      from = index + 1
     end
   end
 end
@@ -180,11 +186,12 @@ local function head_of(record)
   return listed and listed[1] or stretch_of(first_members(beyond, record.lane, 1)[1])
 end
 
--- Returns how many runs or stretches of a lane went back, at most about `limit`, and whether that is all of it.
+-- Returns how many stretches of a run or a lane went back, of a lane at most about `limit`, and whether that is all of it.
 local function release(record, charged, due, what, limit)
   if is_run(record.lane) then
+    local count = #ranges_of(record)
     release_run(record, charged, due, what)
-    return 1, true
+    return count, true
   end
   return release_lane(record, (head_of(record)), charged, due, what, limit)
 end

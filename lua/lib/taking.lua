@@ -16,11 +16,11 @@ end
 
 local function take_runs(first, last, taken)
   for _, record in ipairs(runs_between(first, last)) do
-    local range = ranges_of(record)[1]
-    local piece = cut_run(record, math.max(first, range[1]), math.min(last, range[2]))
-    local from, to, token = unpack(piece.ranges[1])
-    taken(piece.consumer, from, to, piece.consumer ~= '' and token or nil)
-    go_on_without(piece, from, to)
+    local piece = cut_run(record, first, last)
+    for _, range in ipairs(piece.ranges) do
+      taken(piece.consumer, range[1], range[2], piece.consumer ~= '' and range[3] or nil)
+      go_on_without(piece, range[1], range[2])
+    end
     piece.ranges, piece.waiting = {}, 0
     touch(piece)
   end

@@ -84,7 +84,7 @@ local function plan_acks(receipts)
     local lane, first = receipts[at], receipts[at + 2]
     if lane == '' then
       lane = '#' .. first
-      receipts[at], closed_runs[#closed_runs + 1] = lane, lane -- a run has one range
+      receipts[at], closed_runs[#closed_runs + 1] = lane, lane -- that has one range
     end
     if first < since then
       return nil
@@ -139,6 +139,8 @@ local function plan_acks(receipts)
     if place > #text then
       local its = ended[holder] or {}
       ended[holder], texts[lane], closed[#closed + 1], its[#its + 1] = its, false, lane, lane
+    elseif string.byte(lane) == 35 then -- "#": a part of a run, which has holes
+      return nil
     else
       local its, _, head, _, lease_ms = timed[holder] or {}, first_in(text)
       text = head .. string.sub(text, place)

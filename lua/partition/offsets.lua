@@ -4,7 +4,7 @@
 -- KEYS   1 meta     hash    last, incarnation, ledger, ledgers
 --        2 log      stream
 --        3 subs     hash    subscription -> cursor
---        4 sub      hash    sparse, sought, incarnation; its `matches`, zset: "entry key" -> entry, if it has a filter
+--        4 sub      hash    sparse, sought, incarnation; its `matches`, zset: entry, perhaps with its key -> entry, if it has a filter
 --        5 journal  stream
 -- ARGV   1 name of the subscription, or ""   2 known: the newest ledger that the caller knows, or 0
 -- Returns  {"OK", earliest, latest, position or 0, dense, earliest and latest of the journal, sought,

@@ -36,15 +36,12 @@ local function settle(by, first, last)
   end
 end
 
-local function settle_runs(token, first, last)
-  local found = {}
-  for _, record in ipairs(held_runs(settler, token, first, last)) do
-    found[#found + 1] = record.ranges[1]
-    settle(record.consumer, record.ranges[1][1], record.ranges[1][2])
-    record.ranges = {}
-    touch(record)
+local function settle_run(record)
+  for _, its in ipairs(record.ranges) do
+    settle(record.consumer, its[1], its[2])
   end
-  return found
+  record.ranges = {}
+  touch(record)
 end
 
 -- Takes what is beyond a record as it was leased, which is what happens in a long lane most of the time.
@@ -144,7 +141,7 @@ local stale, next_receipt, next_entry = each_receipt(receipts, function(lane, to
   if text and settle_first(lane, text, token, first, last) then
     return true
   elseif lane == '' then
-    return settle_runs(token, first, last)
+    return held_of_runs(settler, token, first, last, true, settle_run)
   end
   if places[lane] then
     cut(lane)
@@ -157,6 +154,7 @@ for _, lane in ipairs(place_lanes) do
     cut(lane)
   end
 end
+finish_runs(settle_run)
 flush_lanes('GT')
 write_notes()
 drop_retries(settled)

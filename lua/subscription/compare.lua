@@ -22,7 +22,7 @@ end
 
 local filters = open_filters()
 local filter = filters.read(text)
-local sparse = tonumber(redis.call('HGET', sub, 'sparse'))
+local mode, sparse = redis.call('HGET', sub, 'mode'), tonumber(redis.call('HGET', sub, 'sparse'))
 local effort, reached = 0, cursor
 local found, unwanted, names = {}, {}, {}
 
@@ -38,7 +38,7 @@ end
 local function judge(entry, key, uid, about)
   effort = effort + filters.effort(filter, key)
   if filters.wants(filter, key, filters.attributes(about, filters.as_stored)) then
-    found[#found + 1], found[#found + 2] = entry, match_of(entry, key)
+    found[#found + 1], found[#found + 2] = entry, match_of(mode, entry, key)
     return
   end
   unwanted[#unwanted + 1] = { entry, entry }

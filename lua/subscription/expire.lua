@@ -69,9 +69,9 @@ local function time_out(consumer)
       left, lanes_released = left - count, lanes_released + (all and 1 or 0)
       amid = not all
     else
-      left, lanes_released = left - 1, lanes_released + 1
       local charged = tonumber(ranges_of(record)[1][3]) > upto
-      release(record, charged and 'first' or 'none', nil, charged and 'timed_out' or 'released')
+      local count = release(record, charged and 'first' or 'none', nil, charged and 'timed_out' or 'released')
+      left, lanes_released = left - count, lanes_released + 1
       if charged then
         upto = tonumber(redis.call('HGET', sub, 'token'))
         redis.call('HSET', charged_at, consumer, upto)

@@ -27,6 +27,10 @@ local function extend(record, found)
   end
 end
 
+local function extend_run(record)
+  extend(record, record.ranges)
+end
+
 -- Extends a lane of a key whose text says that the receipt holds, which stays as it is; returns whether it does.
 local function extend_text(lane, item, first, last)
   local consumer = texts[lane] and holder_of_item(texts[lane], item)
@@ -62,13 +66,9 @@ local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), fu
     end
     return found
   end
-  local found = {}
-  for _, record in ipairs(held_runs(settler, token, first, last)) do
-    found[#found + 1] = record.ranges[1]
-    extend(record, { record.ranges[1] })
-  end
-  return found
+  return held_of_runs(settler, token, first, last, false, extend_run)
 end, SETTLE_EFFORT, cost)
+finish_runs(extend_run)
 flush_lanes()
 write_notes()
 return { 'OK', stale, deadline, now, next_receipt, next_entry }

@@ -1,6 +1,6 @@
 -- fetch: lease messages to consumers that have room for them.
 --
--- Needs  subscription ledgers require_lease expiry holders retry_counts lanes journal_notes roomiest fetch/capacity fetch/leasing fetch/waiting fetch/fresh fetch/keyed fetch/urgent fetch/wishes priority
+-- Needs  subscription require_lease expiry holders retry_counts lanes journal_notes roomiest fetch/capacity fetch/leasing fetch/waiting fetch/fresh fetch/keyed fetch/urgent fetch/wishes priority
 -- KEYS   as in lib/subscription.lua
 -- ARGV   3 limit: messages delivered, at most; as many entries are looked at, or those whose lanes are known
 --        4 known_from: an entry   5 known: MessagePack array of the lanes from that entry on, as far as the caller
@@ -11,13 +11,15 @@
 --        8 upto: the last entry that is looked at: others are just being published, and their keys will be known; "" for all
 -- Returns  {"OK", now_ms, next_due_ms or 0, more, mode, token, cursor, ledgers, {unknown consumer, ...},
 --           {consumer index, first, last, ...}, {lane, deadline, ...}, {entry, retries, ...},
---           {first, last, ...}, {consumer left out, ...}, {consumer index, due_ms, ...}, filtered}
+--           {first, last, ...}, {consumer left out, ...}, {consumer index, due_ms, ...}, filtered,
+--           {place, consumer index, "first-last entry ...", ...} or nil}
 --            entries are in publish order within a lane; a lane's deadline is the lease_ms of its
 --            consumer from now, unless listed; more is 1 when the limit, the effort or shares ended the call early;
 --            the ranges are entries that the log should have and has not, and that the cursor has passed; left out
 --            are consumers that have messages waiting and are not named, or have no room; the last are lanes
 --            that wait for a consumer that has room: by now, for the limit; filtered is 1 where the subscription
---            has a filter, 2 where it also has to compare what lies after its cursor with it
+--            has a filter, 2 where it also has to compare what lies after its cursor with it; of that in mode shared
+--            what is fresh is in the last ones, as text is read faster than many numbers; their place in what is delivered
 --          {"FENCED"}   {"NO_TOPIC"}   {"NO_SUBSCRIPTION"}   {"BY_POSITION"}: nothing of it is ever leased
 --          {"EXPIRED"}: expire_messages is to be called first
 -- Cost     O(limit log n + consumers named). Where lanes of keys begin or wait, a call ends earlier: after some 200
@@ -69,7 +71,9 @@ local function serve_fresh()
   if call.matches and mode ~= 'key_shared' then
     aim_at_matches(call, heap)
   end
-  if mode == 'shared' then
+  if mode == 'shared' and call.matches then
+    share_matches(call, heap, fresh, others)
+  elseif mode == 'shared' then
     share_runs(call, heap, fresh, others)
   elseif mode == 'key_shared' then
     sort_into_lanes(call, capacity, known_from, known_from and cmsgpack.unpack(known) or {}, limit, upto)
@@ -107,7 +111,7 @@ if journaled then
   end
   write_notes()
 end
-if #deliveries > 0 then
+if deliveries[1] or call.matched then
   redis.call('HSET', sub, 'token', token, 'turn', turn == '1' and '0' or '1')
 elseif call.effort <= 0 then -- all went into what has to wait
   redis.call('HSET', sub, 'turn', turn == '1' and '0' or '1')
@@ -126,6 +130,6 @@ local more = roomiest(heap) and (is_early or waiting_due <= now) and 1 or 0
 local next_due = math.min(next_end(deadlines, consumers) or END, waiting_due)
 return {
   'OK', now, next_due < END and next_due or 0, more, mode, tonumber(token), call.matches and cursor or call.cursor,
-  ledgers_of(ledger_of, ledger_in_use, deliveries, 2, 3), capacity.unknown, deliveries, kept_deadlines(call),
-  retries_of(call.redelivered), call.lost, capacity.left_out, later, has_filter,
+  ledgers_delivered(call), capacity.unknown, deliveries, kept_deadlines(call),
+  retries_of(call.redelivered), call.lost, capacity.left_out, later, has_filter, call.matched or false,
 }

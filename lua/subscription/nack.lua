@@ -37,6 +37,10 @@ local function cost(lane)
   return 16, lane ~= '' and 0 or by_entry and 10 or 2
 end
 
+local function give_back(run)
+  release_run(run, charged, due, what)
+end
+
 local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), function(lane, token, first, last)
   if lane ~= '' then
     local found = held_of_lane(get_lane(lane), settler, token, first, last)
@@ -45,13 +49,9 @@ local stale, next_receipt, next_entry = each_receipt(cmsgpack.unpack(packed), fu
     end
     return found
   end
-  local found = {}
-  for _, record in ipairs(held_runs(settler, token, first, last)) do
-    found[#found + 1] = { record.ranges[1][1], record.ranges[1][2] }
-    release_run(record, charged, due, what)
-  end
-  return found
+  return held_of_runs(settler, token, first, last, true, give_back)
 end, SETTLE_EFFORT, cost, true)
+finish_runs(give_back)
 local left = STRETCHES
 for lane, from in pairs(earliest) do
   local first, token = from[1], from[2]

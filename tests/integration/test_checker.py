@@ -81,6 +81,18 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         command("HSET", "SUB:charged", "z", "5"),
     ),
     "a run is not in its index": ("runs and their index differ", command("ZREM", "SUB:runs", "#5")),
+    "a run is not named after its first entry": (
+        "a run is named after its first entry",
+        command("HSET", "SUB:lanes", "#5", "c|30000|0|0|5:4-5"),
+    ),
+    "a run has two tokens": (
+        "a run is leased as a whole, with one token",
+        command("HSET", "SUB:lanes", "#5", "c|30000|0|0|5:5 6:7"),
+    ),
+    "a run lies among another one": (
+        "run '#7' begins at 7, and run '#5' goes on up to 9",
+        command("HSET", "SUB:lanes", "#5", "c|30000|0|0|5:5 5:9", "#7", "c|30000|0|0|5:7"),
+    ),
     "a waiting lane is not listed": ("waiting lanes and ready differ", command("DEL", "SUB:ready")),
     "a lane is listed that does not wait": (
         "waiting lanes and ready differ",

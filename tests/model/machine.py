@@ -45,6 +45,8 @@ LITTLE = {
     "lib/lanes": ("local RECORD_LIMIT = 640", "local RECORD_LIMIT = 1"),
     "lib/beyond": ("local LISTED = 32", "local LISTED = 1"),
     "subscription/nack": ("local STRETCHES = 400", "local STRETCHES = 1"),
+    "lib/owed_runs": ("local APART = 12", "local APART = 1"),
+    "lib/fetch/fresh": ("local RUN_STRETCHES = 100", "local RUN_STRETCHES = 2"),
 }
 
 T = TypeVar("T")

@@ -266,14 +266,36 @@ class Subscription:
         assert len(tokens) < 2, f"several tokens in one call: {tokens}"
         assert all(token > newest_token for token in tokens), f"{tokens} after {newest_token}"
         assert sum(len(delivery.messages) for delivery in result.deliveries) <= limit
+        before = None
         for delivery in result.deliveries:
             assert delivery.consumer in spare, f"{delivery.consumer} is not served"
-            self._deliver(now, delivery, spare, capacity, lease_ms[delivery.consumer])
+            goes_on = before is not None and self._goes_on(now, before, delivery)
+            self._deliver(now, delivery, spare, capacity, lease_ms[delivery.consumer], goes_on)
+            before = delivery
         if not result.more:
             self._check_nothing_was_left(now, spare, result.next_due_ms)
 
+    def _goes_on(self, now: int, before: Delivery, delivery: Delivery) -> bool:
+        """Whether a consumer goes on, without order, with what can be had next: then nobody is chosen."""
+        last, first = before.receipt.last, delivery.receipt.first
+        return (
+            delivery.consumer == before.consumer
+            and not (delivery.receipt.lane or before.receipt.lane)
+            and last < first
+            and not any(
+                last < number < first and not owed.claim and self.due_of(owed) <= now
+                for number, owed in self.owed.items()
+            )
+        )
+
     def _deliver(
-        self, now: int, delivery: Delivery, spare: dict[str, int], capacity: dict[str, int], lease_ms: int
+        self,
+        now: int,
+        delivery: Delivery,
+        spare: dict[str, int],
+        capacity: dict[str, int],
+        lease_ms: int,
+        goes_on: bool,
     ) -> None:
         _, lane, token, first, last = delivery.receipt
         claim = None
@@ -281,7 +303,7 @@ class Subscription:
             claim = next((owed.claim for owed in self.leased_of(lane)), None)
         if claim is None and lane in self.wishes:
             assert delivery.consumer == self.wishes.pop(lane), f"{lane} was moved to another one"
-        elif claim is None:
+        elif claim is None and not goes_on:
             most = max(capacity[consumer] for consumer, permits in spare.items() if permits > 0)
             assert capacity[delivery.consumer] == most, (
                 f"{lane or first} was free and went to {delivery.consumer}, of {capacity}"

@@ -1,6 +1,7 @@
 """Lanes with more in flight than their records have room for, against the model.
 
-There is room for one range, and whatever goes step by step takes the smallest of steps.
+There is room for one range, in runs with holes for two, and whatever goes step by step takes the smallest of
+steps.
 """
 
 import pytest
@@ -11,13 +12,14 @@ from tests.model.machines import (
     ExclusiveMachine,
     FailoverJournal,
     FailoverMachine,
+    FilteredShared,
     KeySharedJournal,
     KeySharedMachine,
 )
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
-MACHINES = (ExclusiveMachine, FailoverMachine, KeySharedMachine)
+MACHINES = (ExclusiveMachine, FailoverMachine, KeySharedMachine, FilteredShared)
 
 
 def explore_long_lanes(

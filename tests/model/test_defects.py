@@ -106,6 +106,57 @@ DEFECTS = {
     "an old receipt settles what was delivered again in a run": Defect(
         SharedMachine, "lib/receipts", "consumer ~= '' and range[3] == token and", "consumer ~= '' and"
     ),
+    "an old receipt settles what was delivered again in a run, behind one that holds": Defect(
+        FilteredShared, "lib/receipts", " or range[3] ~= token then", " then"
+    ),
+    "a receipt settles what is left between two others": Defect(
+        FilteredShared,
+        "lib/receipts",
+        "not (left[at] and left[at][1] < taken[index][1])",
+        "true",
+    ),
+    "two receipts of a call hold the same": Defect(
+        FilteredShared, "lib/receipts", "if once and first <= its.upto then", "if false then"
+    ),
+    "the last of a run that are held stand for all of it": Defect(
+        FilteredShared,
+        "lib/receipts",
+        "its.whole == #record.ranges",
+        "its.upto == record.ranges[#record.ranges][2]",
+    ),
+    "what lies in the holes of a run is owed, too": Defect(
+        FilteredShared,
+        "lib/owed_runs",
+        "{ tonumber(from), tonumber(to) or tonumber(from) }",
+        "{ first, last }",
+    ),
+    "a run is owed from its last stretch on": Defect(
+        FilteredShared, "lib/owed_runs", "at + 1)) <= first then", "at + 1)) > 0 then"
+    ),
+    "of a run only one range is owed that is asked for": Defect(
+        FilteredShared, "lib/owed_runs", "at = math.max(upto - 1, at)", "at = upto + 1"
+    ),
+    "a run is looked for in its first stretch": Defect(
+        FilteredShared, "lib/runs", "range[1] <= last and record", "range == record.ranges[1] and record"
+    ),
+    "a run is cut behind its first hole": Defect(
+        FilteredShared, "lib/runs", "behind[#behind + 1] = {", "behind[1] = {"
+    ),
+    "what waits of a run is its newest stretch": Defect(
+        FilteredShared, "lib/runs", "record.waiting + range[2]", "range[2]"
+    ),
+    "a run is taken up to its first hole": Defect(
+        FilteredShared,
+        "lib/taking",
+        "    for _, range in ipairs(piece.ranges) do",
+        "    for _, range in ipairs({ piece.ranges[1] }) do",
+    ),
+    "a run with holes is delivered up to the first": Defect(
+        FilteredShared,
+        "lib/fetch/fresh",
+        "table.concat(stretches, ' ' .. token .. ':'), consumer)",
+        "stretches[1], consumer)",
+    ),
     "a token is used twice": Defect(
         SharedMachine, "subscription/fetch", "settings[2] + 1, now)", "settings[2], 0)"
     ),
@@ -455,7 +506,7 @@ DEFECTS = {
         SharedOrdinary, "lib/owed_elsewhere", "{ { its_cursor + 1, END } }", "{}"
     ),
     "an ack of a whole lease forgets what another subscription has in a run": Defect(
-        KeySharedOrdinary, "lib/owed_runs", "found[index] = {", "found[#found + 1] = nil and {"
+        KeySharedOrdinary, "lib/owed_runs", "{ first, tonumber(last) or first }", "nil"
     ),
     "an ack of a whole lease forgets what another subscription has in a lane": Defect(
         SharedOrdinary,

@@ -1,6 +1,6 @@
 """Messages that expire, against the model: delivered to nobody after that, and gone unless leased."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.model.machine import (
     BrokerMachine,
     explore,
 )
-from tests.model.machines import ExclusiveMachine, KeySharedMachine, SharedMachine
+from tests.model.machines import KEYS, ExclusiveMachine, KeySharedMachine, SharedMachine
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
@@ -31,7 +31,13 @@ class ExclusiveExpiry(Expiring, ExclusiveMachine):
     """With an exclusive subscription."""
 
 
-MACHINES = [SharedExpiry, KeySharedExpiry, ExclusiveExpiry]
+class FilteredExpiry(SharedExpiry):
+    """With a shared subscription to some of them, whose runs have holes."""
+
+    filters: ClassVar = {"main": KEYS}
+
+
+MACHINES = [SharedExpiry, KeySharedExpiry, ExclusiveExpiry, FilteredExpiry]
 
 
 @pytest.mark.slow

@@ -8,7 +8,13 @@ from hypothesis.stateful import rule
 from keylane_broker.store.scripts import read_sources
 from tests.model.expiring import Expiring
 from tests.model.machine import FEW, MANY, SECONDS, UNTIL_FOUND, BrokerMachine, explore, names
-from tests.model.machines import FailoverMachine, FilteredKeyShared, KeySharedMachine, SharedMachine
+from tests.model.machines import (
+    FailoverMachine,
+    FilteredKeyShared,
+    FilteredShared,
+    KeySharedMachine,
+    SharedMachine,
+)
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
@@ -41,7 +47,11 @@ class FilteredExplained(Explained, FilteredKeyShared):
     """With filters."""
 
 
-MACHINES = [SharedExplained, KeySharedExplained, FailoverExplained, FilteredExplained]
+class HoledExplained(Explained, FilteredShared):
+    """With runs that have holes."""
+
+
+MACHINES = [SharedExplained, KeySharedExplained, FailoverExplained, FilteredExplained, HoledExplained]
 
 
 @pytest.mark.slow

@@ -6,7 +6,13 @@ import pytest
 
 from keylane_broker.store.scripts import read_sources
 from tests.model.machine import FEW, MANY, SECONDS, UNTIL_FOUND, explore
-from tests.model.machines import FailoverJournal, JournalMachine, KeySharedJournal, SharedJournal
+from tests.model.machines import (
+    FailoverJournal,
+    FilteredShared,
+    JournalMachine,
+    KeySharedJournal,
+    SharedJournal,
+)
 
 pytestmark = pytest.mark.timeout(SECONDS)
 
@@ -44,11 +50,12 @@ GAPS = {
         SharedJournal, "partition/acquire_lease", "if stored[7] and stored[7] ~= '0' then", "if false then"
     ),
     "deliveries": Gap(SharedJournal, "subscription/fetch", "if journaled then", "if false then"),
+    "deliveries of matches": Gap(FilteredShared, "lib/fetch/fresh", "if journaled then", "if false then"),
     "acks of runs": Gap(
         SharedJournal,
         "subscription/ack",
-        "settle(record.consumer, record.ranges[1][1], record.ranges[1][2])",
-        "settled[#settled + 1] = { record.ranges[1][1], record.ranges[1][2] }",
+        "settle(record.consumer, its[1], its[2])",
+        "settled[#settled + 1] = { its[1], its[2] }",
     ),
     "acks of lanes": Gap(
         KeySharedJournal,
@@ -81,8 +88,8 @@ GAPS = {
     "what goes back with the first of a run": Gap(
         SharedJournal,
         "lib/release",
-        "note(rest, record.consumer, first + 1, last)",
-        "note(what, record.consumer, first + 1, last)",
+        "note(rest, record.consumer, next_one, range[2])",
+        "note(what, record.consumer, next_one, range[2])",
     ),
     "extensions that were none": Gap(
         FailoverJournal,

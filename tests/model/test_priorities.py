@@ -25,9 +25,9 @@ class Ranked(BrokerMachine):
     def publish_ranked(self, ranks: list[int], name: str, permits: int) -> None:
         """Publish messages of which some have a priority, and perhaps lease a few."""
         messages = []
-        for rank in ranks:
+        for _ in ranks:
             self.uids.append(f"u{len(self.uids)}")
-            messages.append(Outgoing("ab"[rank % 2], self.uids[-1], "1  7 "))
+            messages.append(Outgoing("aab"[len(self.uids) % 3], self.uids[-1], "1  7 "))
         self.both.publish(messages, priorities={place: rank for place, rank in enumerate(ranks) if rank})
         if permits:
             self.fetch(
@@ -95,6 +95,9 @@ DEFECTS = {
         "lib/fetch/urgent",
         "redis.call('ZREMRANGEBYSCORE', call.matches, number, number) == 1",
         "true",
+    ),
+    "a run goes on behind what has a priority": Defect(
+        FilteredRanked, "lib/fetch/fresh", "redis.call('ZCOUNT', runs, '(' .. first, last) > 0", "false"
     ),
     "a failover follows priorities": Defect(
         FailoverRanked, "subscription/fetch", "if ranked and mode == 'shared' then", "if ranked then"

@@ -86,6 +86,8 @@ class FetchOperations(ExpiryOperations, SettleOperations):
             await self.expire_messages(lease)
             answer = await self.run("fetch", lease, subscription, *arguments)
         leased = _Leased(*answer[1:16])
+        if answer[16]:
+            leased.add_matched(answer[16])
         if at_ms is not None:
             leased = leased.by_clock(at_ms)
         self._note_leased(lease, subscription, tail, leased)
@@ -205,12 +207,32 @@ class _Leased(NamedTuple):
     later: list[int]  # place of a consumer, due_ms, …
     filtered: int  # 1: it has a filter; _BEHIND: and has to compare what lies after its cursor with it
 
+    def add_matched(self, matched: list[Any]) -> None:
+        """Add what matches a filter: place in what is leased, place of a consumer, ranges as text, …"""
+        found: list[int] = []
+        for _, index, text in rows(matched, 3):
+            found += _deliveries(index, text)
+        self.found[matched[0] : matched[0]] = found
+
     def by_clock(self, now_ms: int) -> "_Leased":
         """Return it with times by a clock that shows `now_ms`."""
         shift, kept, later = self.now_ms - now_ms, self.kept, self.later
         kept[1::2] = [deadline - shift for deadline in kept[1::2]]
         later[1::2] = [due_ms - shift for due_ms in later[1::2]]
         return self._replace(now_ms=now_ms, next_due_ms=self.next_due_ms and self.next_due_ms - shift)
+
+
+def _deliveries(index: int, text: str) -> list[int]:
+    """Return the place of a consumer, first and last of each range in a text: "5 7-9"."""
+    spans = text.split(" ")
+    if "-" in text:
+        firsts = [int(span.partition("-")[0]) for span in spans]
+        lasts = [int(span.rpartition("-")[2]) for span in spans]
+    else:
+        firsts = lasts = list(map(int, spans))
+    found = [index] * (len(spans) * 3)
+    found[1::3], found[2::3] = firsts, lasts
+    return found
 
 
 def _flat_ranges(shares: dict[int, Share]) -> list[int]:

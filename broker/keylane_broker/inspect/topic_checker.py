@@ -373,11 +373,22 @@ def _subscription_problems(partition: PartitionSnapshot, subscription: Subscript
     for name in sorted(_beyond(subscription).keys() - subscription.lanes.keys()):
         yield f"lane {name!r} has messages leased beyond its record, and no record"
     yield from _parked_problems(subscription, lanes, queued)
+    yield from _mixed_runs(lanes)
     for text, count in subscription.retries.items():
         if holders.get(int(text), "matches") == "matches":
             yield f"entry {text} has a retry count and is not unsettled"
         if retry_count(count) < 1:
             yield f"entry {text} has the retry count {count}"
+
+
+def _mixed_runs(lanes: list[Lane]) -> Iterator[str]:
+    """Yield runs among whose entries others lie: who looks for an entry finds one run, and no other."""
+    runs = sorted(
+        (lane.entries[0], lane.entries[-1], lane.name) for lane in lanes if lane.is_run and lane.ranges
+    )
+    for (_, last, name), (first, _, other) in pairwise(runs):
+        if first <= last:
+            yield f"run {other!r} begins at {first}, and run {name!r} goes on up to {last}"
 
 
 def _parked_problems(
@@ -453,8 +464,10 @@ def _lane_problems(
     if lane.consumer and any(not 0 < token <= newest for token, _, _ in lane.ranges):
         yield f"it has a token that was never given, the newest is {newest}: {lane.ranges}"
     if lane.is_run:
-        if len(lane.ranges) != 1 or lane.name != f"#{entries[0]}":
-            yield f"a run has one range, whose first entry names it, not {lane.ranges}"
+        if not entries or lane.name != f"#{entries[0]}":
+            yield f"a run is named after its first entry, not {lane.ranges}"
+        if len({token for token, _, _ in lane.ranges}) > 1:
+            yield f"a run is leased as a whole, with one token, not {lane.ranges}"
         if lane.waiting != (0 if lane.consumer else len(entries)):
             yield f"a run waits as a whole or not at all, not {lane.waiting} of {len(entries)}"
         return

@@ -1,6 +1,6 @@
 -- leasing: hand messages to consumers, and collect what the caller is told.
 --
--- Needs  subscription holders lanes roomiest
+-- Needs  subscription ledgers holders lanes roomiest
 
 local FETCH_EFFORT = 1050 -- of a call, some 5 ms: a message that begins a lane of a key takes one
 
@@ -13,6 +13,10 @@ local function begin_call(limit, token, sparse)
     cursor = cursor, -- the last entry that it has passed
     sparse = sparse, -- the entry up to which the log may have holes
     deliveries = {}, -- consumer index, first, last, ...
+    -- Of one that has a filter, in mode shared, what is fresh: behind how many values of these, consumer index,
+    -- "first-last entry ...", ...; and first, last, ... of each
+    matched = nil,
+    spans = nil,
     keeping = {}, -- consumers that have `kept` the deadlines of lanes
     redelivered = {}, -- entries that were delivered before, or waited
     wishes = nil, -- lane -> consumer, where an operator has moved keys; and those that were fulfilled
@@ -92,4 +96,17 @@ local function lease_more(call, consumer, record, first, last)
     record.open = { first, last, call.token }
   end
   touch(record)
+end
+
+-- Returns the text of the ledgers of all that a call has delivered.
+local function ledgers_delivered(call)
+  local deliveries, spans = call.deliveries, call.spans
+  if not spans then
+    return ledgers_of(ledger_of, ledger_in_use, deliveries, 2, 3)
+  end
+  for at = 1, #deliveries, 3 do
+    spans[#spans + 1] = deliveries[at + 1]
+    spans[#spans + 1] = deliveries[at + 2]
+  end
+  return ledgers_of(ledger_of, ledger_in_use, spans, 1, 2)
 end

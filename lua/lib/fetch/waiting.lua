@@ -58,16 +58,23 @@ local function serve_waiting(call, capacity)
 
   -- Serves a run, or as much of it as there is room for; returns the rest, or nil.
   local function serve_run(consumer, record, most)
-    local first = ranges_of(record)[1][1]
-    local last = first + most - 1
-    local rest = most < record.waiting
-    record = cut_run(record, first, last)
-    record.ranges[1][3] = call.token
+    local last, rest
+    for _, range in ipairs(ranges_of(record)) do
+      last = math.min(range[2], range[1] + most - 1)
+      most = most - (last - range[1] + 1)
+      if most == 0 then
+        break
+      end
+    end
+    record, rest = cut_run(record, record.ranges[1][1], last)
+    for _, range in ipairs(record.ranges) do
+      range[3] = call.token
+      deliver_again(call, consumer, range[1], range[2])
+    end
     record.waiting = 0
     lease_to(consumer, record)
     touch(record)
-    deliver_again(call, consumer, first, last)
-    return rest and get_lane(RUN .. last + 1) or nil
+    return rest
   end
 
   -- Serves a run to one consumer after the other, as long as there is room.
