@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self.inflight = 0  # bytes of its publishes that are under way
         self.unsent = 0  # bytes that waited to be sent when that was last looked at
+        self.read_at = 0.0  # when its client was last seen to have read any more
         self.greeted = False  # INFO has been exchanged
         self.identity = NOBODY  # until it has
         self.heard = 0.0  # when the last frame came, by the loop's clock
@@ -73,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.TimerHandle
         self._unsent: list[bytes] = []
+        self._written = self._read = 0  # bytes, ever; as far as it was seen
         self._stored: list[int] = []  # behind these, as ANSWERS has it
         self._settled: list[int] = []
         self._requests = RequestTurns(self, partial(handle, self), context.background)
@@ -281,7 +283,8 @@ class Connection(asyncio.Protocol):
         """Write what was sent, now."""
         self._send_answers()
         if self._unsent and self._transport is not None:
-            self._transport.write(b"".join(self._unsent))
+            self._transport.write(data := b"".join(self._unsent))
+            self._written += len(data)
             self.measure()
             if self._memory.unsent > self._memory.max_unsent:
                 self._memory.close_slow_readers()
@@ -292,6 +295,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             before, self.unsent = self.unsent, self._transport.get_write_buffer_size()
             self._memory.unsent += self.unsent - before
+            if (read := self._written - self.unsent) > self._read:
+                self._read, self.read_at = read, self._loop.time()
 
     def refuse(self, error: Exception, sequence: int) -> None:
         """Answer a request with an error."""

@@ -1,5 +1,6 @@
 """How much memory all connections of a worker together may keep busy, and what gives way when they do."""
 
+import asyncio
 import logging
 from collections.abc import Collection
 from typing import Protocol
@@ -15,7 +16,8 @@ class MemoryUser(Protocol):
     """A connection, as far as its share of memory is concerned."""
 
     peer: str
-    unsent: int
+    unsent: int  # bytes that wait for it to read,
+    read_at: float  # which it was last seen to do then, by the loop's clock
 
     @property
     def waiting(self) -> int:
@@ -70,11 +72,19 @@ class ConnectionMemory:
         largest.close()
 
     def close_slow_readers(self) -> None:
-        """Close the connections that most waits for, if it is too much for all of them together."""
+        """Close the connections that most waits for longest, if it is too much for all of them together.
+
+        Who reads may just have been sent more than any of those that do not.
+        """
         for connection in self._connections:
             connection.measure()
+        now = asyncio.get_running_loop().time()
         while self.unsent > self.max_unsent:
-            slowest = max(self._connections, key=lambda connection: connection.unsent, default=None)
+            slowest = max(
+                self._connections,
+                key=lambda connection: (connection.unsent * (now - connection.read_at), connection.unsent),
+                default=None,
+            )
             if slowest is None or not slowest.unsent:
                 return  # it waits for such as were not let in, and end by themselves
             log.warning("closing %s: %d bytes wait for it to read", slowest.peer, slowest.unsent)

@@ -1,6 +1,5 @@
 """Messages as columns: publishing many rows of a table makes no object per row."""
 
-import random
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -91,7 +90,7 @@ def _sort(columns: Columns, count: int, group: str, drift: float) -> list[Slice]
     bodies = columns.bodies or [None] * size
     abouts = _abouts(columns, names, bodies, group)
     durability = columns.durability or "memory"
-    rows = _places(columns, keys, count)
+    rows = _places(columns, keys, names, count)
     dues = _dues(columns, now_ms() + drift * 1000)
     if len(rows) == 1 and dues is None:
         (partition,) = rows
@@ -152,13 +151,13 @@ def _slice(
     return item
 
 
-def _places(columns: Columns, keys: Sequence[str], count: int) -> dict[int, list[int]]:
-    """Return the rows of each partition: the one given, the key's, the uid's, or one for all others."""
+def _places(columns: Columns, keys: Sequence[str], names: Sequence[str], count: int) -> dict[int, list[int]]:
+    """Return the rows of each partition: the one given, the key's, the uid's, or that of the first name."""
     size = len(keys)
     named = columns.partitions
     if count == 1 and named is None:
         return {0: list(range(size))}
-    other = random.randrange(count)
+    other = crc32(names[0].encode()) % count
     uids = columns.uids or [None] * size
     found = [
         crc32(text.encode()) % count if (text := key or uid) else other
