@@ -194,13 +194,14 @@ def body_size(text: str) -> int:
     return int(text.split(" ", 4)[3].partition(":")[0] or 0)
 
 
+# Possessive are only repetitions of one character: before Python 3.11.5 those of groups match what they do not.
 _TIME = r"\d{1,14}+"
-_WHERE = r"(?:\d{1,15}+(?::[^ ]*+)?+)?+"
+_WHERE = r"(?:\d{1,15}+(?::[^ ]*+)?)?"
 _TEXT = r'"[^"\\\x00-\x1f]*+"'  # JSON as most write it; what is written in another way is looked at alone
-_OWN = r"(?:\d{1,15}+(?::(?!@)[^ ]*+)?+)?+"  # in this topic, as producers may say
-_LINE = rf"{_TIME} [^ \n]*+ {_OWN} (?:\{{(?:{_TEXT}:{_TEXT}(?:,{_TEXT}:{_TEXT})*+)?+\}})?+\n"
-_SAID = re.compile(f"(?:{_LINE})*+", re.ASCII).fullmatch
-_STORED = re.compile(f"(?:{_TIME} {_LINE})*+", re.ASCII).fullmatch
+_OWN = r"(?:\d{1,15}+(?::(?!@)[^ ]*+)?)?"  # in this topic, as producers may say
+_LINE = rf"{_TIME} [^ \n]*+ {_OWN} (?:\{{(?:{_TEXT}:{_TEXT}(?:,{_TEXT}:{_TEXT})*)?\}})?\n"
+_SAID = re.compile(f"(?:{_LINE})*", re.ASCII).fullmatch
+_STORED = re.compile(f"(?:{_TIME} {_LINE})*", re.ASCII).fullmatch
 _HERE = re.compile(rf"^((?:[^ ]* ){{3}}\d+:){INLINE}[^ ]*", re.ASCII)
 _json = msgspec.json.Encoder().encode
 _attributes = msgspec.json.Decoder(dict[str, str]).decode
