@@ -194,7 +194,7 @@ def body_size(text: str) -> int:
     return int(text.split(" ", 4)[3].partition(":")[0] or 0)
 
 
-# Possessive are only repetitions of one character: before Python 3.11.5 those of groups match what they do not.
+# Only repetitions of one character are possessive: before Python 3.11.5 groups match what they do not.
 _TIME = r"\d{1,14}+"
 _WHERE = r"(?:\d{1,15}+(?::[^ ]*+)?)?"
 _TEXT = r'"[^"\\\x00-\x1f]*+"'  # JSON as most write it; what is written in another way is looked at alone
