@@ -3,6 +3,7 @@
 import pytest
 
 from keylane.errors import Fenced
+from keylane_broker.engine import tail
 from keylane_broker.engine.engine import Engine
 from keylane_broker.engine.filters import Filter
 from keylane_broker.engine.values import (
@@ -348,3 +349,22 @@ async def test_only_who_holds_the_partition_has_uids_known(engine: Engine, topic
     with pytest.raises(Fenced):
         await engine.mark(old, [made(1), 1, 1])
     assert await know_again(story, made(1)) == 0, "of another epoch nothing is remembered"
+
+
+async def test_the_newest_messages_are_known_by_their_uids_however_many_there_were(
+    engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few at a time, as time goes on, and all that has come since the last look."""
+    monkeypatch.setattr(tail, "NEWEST", 10)
+    story = await Story.begin(engine, topic)
+    await story.subscribe()
+    number = 1
+    for size in (4, 1, 9, 3, 30, 1, 10, 7, 7):
+        await numbered(story, number, size)
+        number += size
+        uids = [made(one) for one in range(1, number + 1)]
+        found = engine.stored_before(story.lease, [text for uid in uids for text in message("a", uid)])
+        newest = range(max(1, number - 10), number)
+        assert [(uid, entry) for uid, entry in zip(found[::3], found[1::3], strict=True)] == [
+            (made(one), one) for one in newest
+        ]

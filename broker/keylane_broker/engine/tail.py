@@ -16,6 +16,7 @@ FEWEST, MOST = 32, 500  # entries that are read from the log at once, however sm
 MANY = 64  # messages of which reading the keys takes longer than waiting until they are known
 _BLOCKED = 100  # messages passed that had to wait, so that more is looked at at once
 _AHEAD = 30_000  # messages that are then looked at
+NEWEST = 10_000  # messages that are known by their uids: to look at more at once holds up the others
 _LOOK = 2_000  # at a time, while one key comes again and again
 
 
@@ -68,11 +69,12 @@ class Tail:
         return found
 
     def places(self, uids: Iterable[str]) -> dict[str, int]:
-        """Return the entries of those uids that are here."""
+        """Return the entries of those uids that are among the newest here."""
         if not self.starts:
             return {}
-        start, end = self.starts[0], self.segments[-1].end
-        if self._placed < start or len(self._places) > 2 * (end - start):
+        end = self.segments[-1].end
+        start = max(self.starts[0], end - NEWEST)
+        if self._placed < start or len(self._places) > 2 * NEWEST:
             self._places, self._placed = {}, start
         if self._placed < end:
             newer = self.read(self._placed, end - 1) or []
